@@ -10,7 +10,6 @@ an earlier demo made and marked, which is then replaced.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import time
@@ -86,8 +85,9 @@ def _run_demo(out: Path, minutes: float) -> dict[str, Any]:
     _clear(out)
     from octjepa.phantom import write_cohort
     from octjepa.store import Store, build_store
+    from octjepa.store.worker_pool import cores
 
-    workers = os.cpu_count() or 1
+    workers = cores()
     people = round(PEOPLE_PER_MINUTE * minutes)
     _print_stage(f"1/6 phantom: {people} synthetic people, both eyes, four devices, as DICOM")
     cohort = out / "phantom"

@@ -89,4 +89,47 @@ def test_rates_are_measured_once() -> None:
 
 
 def test_the_rate_of_products_is_measured() -> None:
-    assert gemm_gflops(CPU, torch.float32, seconds=0.01) > 0.1
+    assert gemm_gflops(CPU, torch.float32, seconds=0.01)[0] > 0.1
+
+
+class Processor:
+    """A clock, and products that take their time by it; those of `interrupted` numbers take 50 ms more."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, gflops: dict[torch.dtype, float], interrupted: set[int]
+    ) -> None:
+        self.now, self.gflops, self.interrupted = 0.0, gflops, interrupted
+        self.products: list[tuple[torch.dtype, int]] = []
+        monkeypatch.setattr(precision.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(precision.torch, "mm", self.multiply)
+
+    def multiply(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        number = sum(dtype == a.dtype for dtype, _ in self.products)
+        self.now += 2 * len(a) ** 3 / self.gflops[a.dtype] / 1e9 + 0.05 * (number in self.interrupted)
+        self.products.append((a.dtype, len(a)))
+
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+@pytest.mark.parametrize("interrupted", [set(), {0}, {1}, {2}, {3}, {9}, {0, 1, 2, 3}])
+@pytest.mark.parametrize("bf16", [20.0, 270.0, 1200.0])
+def test_products_that_other_work_interrupts_change_no_rate(
+    monkeypatch: pytest.MonkeyPatch, bf16: float, interrupted: set[int]
+) -> None:
+    processor = Processor(monkeypatch, {BF16: bf16, FP32: 300.0}, interrupted)
+    assert gemm_gflops(CPU, BF16, FP32) == pytest.approx([bf16, 300.0])
+    assert min(side for _, side in processor.products) == 512
+    assert [dtype for dtype, _ in processor.products[:6]] == 3 * [BF16, FP32], "they take turns"
+    assert processor.now < 0.4 + 0.1 * len(interrupted)
+
+
+def test_an_emulated_type_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    processor = Processor(monkeypatch, {BF16: 0.5, FP32: 300.0}, set())
+    assert gemm_gflops(CPU, BF16, FP32) == pytest.approx([0.5, 300.0])
+    assert [dtype for dtype, _ in processor.products].count(BF16) == 2
+
+
+def test_a_rate_of_a_thousand_is_written_as_people_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, 1234.5, amx_bf16=True)
+    assert bf16_is_faster(CPU)[1] == "amx_bf16: 1,230 GFLOP/s in bf16, 100 in fp32"

@@ -52,6 +52,9 @@ def test_all_is_well_here(tmp_path):
         "codecs",
         "recipe",
         "threads",
+        "compile",
+        "attention",
+        "loader workers",
         "memory",
         "disk",
         "output folder",
@@ -167,7 +170,7 @@ def test_what_pyproject_asks_for_is_understood():
 
 def machine_with(tmp_path, recipe=None, planned=None):
     setup = Setup(tmp_path, recipe, planned)
-    found = [machine.thread_check, machine.memory_check, machine.disk_check, machine.shared_memory_check,
+    found = [machine.choice_checks, machine.memory_check, machine.disk_check, machine.shared_memory_check,
              machine.output_check, machine.clock_check]  # fmt: skip
     return by_name(check for function in found for check in function(setup))
 
@@ -206,10 +209,26 @@ def test_small_shared_memory_fails_only_with_loader_processes(tmp_path, monkeypa
 
 
 def test_threads_beyond_the_cores_are_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "cores", lambda: 2)
+    monkeypatch.setattr("octjepa.train.machine.cores", lambda: 2)
     monkeypatch.setattr(machine.torch, "get_num_threads", lambda: 8)
     found = machine_with(tmp_path)["threads"]
     assert (found.state, found.to_do) == ("warning", "set OMP_NUM_THREADS=2")
+
+
+def test_every_choice_of_a_run_is_named_with_its_reason(tmp_path, monkeypatch):
+    recipe = small_recipe(machine={"loader_workers": 3})
+    monkeypatch.setattr("octjepa.train.machine.cores", lambda: 2)
+    monkeypatch.setattr(machine.torch, "get_num_threads", lambda: 2)
+    found = by_name(machine.choice_checks(Setup(tmp_path, recipe)))
+    assert list(found) == ["threads", "compile", "attention", "loader workers"]
+    assert {found[name].state for name in ("threads", "compile", "attention")} == {"ok"}
+    assert found["compile"].found.startswith("no: ")
+    assert found["attention"].found.startswith("scaled_dot_product_attention: fp32 on ")
+    assert found["loader workers"].state == "warning"
+    assert found["loader workers"].found == "3: 3 loader processes in one process share 2 cores"
+    recipe = small_recipe(machine={"compile": True})
+    found = by_name(machine.choice_checks(Setup(tmp_path, recipe, {"updates": 4})))
+    assert found["compile"].found == "yes: the recipe asks for it"
 
 
 def test_a_folder_that_cannot_be_written_fails(tmp_path):

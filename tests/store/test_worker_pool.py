@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from command_line import call
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.ingest import SourceFile
 from octjepa.recipe import Preprocessing
+from octjepa.store.worker_pool import worker_count
 from worker_tasks import obey, poisoned
 
 PREPROCESSING = Preprocessing(
@@ -67,6 +69,54 @@ def test_a_suspect_has_the_machine_to_itself(tmp_path: Path, monkeypatch: pytest
 def test_what_is_no_file_s_fault_ends_the_work(tmp_path: Path) -> None:
     with pytest.raises(OctjepaError, match="the disk is full"):
         reasons(sources(tmp_path, "a", "full", "b"))
+
+
+@pytest.mark.parametrize(("requested", "started", "warnings"), [(None, 3, 0), (1, 1, 0), (3, 3, 0), (16, 16, 1)])
+def test_a_process_a_core_and_a_warning_for_more(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    requested: int | None,
+    started: int,
+    warnings: int,
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 2, 5}, raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    assert worker_count(requested) == started
+    assert len(caplog.messages) == warnings
+    assert all("16 worker processes on 3 cores" in text and "--workers 3" in text for text in caplog.messages)
+
+
+@pytest.mark.parametrize("requested", [None, 7])
+def test_ingest_starts_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, requested: int | None) -> None:
+    from octjepa.store import build
+
+    started = []
+    monkeypatch.setattr("octjepa.store.worker_pool.cores", lambda: 3)
+    monkeypatch.setattr(
+        build, "run_files", lambda files, work, engine, workers, *_: started.append(workers) or (_ for _ in ())
+    )
+    monkeypatch.setattr(build, "_check_lost", lambda *_: None)
+    (tmp_path / "scans").mkdir()
+    (tmp_path / "scans" / "a.dcm").write_bytes(bytes(128) + b"DICM")
+    build.build_store([tmp_path / "scans"], tmp_path / "store", PREPROCESSING, requested)
+    assert started == [requested or 3]
+
+
+@pytest.mark.parametrize("words", [("phantom", "cohort", "--people", "1"), ("demo", "--out", "demo")])
+def test_phantoms_are_drawn_by_a_process_a_core(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    started = []
+
+    def write_cohort(*arguments: object, workers: int | None = None, **options: object) -> None:
+        started.append(arguments[6] if workers is None else workers)
+        raise OctjepaError("that is enough")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("octjepa.store.worker_pool.cores", lambda: 3)
+    monkeypatch.setattr("octjepa.phantom.write_cohort", write_cohort)
+    assert call(*words).code == 1
+    assert started == [3]
 
 
 def test_no_process_is_left_behind(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ def test_a_run_keeps_the_flow_and_reports_it_at_its_start(tmp_path: Path, capsys
     assert outputs.out == ""
     lines = outputs.err.splitlines()
     assert lines[0] == "training cohort"
+    (choices,) = (line for line in lines if line.startswith("on "))
+    assert "precision fp32 (the recipe asks for it), threads " in choices
     assert any(line.split()[:5] == ["split", "train", "12", "12", "12"] for line in lines)
     about = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
     assert [stage["name"] for stage in about["flow"]["train"]] == ["store", "split", "patterns", "max_samples"]

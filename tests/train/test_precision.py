@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,21 +49,24 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 @pytest.mark.parametrize(("has_bf16", "expected"), [(True, "bf16"), (False, "fp32")])
 @pytest.mark.slow
 def test_a_run_records_what_was_chosen_and_keeps_it_elsewhere(
-    tmp_path: Path, machine: Any, caplog: pytest.LogCaptureFixture, has_bf16: bool, expected: str
+    tmp_path: Path,
+    machine: Any,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    has_bf16: bool,
+    expected: str,
 ) -> None:
-    caplog.set_level(logging.INFO)
     store, out = MemoryStore(small_recipe().preprocessing, 4), tmp_path / "run"
     machine(has_bf16)
     pretrain(recipe_of(), store, out)
-    assert f"precision {expected} on cpu: " in caplog.text
-    assert RATES[has_bf16] in caplog.text
+    line = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("on cpu: "))
+    assert line.startswith(f"on cpu: precision {expected} (")
+    assert RATES[has_bf16] in line
     assert load_recipe(out / "recipe.yaml").train.precision == expected
     assert json.loads((out / "run.json").read_text())["devices"]["precision"] == expected
     machine(not has_bf16)
     caplog.clear()
     assert pretrain(recipe_of(), store, out, resume=True)["updates"] == 2
-    assert f"precision {expected}" in caplog.text
-    assert "in which this run began" in caplog.text
     assert ("take longer than in fp32" in caplog.text) == has_bf16
     other = "fp32" if has_bf16 else "bf16"
     with pytest.raises(WrongCheckpointError, match=r"train\.precision"):
@@ -79,6 +81,14 @@ def test_bf16_that_is_slower_is_computed_with_a_warning(machine: Any, caplog: py
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert "slower than in fp32" in record.message
+
+
+@pytest.mark.parametrize("recorded", ["fp32", "bf16"])
+def test_a_run_that_resumes_says_why_it_keeps_its_precision(machine: Any, recorded: str) -> None:
+    machine(recorded == "fp32")
+    runtime = Runtime("fp32")
+    assert agree_on_precision("auto", lambda: recorded, runtime) == recorded
+    assert runtime.describe()["precision_reason"] == "in which this run began"
 
 
 def test_rank_zero_decides_for_all(machine: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -64,14 +63,25 @@ def phantom(
     from octjepa.phantom import write_cohort
     from octjepa.recipe import DEVICES
     from octjepa.store.split import read_shares
+    from octjepa.store.worker_pool import worker_count
 
     chosen = DEVICES if devices is None else tuple(device.strip() for device in devices.split(","))
     unknown = [device for device in chosen if device not in DEVICES]
     if unknown:
         raise UsageError(f"unknown device {', '.join(map(repr, unknown))}: choose from {', '.join(DEVICES)}")
-    processes = workers or os.cpu_count() or 1
     print_result(
-        write_cohort(out, people, seed, chosen, size, read_shares(shares), processes, broken, difficulty, group_effect),
+        write_cohort(
+            out,
+            people,
+            seed,
+            chosen,
+            size,
+            read_shares(shares),
+            worker_count(workers),
+            broken,
+            difficulty,
+            group_effect,
+        ),
         as_json,
     )
 

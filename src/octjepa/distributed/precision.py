@@ -1,10 +1,10 @@
 """Whether an update in bf16 is faster on a device, the precision that `auto` chooses on it, and that of a whole run.
 
-A CPU without AMX-BF16 or AVX512-BF16 emulates bf16 products: an update takes 2.4 times as long as in fp32 there (18
-against 43 volumes/s), so `auto` is fp32 on such a machine. The instruction sets that torch reports for a CPU are
+An x86 CPU without AMX-BF16 or AVX512-BF16 emulates bf16 products: an update took 2 to 12 times as long as in fp32 on
+such machines (docs/performance), so `auto` is fp32 there. The instruction sets that torch reports for a CPU are
 confirmed by timing a product in both types, for the casts of an update have to be paid for, too: where AVX512-BF16
-multiplied at 0.9 times the rate of fp32, an update in bf16 took 1.5 times as long. CUDA needs compute capability 8.0;
-a TPU always computes in bf16.
+multiplied at 0.9 times the rate of fp32, an update in bf16 took 1.5 times as long. On other CPUs, such as those of ARM,
+the products alone decide. CUDA needs compute capability 8.0; a TPU always computes in bf16.
 
 In a recipe `auto` becomes fp32 or bf16 before anything of it is hashed, compared or built. Rank 0 decides, and a run
 that resumes keeps what it began with, so that all updates of a run are computed alike.
@@ -16,12 +16,15 @@ import logging
 import platform
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from octjepa.recipe import Recipe
 
@@ -30,41 +33,54 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 _CPUINFO = Path("/proc/cpuinfo")
-_SMALLEST, _LARGEST = 256, 4096  # sides of the square matrices that are multiplied
-_LONG_SECONDS = 2e-3  # a product that takes so long is large enough to be timed
-_SECONDS = 0.1  # for each of the two types
+_SMALLEST, _LARGEST = 512, 4096  # sides of the square matrices that are multiplied
+_LONG_SECONDS = 1e-3  # a product that takes so long can be timed, and is often over before it is interrupted
+_SECONDS = 0.1  # for each type
+_TRIES = 3  # products of a side before the next
+_ENOUGH, _FEWEST = 10, 2  # products of a type, of which the fastest should not be interrupted; and of one that is slow
+_PATIENCE = 4  # times `_SECONDS`: no type is measured for longer, but for its fewest products
 _LEAST_GAIN = 1.5  # of products in bf16 over fp32 on a CPU, below which an update does not become faster
 _log = logging.getLogger(__name__)
 
 
-def gemm_gflops(device: torch.device, dtype: torch.dtype, seconds: float = _SECONDS) -> float:
-    """Rate of square matrix products of `dtype` on `device`, in GFLOP/s, measured for about `seconds`.
+def gemm_gflops(device: torch.device, *dtypes: torch.dtype, seconds: float = _SECONDS) -> list[float]:
+    """Rates of square matrix products of each of `dtypes` on `device`, in GFLOP/s, measured for about `seconds` each.
 
-    The sides double from 256 until a product takes 2 ms: an emulated type is not waited for, a fast device not idle.
+    A rate is that of the fastest product, and the types take turns: other work on the machine, which interrupts some
+    products, changes neither a rate nor which type is faster. The sides double from 512 until a product takes 1 ms, so
+    that a fast device is not idle. Every type has ten products or more; an emulated one, whose products may take long,
+    as many as end within four times `seconds`, and two at least.
     """
-    side = _SMALLEST
-    while _product_seconds(device, dtype, side, 0.0) < _LONG_SECONDS and side < _LARGEST:
-        side *= 2
-    return 2 * side**3 / _product_seconds(device, dtype, side, seconds) / 1e9
+    turns = zip_longest(*(_rates_of_products(device, dtype, seconds) for dtype in dtypes), fillvalue=0.0)
+    return [max(rates) for rates in zip(*turns, strict=True)]
 
 
-def _product_seconds(device: torch.device, dtype: torch.dtype, side: int, seconds: float) -> float:
-    """Mean time of one product, over `seconds` and at least one, after one that is not counted."""
-    a = torch.ones(side, side, dtype=dtype, device=device)
-    torch.mm(a, a)
-    wait_for(device)
-    start, products = time.perf_counter(), 0
-    while not products or time.perf_counter() - start < seconds:
-        torch.mm(a, a)
-        wait_for(device)
-        products += 1
-    return (time.perf_counter() - start) / products
+def _rates_of_products(device: torch.device, dtype: torch.dtype, seconds: float) -> Iterator[float]:
+    """The rate of one product after the other, until there are enough."""
+    side, spent, products, times = _SMALLEST, 0.0, 0, list[float]()
+    while products < _FEWEST or (spent < _PATIENCE * seconds and (spent < seconds or products < _ENOUGH)):
+        if not times:
+            matrix = torch.ones(side, side, dtype=dtype, device=device)
+        times.append(_product_seconds(matrix))
+        yield 2 * side**3 / times[-1] / 1e9
+        spent, products = spent + times[-1], products + 1
+        if len(times) == _TRIES and min(times) < _LONG_SECONDS and side < _LARGEST:
+            side, times = 2 * side, []
+
+
+def _product_seconds(matrix: Float[Tensor, "n n"]) -> float:
+    """Seconds of the product of a matrix with itself."""
+    start = time.perf_counter()
+    torch.mm(matrix, matrix)
+    wait_for(matrix.device)
+    return time.perf_counter() - start
 
 
 @cache
 def measured_rates(device: torch.device) -> tuple[float, float]:
-    """Rates of products on `device` in bf16 and in fp32, in GFLOP/s; measured once in a process, in 0.2 s."""
-    return gemm_gflops(device, torch.bfloat16), gemm_gflops(device, torch.float32)
+    """Rates of products on `device` in bf16 and in fp32, in GFLOP/s; measured once in a process, in 0.2 to 0.3 s."""
+    bf16, fp32 = gemm_gflops(device, torch.bfloat16, torch.float32)
+    return bf16, fp32
 
 
 def cpu_capabilities() -> dict[str, Any]:
@@ -82,7 +98,7 @@ def bf16_is_faster(device: torch.device) -> tuple[bool, str]:
     if device.type not in ("cuda", "cpu"):
         return False, f"bf16 is untried on {device.type}"
     bf16, fp32 = measured_rates(device)
-    rates = f"{bf16:.3g} GFLOP/s in bf16, {fp32:.3g} in fp32"
+    rates = f"{_three_digits(bf16)} GFLOP/s in bf16, {_three_digits(fp32)} in fp32"
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return major >= 8, f"CUDA compute capability {major}.{minor}: {rates}"
@@ -91,6 +107,10 @@ def bf16_is_faster(device: torch.device) -> tuple[bool, str]:
     if capabilities.get("architecture") == "x86_64" and not sets:
         return False, f"the CPU has neither AMX-BF16 nor AVX512-BF16: {rates}"
     return bf16 >= _LEAST_GAIN * fp32, f"{', '.join(sets) or capabilities.get('architecture', 'CPU')}: {rates}"
+
+
+def _three_digits(rate: float) -> str:
+    return f"{float(f'{rate:.3g}'):,g}"
 
 
 def choose_precision(requested: str, device: torch.device) -> tuple[str, str]:
@@ -116,22 +136,22 @@ def agree_on_precision(requested: str, read_recorded: Callable[[], str | None], 
     """`fp32` or `bf16` for a run, the same on every rank, which `runtime` computes in from now on.
 
     `requested` is the recipe's; `read_recorded` is called on rank 0 and returns what a run that resumes began with,
-    else None. Raises on every rank what it raises.
+    else None. Raises on every rank what it raises. `runtime.precision_reason` says why, on rank 0.
     """
     chosen: list[str] = []
-    runtime.run_on_rank_zero(lambda: chosen.append(_choose(requested, read_recorded(), runtime)))
-    runtime.precision = str(runtime.broadcast_object(chosen[0] if chosen else None))
+    runtime.run_on_rank_zero(lambda: chosen.extend(_choose(requested, read_recorded(), runtime)))
+    precision, runtime.precision_reason = chosen or ("", "rank 0 chose it")
+    runtime.precision = str(runtime.broadcast_object(precision))
     return runtime.precision
 
 
-def _choose(requested: str, recorded: str | None, runtime: Runtime) -> str:
-    """Chooses, and logs one line that says what was chosen and why."""
+def _choose(requested: str, recorded: str | None, runtime: Runtime) -> tuple[str, str]:
+    """(`fp32` or `bf16`, why). Logs a warning where it is slower than the other would be."""
     if requested != AUTO or recorded is None:
         precision, reason = choose_precision(requested, runtime.device)
-        slow = precision == "bf16" and not bf16_is_faster(runtime.device)[0]
-        level = logging.WARNING if slow else logging.INFO
-        _log.log(level, "precision %s on %s: %s", precision, runtime.device, reason)
-        return precision
+        if precision == "bf16" and not bf16_is_faster(runtime.device)[0]:
+            _log.warning("precision %s on %s: %s", precision, runtime.device, reason)
+        return precision, reason
     if recorded == "bf16":
         faster, found = bf16_is_faster(runtime.device)
         if not faster:
@@ -139,9 +159,7 @@ def _choose(requested: str, recorded: str | None, runtime: Runtime) -> str:
                 "precision bf16, in which this run began, is kept, though updates on %s take longer than in fp32 (%s). "
                 "A new run would be in fp32", runtime.device, found,
             )  # fmt: skip
-            return recorded
-    _log.info("precision %s on %s, in which this run began", recorded, runtime.device)
-    return recorded
+    return recorded, "in which this run began"
 
 
 def with_precision(recipe: Recipe, precision: str) -> Recipe:

@@ -44,7 +44,7 @@ class RankZeroError(OctjepaError):
 class Runtime:
     """This process's device, precision and rank; one process, unless a process group is up.
 
-    `precision` is fp32 or bf16; `auto` is resolved for this process's device.
+    `precision` is fp32 or bf16; `auto` is resolved for this process's device, and `precision_reason` says why.
     """
 
     def __init__(self, precision: str) -> None:
@@ -52,7 +52,9 @@ class Runtime:
         self.device = xla.device() if xla.is_requested() else accelerator or torch.device("cpu")
         if accelerator is not None and dist.is_initialized():
             self.device = torch.device(accelerator.type, int(os.environ.get("LOCAL_RANK", "0")))
-        self.precision = choose_precision(AUTO, self.device)[0] if precision == AUTO else precision
+        self.precision, self.precision_reason = (
+            choose_precision(AUTO, self.device) if precision == AUTO else (precision, "asked for")
+        )
         self.sharded = False  # whether FSDP2 shards the model over the ranks
         self._buckets: GradientBuckets | None = None
         # torch.cuda has it, others may; it asks the driver, and never waits for the device
@@ -231,6 +233,7 @@ class Runtime:
         return {
             "device": str(self.device),
             "precision": self.precision,
+            "precision_reason": self.precision_reason,
             "processes": self.world_size,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,

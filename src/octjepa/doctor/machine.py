@@ -17,16 +17,16 @@ import numpy as np
 import torch
 
 from octjepa.config import load_recipe
-from octjepa.distributed.precision import AUTO, bf16_is_faster, choose_precision
+from octjepa.distributed.precision import AUTO, bf16_is_faster, choose_precision, with_precision
 from octjepa.distributed.runtime import Runtime
-from octjepa.doctor.checks import Check, Setup, attempt, gigabytes, register
+from octjepa.doctor.checks import Check, Setup, State, attempt, gigabytes, register
 from octjepa.files import write_atomic
 from octjepa.locks import writer_lock
 from octjepa.model import VJEPA3D
 from octjepa.objective.loss import token_grid_positions, training_loss
 from octjepa.recipe import Recipe
 from octjepa.remote import is_remote
-from octjepa.train.machine import cores, loader_workers
+from octjepa.train.machine import COMPILE_FROM, choose_for_machine, loader_workers
 from octjepa.train.plan import METRICS_BYTES
 from octjepa.views.sample import token_positions
 
@@ -35,6 +35,12 @@ _SHARED_BYTES = 256e6  # of shared memory that loader processes need
 _EARLIEST_DATE = datetime(2026, 1, 1, tzinfo=UTC)
 _SKEW_SECONDS = 5.0
 _WRITABLE = "a folder that can be written, renamed in and locked"
+_EXPECTED = {
+    "threads": "no more threads than cores",
+    "compile": "a compiler, where a run would compile its blocks",
+    "attention": "the faster of two ways",
+    "loader_workers": "no more processes than cores",
+}
 _GRADIENT = "a finite gradient norm above 0 after one forward and backward pass"
 
 
@@ -110,15 +116,15 @@ def nearest(out: Path) -> Path:
     return next(path for path in (out, *out.parents) if path.exists())
 
 
-@register("threads", "no more threads than cores")
-def thread_check(setup: Setup) -> Iterator[Check]:
-    """PyTorch's threads against the cores."""
-    threads, available_cores = torch.get_num_threads(), cores()
-    found, expected = f"{threads} threads on {available_cores} cores", "no more threads than cores"
-    if threads > available_cores:
-        yield Check("threads", "warning", found, expected, f"set OMP_NUM_THREADS={available_cores}")
-    else:
-        yield Check("threads", "ok", found, expected)
+@register("choices", "threads, compile, attention and loader processes that suit the machine")
+def choice_checks(setup: Setup) -> Iterator[Check]:
+    """What the recipe's run takes of this machine; without a recipe, a long run of the small model."""
+    recipe, device = setup.recipe or load_recipe("smoke_test"), Runtime("fp32").device
+    recipe = with_precision(recipe, choose_precision(recipe.train.precision, device)[0])
+    updates = COMPILE_FROM if setup.planned is None else int(setup.planned["updates"])
+    for name, choice in choose_for_machine(recipe, device, updates).items():
+        state: State = "warning" if choice.to_do else "ok"
+        yield Check(name.replace("_", " "), state, f"{choice.text}: {choice.reason}", _EXPECTED[name], choice.to_do)
 
 
 def free_memory() -> float:

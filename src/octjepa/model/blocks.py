@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from octjepa.model.positions import RopeTables, rotate
 
 NORM_EPS = 1e-6
-_PLAIN_TOKENS = 256
+PLAIN_TOKENS = 256
 
 
 class Attention(nn.Module):
@@ -47,16 +47,20 @@ class Attention(nn.Module):
         return self.out(attend(q, k, v).transpose(1, 2).flatten(-2))
 
 
+def trains_by_plain_products(dtype: torch.dtype, device: torch.device, tokens: int) -> bool:
+    """Whether attention over `tokens` is plain products while gradients are needed: on a CPU in bf16, of few tokens.
+
+    There the backward pass of torch's own attention is slower, and the `t * t` scores are small
+    (`benchmarks/attention.py`).
+    """
+    return dtype == torch.bfloat16 and device.type == "cpu" and tokens <= PLAIN_TOKENS
+
+
 def attend(
     q: Float[Tensor, "b h s f"], k: Float[Tensor, "b h t f"], v: Float[Tensor, "b h t f"]
 ) -> Float[Tensor, "b h s f"]:
-    """softmax(q k' / sqrt(f)) v.
-
-    By torch's own attention, except for training on a CPU in bf16 with few tokens: there its backward pass is slower
-    than plain products, whose `t * t` scores are small (`benchmarks/attention.py`).
-    """
-    few = q.dtype == torch.bfloat16 and k.shape[-2] <= _PLAIN_TOKENS
-    if few and q.device.type == "cpu" and torch.is_grad_enabled():
+    """softmax(q k' / sqrt(f)) v, by torch's own attention or, where training is faster by them, by plain products."""
+    if torch.is_grad_enabled() and trains_by_plain_products(q.dtype, q.device, k.shape[-2]):
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
         return scores.softmax(dim=-1).to(v.dtype) @ v  # the kernel adds up in fp32
     return F.scaled_dot_product_attention(q, k, v)

@@ -7,7 +7,6 @@ names, so that which of two duplicates is accepted depends on neither speed nor 
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import time
 from collections import Counter
@@ -37,7 +36,7 @@ from octjepa.store.note_warnings import note_warnings
 from octjepa.store.one_file import Result, Spacing, has_user_spacing, ingest_one, is_done, refused, sha256
 from octjepa.store.ray_pool import ray_results
 from octjepa.store.split import split_the_rest
-from octjepa.store.worker_pool import Work, WorkerPool
+from octjepa.store.worker_pool import Work, WorkerPool, worker_count
 
 _log = logging.getLogger(__name__)
 Engine = Literal["local", "ray"]
@@ -155,8 +154,8 @@ def build_store(
     """
     if workers is not None and workers < 1:
         raise UsageError(f"workers must be 1 at least, got {workers}")
-    if workers is None and engine == "local":
-        workers = os.cpu_count() or 1
+    if engine == "local":
+        workers = worker_count(workers)
     if not seconds_per_file > 0:
         raise UsageError(f"seconds per file must be above 0, got {seconds_per_file}")
     start = time.monotonic()

@@ -7,6 +7,7 @@ when time is up. `concurrent.futures` offers neither: there one death breaks the
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
@@ -30,7 +31,26 @@ else:
     Pipe = Connection
 
 Work = Callable[[SourceFile], Result]
+_log = logging.getLogger(__name__)
 AHEAD = 4  # results that may wait for an earlier file, per worker: enough to keep all busy, few enough to stay small
+
+
+def cores() -> int:
+    """CPU cores that this process may use: where a job or a container has some of the machine's, fewer than those."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def worker_count(requested: int | None) -> int:
+    """`requested` processes, with a warning where they are more than the cores; one a core where that is None."""
+    available = cores()
+    if requested is None:
+        return available
+    if requested > available:
+        _log.warning(
+            "%d worker processes on %d cores: all are started, and share the cores; that takes more memory and is no "
+            "faster than --workers %d", requested, available, available,
+        )  # fmt: skip
+    return requested
 
 
 class WorkerPool:

@@ -38,7 +38,7 @@ from octjepa.train.guards import (
     UnreadableVolumes,
     check_leak,
 )
-from octjepa.train.metrics import MetricsBuffer, ThroughputMeter
+from octjepa.train.metrics import MetricsBuffer, ThroughputMeter, slow_reading_message
 from octjepa.train.monitor import MonitorSet, run_monitor
 from octjepa.train.optimizer import learning_rate, momentum, set_learning_rate, update_target, warmup_updates
 from octjepa.train.run_folder import SUMMARY, read_summary, recorded_precision
@@ -69,6 +69,7 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
             finished = runtime.broadcast_object(read_summary(out) if run.is_writer else None)
             if finished is not None:
                 return dict(finished)
+        run.print_choices()
         run.shard_and_compile()
         return _train(run)
 
@@ -249,6 +250,8 @@ class Trainer:
             "train/epoch": epoch,
         }
         line |= self.throughput.lap() | self.run.runtime.memory() | self.run.runtime.utilisation()
+        if (idle := self.throughput.slow_reading()) is not None and self.run.is_writer:
+            _log.warning("%s", slow_reading_message(idle, self.run.store.location, self.run.loader_workers))
         if flags.unreadable:
             line["unread"] = self.unreadable.record(batch.unreadable, self.run.runtime)
         if flags.retried:

@@ -20,6 +20,25 @@ from octjepa.progress import Bar
 from octjepa.train.guards import CollapseAlarms, SpikeGuard
 from octjepa.train.tracking import RunLogger
 
+IDLE_FROM, IDLE_WINDOW = 20, 100  # updates: not counted at first, and then counted together
+# of the time. Making samples in this process takes up to 0.3 of it (docs/training.md, Data loading), which is no idling
+# but looks like it where other work takes the cores.
+MOST_IDLE = 0.3
+
+
+def slow_reading_message(idle: float, store: str, workers: int) -> str:
+    """The warning of a run whose updates wait for `store`; `workers` loader processes make its samples."""
+    if workers:
+        what = f"{workers} loader processes do not keep up: {store} is read too slowly, or their cores are busy"
+        to_do = "raise machine.loader_workers where cores are free"
+    else:
+        what, to_do = f"{store} is read too slowly", "read beside the arithmetic (machine.loader_workers=2)"
+    return (
+        f"{idle:.0%} of the time of the last {IDLE_WINDOW} updates was spent waiting for samples: {what}. The run goes "
+        f"on at this speed; to go faster, stop it and continue with --resume after a change: copy the store to a local "
+        f"disk, pack many small files into large ones (octjepa pack), or {to_do}"
+    )
+
 
 class _Pending(NamedTuple):
     """Metrics of one update on their way to the host: `values` are valid after `copied`."""
@@ -105,13 +124,16 @@ class ThroughputMeter:
         self._waited = self._waited_in_all = 0.0
         self._cpu_seconds = time.process_time()
         self._laps = 0
+        self._idle, self._window_started, self._reported = 0.0, self._started, False
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Counts the time inside as waiting for data."""
-        start = time.perf_counter()
+        """Counts the time inside as waiting for data; what this thread computes in it, making samples, is not idle."""
+        start, computed = time.perf_counter(), time.thread_time()
         yield
-        self._waited += time.perf_counter() - start
+        waited = time.perf_counter() - start
+        self._waited += waited
+        self._idle += max(waited - (time.thread_time() - computed), 0.0)
 
     def lap(self) -> dict[str, float]:
         """Volumes a second, share of waiting, seconds, and busy CPU cores of this process in the update that ends."""
@@ -126,6 +148,22 @@ class ThroughputMeter:
             "cpu_cores_busy": busy / seconds,
             "seconds": seconds,
         }
+
+    def slow_reading(self) -> float | None:
+        """The idle share of the last `IDLE_WINDOW` updates where it is above `MOST_IDLE`, once; else None.
+
+        To be called after each `lap`. Idle is time of waiting for data in which this thread did not compute: a disk or
+        loader processes are too slow. The first updates do not count, for they fill caches and start processes.
+        """
+        window, rest = divmod(self._laps - IDLE_FROM, IDLE_WINDOW)
+        if window < 0 or rest:
+            return None
+        share = self._idle / max(self._lap_started - self._window_started, 1e-9)
+        self._idle, self._window_started = 0.0, self._lap_started
+        if window == 0 or self._reported or share <= MOST_IDLE:
+            return None
+        self._reported = True
+        return share
 
     def summary(self) -> dict[str, float]:
         """Volumes a second, share of waiting and seconds of all updates so far; zero where there was none."""

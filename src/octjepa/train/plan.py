@@ -28,7 +28,7 @@ from octjepa.objective.loss import training_loss
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.train.data import batch_shares
-from octjepa.train.machine import compiles, loader_workers
+from octjepa.train.machine import choose_for_machine, compiles, describe_choices, loader_workers
 from octjepa.train.optimizer import (
     build_optimizer,
     lr_curve,
@@ -52,10 +52,12 @@ def plan(recipe: Recipe, volumes: int | None = None) -> dict[str, Any]:
     """All numbers of a run. `volumes` counts training volumes; without it `data.expected_volumes`, then a batch.
 
     `peak_memory_bytes` is of one device: weights, gradients, moments, activations and views together (`peak_bytes` says
-    of how many, and what is not in it; in sharded mode it is not divided). `precision` is what the run would compute
-    in on this machine. Raises UsageError when the batch cannot be divided over `machine.devices`.
+    of how many, and what is not in it; in sharded mode it is not divided). `precision`, `threads`, `compile`,
+    `attention` and `loader_workers` are what the run would take of this machine. Raises UsageError when the batch
+    cannot be divided over `machine.devices`.
     """
-    precision, reason = choose_precision(recipe.train.precision, Runtime("fp32").device)
+    device = Runtime("fp32").device
+    precision, reason = choose_precision(recipe.train.precision, device)
     recipe = with_precision(recipe, precision)
     devices = recipe.machine.devices or 1
     share, micro, accumulation = batch_shares(recipe, devices)
@@ -75,6 +77,7 @@ def plan(recipe: Recipe, volumes: int | None = None) -> dict[str, Any]:
         "recipe": recipe.name,
         "precision": precision,
         "precision_reason": reason,
+        **describe_choices(choose_for_machine(recipe, device, updates)),
         "tokens": recipe.token_count,
         "grid": list(recipe.grid),
         "grid_tokens": recipe.grid_tokens,

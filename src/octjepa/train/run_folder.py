@@ -17,7 +17,6 @@ from octjepa.checkpoint.folder import list_checkpoints
 from octjepa.checkpoint.location import Location, check_writable
 from octjepa.checkpoint.state import differences
 from octjepa.config import load_run_recipe, science_hash, to_yaml
-from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError, WrongCheckpointError
 from octjepa.files import read_json_lines, read_json_object, write_atomic, write_json
 from octjepa.recipe import Recipe
@@ -37,11 +36,11 @@ def open_run(
     recipe: Recipe,
     store: Store,
     volume_ids: Sequence[str],
-    runtime: Runtime,
+    devices: Mapping[str, Any],
     resume: bool,
     cohort: Mapping[str, Any],
 ) -> None:
-    """Writes recipe.yaml and run.json (with `cohort`) of a new run.
+    """Writes recipe.yaml and run.json (with `devices`, what the run takes of its machine, and `cohort`) of a new run.
 
     Raises UsageError when `out` holds a run and `resume` is false, or none and it is true, or `checkpoint_dir` holds
     another run's checkpoints; WrongCheckpointError when the run was started with another recipe.
@@ -70,7 +69,7 @@ def open_run(
         "chunks_hash": chunks_hash(store, volume_ids, recipe),
         "volumes": len(volume_ids),
         **code_and_versions(),
-        "devices": runtime.describe(),
+        "devices": devices,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "store": store.location if is_remote(store.location) else os.path.relpath(store.path, out),
         **cohort,

@@ -21,7 +21,14 @@ from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.train.checkpointing import Start, start_from
 from octjepa.train.data import batch_shares, choose_cohort
-from octjepa.train.machine import compiles, cuts_on_device, loader_workers
+from octjepa.train.machine import (
+    choose_for_machine,
+    compiles,
+    cuts_on_device,
+    describe_choices,
+    loader_workers,
+    print_choices,
+)
 from octjepa.train.optimizer import build_optimizer, lr_curve, total_updates
 from octjepa.train.run_folder import chunks_hash, code_hash, data_hash, open_run
 from octjepa.train.validate import evaluate
@@ -64,11 +71,15 @@ class Run:
         """val, or train_fixed where nobody is held out: the prefix of validation metrics."""
         return "val" if self.validation_ids else "train_fixed"
 
+    @property
+    def loader_workers(self) -> int:
+        """Processes that make samples."""
+        return loader_workers(self.recipe, self.runtime.device)
+
     def batches_from(self, update: int) -> Iterator[Batch]:
         """This rank's share of every batch from `update` on."""
         runtime = self.runtime
-        workers = loader_workers(self.recipe, runtime.device)
-        share = update, self.total, workers, runtime.rank, runtime.world_size
+        share = update, self.total, self.loader_workers, runtime.rank, runtime.world_size
         if self.device_store is not None:
             return self.device_store.batches(self.dataset, *share)
         return training_batches(self.dataset, *share, pin_memory=runtime.device.type == "cuda")
@@ -77,6 +88,12 @@ class Run:
         """Metrics of the model on fixed samples, with the views of the run's recipe or of another."""
         validation = self.validation_ids or self.training_ids
         return evaluate(self.model, self.runtime, self.store, self.training_ids, validation, recipe or self.recipe)
+
+    def print_choices(self) -> None:
+        """On rank 0, prints what the run takes of its machine, and warns of what that lacks."""
+        if self.is_writer:
+            choices = choose_for_machine(self.recipe, self.runtime.device, self.total - self.start.update)
+            print_choices(self.runtime.device, self.runtime.precision, self.runtime.precision_reason, choices)
 
     def shard_and_compile(self) -> None:
         """Shards the model over the ranks or overlaps their sums with the backward pass, and compiles its blocks.
@@ -103,8 +120,9 @@ def prepare_run(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: 
     total = total_updates(recipe.train, len(training_ids))
     lr_curve(recipe.train, total)  # raises where it is not positive
     checkpoint_dir = None if recipe.checkpoint.dir is None else parse_location(recipe.checkpoint.dir, within=out)
+    devices = runtime.describe() | describe_choices(choose_for_machine(recipe, runtime.device, total))
     runtime.run_on_rank_zero(
-        lambda: open_run(out, checkpoint_dir, recipe, store, training_ids, runtime, resume, cohort.about())
+        lambda: open_run(out, checkpoint_dir, recipe, store, training_ids, devices, resume, cohort.about())
     )
     if runtime.rank == 0:
         cohort.print_flow()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -266,15 +267,18 @@ def _loader(
     collate_samples: Callable[[Sequence[LoadedSample]], Any] = collate,
 ) -> Iterator[Any]:
     """Batches of `dataset` at `positions`, in order; errors of worker processes are translated."""
-    loader: DataLoader[Any] = DataLoader(
-        dataset,
-        batch_sampler=positions,  # type: ignore[arg-type] # a list of ranges is an iterable of index lists
-        collate_fn=collate_samples,
-        pin_memory=pin_memory,
-        num_workers=workers,
-        prefetch_factor=2 if workers else None,
-        worker_init_fn=init_worker,
-    )
-    batches = iter(loader)
+    with warnings.catch_warnings():
+        # of more processes than cores, which the trainings report in one line of their own (`octjepa.train.machine`)
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        loader: DataLoader[Any] = DataLoader(
+            dataset,
+            batch_sampler=positions,  # type: ignore[arg-type] # a list of ranges is an iterable of index lists
+            collate_fn=collate_samples,
+            pin_memory=pin_memory,
+            num_workers=workers,
+            prefetch_factor=2 if workers else None,
+            worker_init_fn=init_worker,
+        )
+        batches = iter(loader)
     with translate_worker_errors(), translate_transfer_errors(multiprocessing.active_children() if workers else ()):
         yield from batches

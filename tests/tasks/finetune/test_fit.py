@@ -241,6 +241,9 @@ def test_the_command_line_prints_a_table_and_one_line_or_json(planted, source, t
     ]  # fmt: skip
     text = call(*words, tmp_path / "text")
     assert text.code == 0, text.err
+    (choices,) = (line for line in text.err.splitlines() if line.startswith("on "))
+    assert "precision " in choices
+    assert "loader_workers 0" in choices
     assert "group: balanced_accuracy" in text.out
     assert "tuned minus frozen" in text.out
     message = call(*words, tmp_path / "json", "--json", "--ledger", tmp_path / "ledger").json

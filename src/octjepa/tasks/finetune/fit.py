@@ -51,6 +51,7 @@ from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.tasks.finetune.training import tune
 from octjepa.tasks.finetune.tuning_data import TuningData, prepare_tuning_data
 from octjepa.train.learner import STATES
+from octjepa.train.machine import choose_loader_workers, choose_threads, print_choices
 from octjepa.views.workers import translate_worker_errors
 
 COMMAND = "octjepa finetune"
@@ -86,6 +87,10 @@ def finetune_store(
         runtime.run_on_rank_zero(lambda: check_folder(out, resume))
         precision = agree_on_precision(recipe.precision, lambda: recorded_precision(out), runtime)
         recipe = recipe.model_copy(update={"precision": precision})
+        if runtime.rank == 0:
+            workers = choose_loader_workers(recipe.loader_workers, runtime.device)
+            choices = {"threads": choose_threads(), "loader_workers": workers}
+            print_choices(runtime.device, precision, runtime.precision_reason, choices)
         return _finetune(
             recipe, checkpoint, store, labels, out, targets, ledger_folder, frozen or out / _FROZEN, runtime, subgroups
         )
