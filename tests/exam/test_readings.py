@@ -132,10 +132,12 @@ def test_a_difference_is_paired_and_a_macro_figure_averages_kinds() -> None:
     scores = np.random.default_rng(1).normal(size=120) + TRUTH
     one = finding(scores, draws).estimate
     assert not difference(one, one).samples.any()
-    mean = macro([Finding("decoys", "a", 30, one), Finding("decoys", "b", 30, one)], "decoys", "auroc", 30)
-    assert mean is not None
+    both = [Finding("decoys", "a", 30, one), Finding("decoys", "b", 30, one)]
+    mean = macro(both, "decoys", "auroc", 30, ["a", "b"])
+    assert isinstance(mean, Finding)
     assert mean.estimate.value == one.value
-    assert macro([], "decoys", "auroc", 30) is None
+    of_one = macro(both[:1], "decoys", "auroc", 30, ["a", "b"])
+    assert of_one == LeftOut("decoys", "auroc", 30, "the mean over all of them needs b, left out here")
 
 
 def test_the_seal_is_opened_once(tmp_path: Path) -> None:
@@ -155,6 +157,26 @@ def test_an_opening_that_was_interrupted_goes_on_with_the_same_code_alone(
     monkeypatch.setattr(openings, "code", lambda: {"code": "other"})
     with pytest.raises(UsageError, match="the sealed cohort was opened"):
         open_seal(tmp_path, again=False)
+
+
+def test_a_figure_that_is_left_out_is_not_one_that_has_not_been_run(tmp_path: Path) -> None:
+    results, row = Results(tmp_path), RowName("mae", PATCH)
+    one = finding(np.arange(120.0), Draws(PEOPLE.tolist(), 20, 0))
+    results.add(row, "eye_lesion", [one, LeftOut("eye_lesion", "auroc_drusen", 30, "too few")], {"run": "mae-1"})
+    results.add(row, "surfaces", [LeftOut("surfaces", "error_um", 5, "too few")], {"run": "mae-1"})
+    results.add(row, "real_fluid", [LeftOut("real_fluid", "dice", 1, "no data", retry=True)], {"run": "mae-1"})
+    again = Results(tmp_path)
+    keys = {
+        "eye_lesion/auroc_drusen/30": True, "eye_lesion/auroc/30": False, "eye_lesion/auroc_other/30": False,
+        "eye_lesion/auroc/all": False, "surfaces/error_um/5": True, "surfaces/error_um_ilm/5": True,
+        "surfaces/error_um/30": False, "real_fluid/ap/1": True, "decoys/auroc/30": False,
+    }  # fmt: skip
+    assert {key: again.is_left_out(row, key) for key in keys} == keys
+    assert not again.is_left_out(RowName("mae", PATCH, 1), "surfaces/error_um/5")
+    assert again.has(row, "surfaces", "mae-1")  # these cohorts will never have more
+    assert not again.has(row, "surfaces", "mae-2")
+    assert not again.has(row, "surfaces", "mae-1", "00ff")
+    assert not again.has(row, "real_fluid", "mae-1")
 
 
 @pytest.mark.parametrize(
@@ -289,6 +311,19 @@ def test_the_mean_over_admitted_questions_leaves_the_others_out(tmp_path: Path) 
     assert found.value == pytest.approx(other.value, abs=1e-5)  # every admitted one reads the same noise
     assert found.samples == pytest.approx(other.samples)
     assert again.entry(encoder, "eye_lesion/auroc_admitted/30")["run"] == "mae-1"
+
+    some = [one for one in figures(30, signal, noise) if one.metric != f"auroc_{LESIONS[1]}"]
+    fewer = RowName("mae", PATCH, 1)
+    results.add(fewer, "eye_lesion", some, {"run": "mae-2"})
+    add_admitted_means(results, PATCH)
+    assert not results.is_left_out(fewer, "eye_lesion/auroc_admitted/30")  # it was not put to the row
+    too_few = LeftOut("eye_lesion", f"auroc_{LESIONS[1]}", 30, "too few")
+    results.add(fewer, "eye_lesion", [*some, too_few], {"run": "mae-2"})
+    for _ in range(2):
+        add_admitted_means(results, PATCH)
+    assert results.value(fewer, "eye_lesion/auroc_admitted/30") is None
+    reasons = [one["reason"] for one in Results(tmp_path).left_out if one["metric"] == "auroc_admitted"]
+    assert reasons == [f"the mean over all of them needs auroc_{LESIONS[1]}, left out here"]
 
     sealed = Results(tmp_path / "sealed")  # other people, no ceilings: the exam has decided what is admitted
     sealed.add(floor, "eye_lesion", figures(30, noise, noise), {})
