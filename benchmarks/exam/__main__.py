@@ -23,7 +23,7 @@ from octjepa.phantom import DECOYS
 from octjepa.store import Store
 
 from . import ceiling, real_tasks, training
-from .cohorts import DENSE, PRETRAINING, Cohort, cohort_names, make_cohorts, signature
+from .cohorts import DENSE, EXAMINED, PRETRAINING, Cohort, make_cohorts, signature
 from .openings import close_seal, code, open_seal
 from .page import row_names, write_page, write_sealed_page
 from .reading import Exam
@@ -107,12 +107,11 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
             write_sealed_page(Results(out / "sealed"), results, out / "sealed")
         return
     everything = not (given.cohorts or given.floors or given.ceilings or given.read)
-    names = cohort_names(settings)
-    folder = make_cohorts(given.work, settings, names)
+    folder = make_cohorts(given.work, settings, EXAMINED)
     if given.cohorts:
         make_cohorts(given.work, settings, (PRETRAINING, *(f"{kind}_ample" for kind in DECOYS)))
         return
-    results.check_cohorts(signature(folder, names))
+    results.check_cohorts(signature(folder, EXAMINED))
     exam = Exam(folder, results)
     plans = training.read_plans(only=given.only)
     about = {"measured": datetime.now(UTC).strftime("%Y-%m-%d"), **code()}
@@ -142,7 +141,8 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
                 encoder, run_about = found
                 row = RowName(plan.name, encoder.recipe.tokens.patch_size, seed)
                 without = set(given.without) | set(READINGS) - set(plan.tasks)
-                exam.read(row, encoder, "encoder", {**about, **run_about}, sorted(without))
+                real = plan.cohort == "real"
+                exam.read(row, encoder, "encoder", {**about, **run_about}, sorted(without), real_eyes_seen=real)
                 write_page(results, out)
 
 
@@ -154,14 +154,14 @@ def _examine_sealed(given: argparse.Namespace) -> None:
     out, plan = given.out / "sealed", training.plan_in_package()
     found = training.finished_run(given.work, plan, plan.seeds[0])
     assert found is not None  # it is in the package
-    folder = make_cohorts(given.work, SEALED, cohort_names(SEALED))  # before the seal: nothing is looked at yet
-    open_seal(out, given.again)
+    folder = make_cohorts(given.work, SEALED, EXAMINED)  # before the seal: nothing is looked at yet
+    encoder, run_about = found
+    open_seal(out, given.again, run_about["run"], run_about["weights"])
     results = Results(out)
-    results.check_cohorts(signature(folder, cohort_names(SEALED)))
+    results.check_cohorts(signature(folder, EXAMINED))
     exam, about = Exam(folder, results), {"measured": datetime.now(UTC).strftime("%Y-%m-%d"), **code()}
     _read_floors(exam, [plan], about, NOT_SEALED)
     _read_untrained(exam, [plan], about, NOT_SEALED)
-    encoder, run_about = found
     row = RowName(plan.name, encoder.recipe.tokens.patch_size, plan.seeds[0])
     exam.read(row, encoder, "encoder", {**about, **run_about}, NOT_SEALED)
     close_seal(out)

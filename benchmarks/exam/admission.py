@@ -8,7 +8,7 @@ from typing import NamedTuple
 from octjepa.phantom import DECOYS, LESIONS
 
 from .measurement_tasks import macro
-from .results import SUPERVISED, Finding, Results, RowName
+from .results import SUPERVISED, Finding, LeftOut, Results, RowName
 from .settings import MAX_CNN_FEW, MAX_INTENSITY, MIN_CNN
 
 ADMITTED = "auroc_admitted"  # the metric: the mean over the admitted questions of a task
@@ -47,19 +47,18 @@ def questions(results: Results, patch: tuple[int, int, int]) -> list[Question]:
     return found
 
 
-def admitted_means(results: Results, row: RowName, counted: Sequence[Question]) -> list[Finding]:
-    """A row's means over the questions `counted` of each task, where all of them were put to it."""
-    found = []
+def admitted_means(results: Results, row: RowName, counted: Sequence[Question]) -> list[Finding | LeftOut]:
+    """A row's means over the questions `counted` of each task; left out where one of them was."""
+    found: list[Finding | LeftOut] = []
     for task in dict.fromkeys(one.task for one in counted):
         metrics = [one.metric for one in counted if one.task == task]
         for labels in sorted(results.labels(row, task), key=str):
             key = "all" if labels is None else str(labels)
             estimates = [results.estimate(row, f"{task}/{metric}/{key}") for metric in metrics]
             parts = [Finding(task, metric, labels, one) for metric, one in zip(metrics, estimates, strict=True) if one]
-            if len(parts) == len(metrics):
-                mean = macro(parts, task, ADMITTED, labels)
-                assert mean is not None
-                found.append(mean)
+            missing = {metric for metric in metrics if metric not in {one.metric for one in parts}}
+            if all(results.is_left_out(row, f"{task}/{metric}/{key}") for metric in missing):
+                found.append(macro(parts, task, ADMITTED, labels, metrics))
     return found
 
 

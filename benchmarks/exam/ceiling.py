@@ -20,16 +20,16 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from octjepa import keys
-from octjepa.metrics.bootstrap import Draws, mean_estimate
+from octjepa.metrics.bootstrap import Draws, Estimate
 from octjepa.phantom import LESIONS
 
 from .ceiling_networks import scores, train_maps, train_small
 from .cohorts import Cohort
 from .labelled_scans import LabelledScans
-from .lesion_tasks import auroc, measurable
+from .lesion_tasks import auroc, lesions_mean, too_few_to_test
 from .map_heads import from_above, train_head
 from .measurement_tasks import macro
-from .results import Finding
+from .results import Finding, LeftOut
 from .settings import RESAMPLES
 
 FEW_UPDATES, FEW_PEOPLE = 200, 30
@@ -81,32 +81,38 @@ def few_decoys_network(cohorts: Sequence[Cohort], seed: int = 0) -> Answer:
     return train_small(LabelledScans.joined(parts), FEW_UPDATES, seed, "CNN on decoys")
 
 
-def lesions_ceiling(main: Cohort, answer: Answer, labels: int | None) -> Iterator[Finding]:
+def lesions_ceiling(main: Cohort, answer: Answer, labels: int | None) -> Iterator[Finding | LeftOut]:
     """Task 2 by a network that learned from `labels` people (None: ample): AUROC of each lesion, and their mean."""
     test = main.indices("test")
     logits = scores(answer, LabelledScans.read(main, test, main.lesions[test]))
     draws, people = Draws(main.people[test].tolist(), RESAMPLES, 0), main.people[test]
-    parts = []
-    for number in measurable(main):
-        parts.append(auroc(main.lesions[test, number], [logits[:, number]], draws, people, LESIONS[number]))
-        yield Finding("eye_lesion", f"auroc_{LESIONS[number]}", labels, parts[-1])
-    yield Finding("eye_lesion", "auroc", labels, mean_estimate(parts, len(test)))
+    parts: dict[str, Estimate] = {}
+    for number, name in enumerate(LESIONS):
+        reason = too_few_to_test(main.lesions[test, number])
+        if reason is not None:
+            yield LeftOut("eye_lesion", f"auroc_{name}", labels, reason)
+            continue
+        parts[name] = auroc(main.lesions[test, number], [logits[:, number]], draws, people, name)
+        yield Finding("eye_lesion", f"auroc_{name}", labels, parts[name])
+    yield lesions_mean("eye_lesion", "auroc", labels, parts, len(test))
 
 
-def decoys_ceiling(cohorts: Sequence[Cohort], answer: Answer, labels: int | None) -> Iterator[Finding]:
+def decoys_ceiling(cohorts: Sequence[Cohort], answer: Answer, labels: int | None) -> Iterator[Finding | LeftOut]:
     """Task 3 by one network for all kinds, each question asked of its own pairs alone."""
-    found = []
+    found: list[Finding] = []
     for number, cohort in enumerate(cohorts):
         test, member = cohort.indices("test"), _member(cohort)
+        reason = too_few_to_test(member[test])
+        if reason is not None:
+            yield LeftOut("decoys", f"auroc_{cohort.name}", labels, reason)
+            continue
         logits = scores(answer, LabelledScans.read(cohort, test, member[test, None]))[:, number]
         people = cohort.people[test]
         draws = Draws(people.tolist(), RESAMPLES, 0)
         value = auroc(member[test], [logits], draws, people, "decoys")
         found.append(Finding("decoys", f"auroc_{cohort.name}", labels, value))
     yield from found
-    mean = macro(found, "decoys", "auroc", labels)
-    if mean is not None:
-        yield mean
+    yield macro(found, "decoys", "auroc", labels, [f"auroc_{cohort.name}" for cohort in cohorts])
 
 
 def _member(cohort: Cohort) -> Bool[np.ndarray, " V"]:

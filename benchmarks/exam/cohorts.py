@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from octjepa.checkpoint.state import uid_key
 from octjepa.config import load_recipe, science_hash
 from octjepa.errors import UsageError
 from octjepa.locks import writer_lock
@@ -32,6 +33,7 @@ from .settings import RECIPE, Settings
 UNFLATTENED = "boundaries"  # the cohort whose store keeps tilt and curvature
 SECOND_VISIT = "second_visit"
 PRETRAINING = "pretraining"
+EXAMINED = ("main", UNFLATTENED, SECOND_VISIT, *DECOYS)  # by each of which a row is read
 DENSE = "pretraining_dense"  # the first half of its people with twice as many B-scans, stored with halves
 _MEASURES = ("tissue_mean", "tissue_std", "tissue_share", "quality", "retina_score")
 _MAX_REFUSED = 0.01  # of a cohort; bright thin sheets look like painted text to ingest now and then
@@ -80,6 +82,15 @@ class Cohort:
         return np.flatnonzero(self.splits == split)
 
     @cached_property
+    def recorded(self) -> frozenset[str]:
+        """What an encoder that was trained on any of the volumes records of them: content ids and UIDs."""
+        return frozenset().union(*(self.recorded_of(index) for index in range(len(self.ids))))
+
+    def recorded_of(self, index: int) -> frozenset[str]:
+        """The same of one volume."""
+        return frozenset([self.ids[index], uid_key(str(self.entries[index]["sop_instance_uid"]))])
+
+    @cached_property
     def lesions(self) -> Bool[np.ndarray, "V lesions"]:
         """Whether each eye has each of `LESIONS`."""
         return np.array([[row[name] == "1" for name in LESIONS] for row in self.rows])
@@ -96,11 +107,6 @@ class Cohort:
         """Frames of the truth's order for frames of the reader's order."""
         entry = self.entries[index]
         return int(entry["native_d"]) - 1 - frame if "frames_reversed" in str(entry["notes"]) else frame
-
-
-def cohort_names(settings: Settings) -> tuple[str, ...]:
-    """All cohorts of an exam; the pretraining cohort is not examined."""
-    return ("main", UNFLATTENED, SECOND_VISIT, *DECOYS)
 
 
 def signature(folder: Path, names: Sequence[str]) -> Signature:

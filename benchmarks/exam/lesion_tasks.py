@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -14,7 +14,7 @@ from octjepa.phantom import LESIONS
 
 from .cohorts import Cohort
 from .readings import Projection, choose_strength, draw_labelled, interleave, logistic_scores
-from .results import Finding
+from .results import Finding, LeftOut, left_out_mean
 from .settings import DRAWS, LABELLED_EYES, LABELLED_PEOPLE, MIN_POSITIVES, RESAMPLES, TOKEN_SHARE
 from .tokens import TokenTable
 from .truth import lesion_shares
@@ -34,14 +34,33 @@ class TokenTruth:
         self.positive: Bool[np.ndarray, "tokens lesions"] = np.concatenate(shares) >= TOKEN_SHARE
 
 
-def measurable(cohort: Cohort) -> list[int]:
-    """Lesions that enough test people have."""
-    counts = cohort.lesions[cohort.indices("test")].sum(axis=0)
-    return [number for number in range(len(LESIONS)) if counts[number] >= MIN_POSITIVES]
+def too_few_to_test(has: Bool[np.ndarray, " test"]) -> str | None:
+    """The reason why a question about test people is left out: too few have it, or too few have it not."""
+    positives = int(has.sum())
+    if min(positives, len(has) - positives) >= MIN_POSITIVES:
+        return None
+    return f"{positives} of {len(has)} test people have it; {MIN_POSITIVES} with it and as many without are needed"
 
 
-def token_lesion(cohort: Cohort, table: TokenTable, truth: TokenTruth) -> Iterator[Finding]:
-    """Task 1: average precision by token, from few labelled eyes; depth and eccentricity are given to every row."""
+def too_few_to_label(has: Bool[np.ndarray, " train"], count: int | None) -> str:
+    """The reason why nobody could be drawn as labelled."""
+    return f"{int(has.sum())} of {len(has)} training people have it; {count or 'all'} are to be labelled"
+
+
+def lesions_mean(task: str, metric: str, count: int | None, parts: Mapping[str, Estimate], n: int) -> Finding | LeftOut:
+    """The mean over all lesions; left out where one of them is, since lesions are not equally hard."""
+    missing = [name for name in LESIONS if name not in parts]
+    if missing:
+        return left_out_mean(task, metric, count, missing)
+    return Finding(task, metric, count, mean_estimate([parts[name] for name in LESIONS], n))
+
+
+def token_lesion(cohort: Cohort, table: TokenTable, truth: TokenTruth) -> Iterator[Finding | LeftOut]:
+    """Task 1: average precision by token, from few labelled eyes; depth and eccentricity are given to every row.
+
+    A draw whose labelled eyes hold fewer than two tokens of the lesion teaches nothing: the figure is the mean over the
+    other draws, and left out where there is none.
+    """
     train, test = cohort.indices("train"), cohort.indices("test")
     draws = Draws(cohort.people[test].tolist(), RESAMPLES, 0)
     sample = _tokens_of(table, train)
@@ -50,12 +69,16 @@ def token_lesion(cohort: Cohort, table: TokenTable, truth: TokenTruth) -> Iterat
     volume_of = np.repeat(np.arange(len(test)), [table.of(volume).stop - table.of(volume).start for volume in test])
     x_test = interleave([project(table.features[tested]), _positions(table, tested)])
     for count in LABELLED_EYES:
-        by_lesion = []
-        for lesion in measurable(cohort):
-            several = []
-            for draw in range(DRAWS):
+        by_lesion: dict[str, Estimate] = {}
+        for lesion, name in enumerate(LESIONS):
+            several: list[Estimate] = []
+            reason = too_few_to_test(cohort.lesions[test, lesion])
+            if reason is None and not truth.positive[tested, lesion].any():
+                reason = "no token of a test eye holds enough of it"
+            for draw in range(DRAWS) if reason is None else ():
                 eyes = draw_labelled(train, cohort.lesions[train, lesion], count, "eyes", lesion, draw)
                 if eyes is None:
+                    reason = too_few_to_label(cohort.lesions[train, lesion], count)
                     break
                 tokens = _tokens_of(table, eyes)
                 y = truth.positive[tokens, lesion]
@@ -65,10 +88,12 @@ def token_lesion(cohort: Cohort, table: TokenTable, truth: TokenTruth) -> Iterat
                 scores = logistic_scores(x, y, x_test, _TOKEN_STRENGTH)
                 several.append(_token_precision(truth.positive[tested, lesion], scores, volume_of, draws, cohort, test))
             if several:
-                by_lesion.append(mean_estimate(several, len(test)))
-                yield Finding("token_lesion", f"token_ap_{LESIONS[lesion]}", count, by_lesion[-1])
-        if by_lesion:
-            yield Finding("token_lesion", "token_ap", count, mean_estimate(by_lesion, len(test)))
+                by_lesion[name] = mean_estimate(several, len(test))
+                yield Finding("token_lesion", f"token_ap_{name}", count, by_lesion[name])
+            else:
+                reason = reason or f"fewer than two tokens of the {count} labelled eyes hold enough of it"
+                yield LeftOut("token_lesion", f"token_ap_{name}", count, reason)
+        yield lesions_mean("token_lesion", "token_ap", count, by_lesion, len(test))
 
 
 def _tokens_of(table: TokenTable, volumes: Int[np.ndarray, " n"]) -> Int[np.ndarray, " k"]:
@@ -128,7 +153,8 @@ class EyeProbe:
         """Of test eyes, for each draw of `count` labelled people; none where there are too few of them."""
         if (lesion, count) not in self._scores:
             train, truth = self.cohort.indices("train"), self.cohort.lesions[:, lesion]
-            draws = [train] if count is None else [
+            everybody = train if min(truth[train].sum(), (~truth[train]).sum()) >= 2 else None
+            draws = [everybody] if count is None else [
                 draw_labelled(train, truth[train], count, "people", lesion, draw) for draw in range(DRAWS)
             ]  # fmt: skip
             self._scores[lesion, count] = fit_draws(self.cohort, self.x, truth, draws)
@@ -150,42 +176,50 @@ def fit_draws(
     return [logistic_scores(x[eyes], truth[eyes], test, strength) for eyes in known]
 
 
-def eye_lesion(cohort: Cohort, probe: EyeProbe, intensity: EyeProbe | None) -> Iterator[Finding]:
+def eye_lesion(cohort: Cohort, probe: EyeProbe, intensity: EyeProbe | None) -> Iterator[Finding | LeftOut]:
     """Task 2: AUROC of each lesion; with `intensity` also what the row adds to it."""
-    test = cohort.indices("test")
+    train, test = cohort.indices("train"), cohort.indices("test")
     people = cohort.people[test]
     draws = Draws(people.tolist(), RESAMPLES, 0)
     both = None if intensity is None else EyeProbe(cohort, interleave([intensity.x, probe.x]))
     for count in (*LABELLED_PEOPLE, None):
-        alone, added = [], []
-        for lesion in measurable(cohort):
-            truth, scores = cohort.lesions[test, lesion], probe.scores(lesion, count)
+        alone: dict[str, Estimate] = {}
+        added: dict[str, Estimate] = {}
+        for lesion, name in enumerate(LESIONS):
+            truth = cohort.lesions[test, lesion]
+            reason = too_few_to_test(truth)
+            scores = probe.scores(lesion, count) if reason is None else []
             if not scores:
+                reason = reason or too_few_to_label(cohort.lesions[train, lesion], count)
+                yield LeftOut("eye_lesion", f"auroc_{name}", count, reason)
                 continue
-            alone.append(auroc(truth, scores, draws, people, LESIONS[lesion]))
-            yield Finding("eye_lesion", f"auroc_{LESIONS[lesion]}", count, alone[-1])
+            alone[name] = auroc(truth, scores, draws, people, name)
+            yield Finding("eye_lesion", f"auroc_{name}", count, alone[name])
             if intensity is not None and both is not None:
                 with_it, without = (
                     auroc(truth, one.scores(lesion, count), draws, people, "added") for one in (both, intensity)
                 )
-                added.append(difference(with_it, without))
-        if alone:
-            yield Finding("eye_lesion", "auroc", count, mean_estimate(alone, len(test)))
-        if added:
-            yield Finding("added_value", "added_auroc", count, mean_estimate(added, len(test)))
+                added[name] = difference(with_it, without)
+        yield lesions_mean("eye_lesion", "auroc", count, alone, len(test))
+        if intensity is not None:
+            yield lesions_mean("added_value", "added_auroc", count, added, len(test))
 
 
-def decoys(cohort: Cohort, x: Float[np.ndarray, "V f"]) -> Iterator[Finding]:
+def decoys(cohort: Cohort, x: Float[np.ndarray, "V f"]) -> Iterator[Finding | LeftOut]:
     """Task 3, one kind of pair: AUROC of the lesion against its decoy."""
     train, test = cohort.indices("train"), cohort.indices("test")
     truth = cohort.column("decoy_member") == 1
     draws = Draws(cohort.people[test].tolist(), RESAMPLES, 0)
     for count in LABELLED_PEOPLE[1:]:
         eyes = [draw_labelled(train, truth[train], count, "decoys", cohort.name, draw) for draw in range(DRAWS)]
-        scores = fit_draws(cohort, x, truth, eyes)
+        reason = too_few_to_test(truth[test])
+        scores = fit_draws(cohort, x, truth, eyes) if reason is None else []
         if scores:
             found = auroc(truth[test], scores, draws, cohort.people[test], cohort.name)
             yield Finding("decoys", f"auroc_{cohort.name}", count, found)
+        else:
+            reason = reason or too_few_to_label(truth[train], count)
+            yield LeftOut("decoys", f"auroc_{cohort.name}", count, reason)
 
 
 def auroc(

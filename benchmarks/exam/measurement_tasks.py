@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -15,8 +15,8 @@ from octjepa.metrics.scores import Predictions, measure
 
 from .cohorts import Cohort
 from .readings import Projection, ridge_values
-from .results import Finding, LeftOut
-from .settings import BOUNDARY_EYES, DRAWS, LABELLED_PEOPLE, RESAMPLES
+from .results import Finding, LeftOut, left_out_mean
+from .settings import BOUNDARY_EYES, DRAWS, LABELLED_PEOPLE, MIN_POSITIVES, RESAMPLES
 from .surface_head import FOLDS, LabelledEye, SurfaceHead, token_eye
 from .tokens import TokenTable
 from .truth import BOUNDARIES, boundary_depths
@@ -28,9 +28,18 @@ _SEVERITY = {
 }
 
 
-def surfaces(cohort: Cohort, table: TokenTable) -> Iterator[Finding]:
-    """Task 4: mean absolute error in um of four surfaces, read by `SurfaceHead` from a few eyes."""
+def surfaces(cohort: Cohort, table: TokenTable) -> Iterator[Finding | LeftOut]:
+    """Task 4: mean absolute error in um of four surfaces, read by `SurfaceHead` from a few eyes.
+
+    Left out where there are fewer eyes than are to be labelled: of fewer it would be another figure.
+    """
     train, test = cohort.indices("train"), cohort.indices("test")
+    counts = [count for count in BOUNDARY_EYES if len(train) >= count and len(test)]
+    for count in sorted(set(BOUNDARY_EYES) - set(counts)):
+        reason = f"there are {len(train)} training and {len(test)} test eyes; {count} are to be labelled"
+        yield LeftOut("surfaces", "error_um", count, reason)
+    if not counts:
+        return
     depths = {int(volume): boundary_depths(cohort, int(volume)) for volume in (*train, *test)}
     project = projection_of(table, train)
     eyes = {volume: token_eye(table, volume, project(table.features[table.of(volume)])) for volume in depths}
@@ -38,7 +47,7 @@ def surfaces(cohort: Cohort, table: TokenTable) -> Iterator[Finding]:
     people = cohort.people[test].tolist()
     draws = Draws(people, RESAMPLES, 0)
     columns = table.grid[0] * table.grid[2]
-    for count in BOUNDARY_EYES:
+    for count in counts:
         errors = np.zeros((DRAWS, len(BOUNDARIES), len(test)))
         for draw in range(DRAWS):
             chosen = [int(one) for one in keys.generator("exam boundaries", count, draw).permutation(train)[:count]]
@@ -71,9 +80,12 @@ def severity(cohort: Cohort, x: Float[np.ndarray, "V f"]) -> Iterator[Finding | 
             values = np.sum([cohort.column(name) for name in columns], axis=0)
             diseased = np.asarray(cohort.lesions.any(axis=1) if kind == "central_thickness_um" else values > 0)
             train, test = (cohort.indices(split)[diseased[cohort.indices(split)]] for split in ("train", "test"))
-            if len(train) < count:
-                reason = f"{len(train)} training people have it, {count} are to be labelled"
-                yield LeftOut("severity", f"r2_{kind}", count, reason)
+            if len(train) < count or len(test) < MIN_POSITIVES:
+                reason = (
+                    f"{len(train)} training and {len(test)} test people have it; {count} are to be labelled and "
+                    f"{MIN_POSITIVES} tested"
+                )
+                yield from (LeftOut("severity", f"{measure}_{kind}", count, reason) for measure in ("r2", "mae"))
                 continue
             fits = []
             for draw in range(DRAWS):
@@ -103,13 +115,17 @@ def mean_of_known(values: Float[np.ndarray, " n"], draws: Draws, people: list[st
 
 def same_eye(
     first: Cohort, x: Float[np.ndarray, "V f"], second: Cohort, y: Float[np.ndarray, "U f"]
-) -> Iterator[Finding]:
+) -> Iterator[Finding | LeftOut]:
     """Task 6: the eye of the first visit that is nearest by cosine to each eye of the second, on another scanner.
 
     `x` and `y` are whitened on training people. Only people of the test split take part.
     """
     test = {str(first.people[volume]): volume for volume in first.indices("test")}
     pairs = [(test[str(person)], volume) for volume, person in enumerate(second.people) if str(person) in test]
+    if len(pairs) < MIN_POSITIVES:
+        reason = f"{len(pairs)} test people have come back; {MIN_POSITIVES} are needed"
+        yield LeftOut("same_eye", "top_1", 0, reason)
+        return
     ours, theirs = np.array(pairs).T
     a, b = (values / np.linalg.norm(values, axis=1, keepdims=True) for values in (x[ours], y[theirs]))
     similarity = b @ a.T  # [queries, gallery]
@@ -120,15 +136,19 @@ def same_eye(
         yield Finding("same_eye", name, 0, mean_of_known(values, draws, people, "share"))
 
 
-def macro(findings: list[Finding], task: str, figure: str, count: int | None) -> Finding | None:
-    """The mean over several questions; None where there is none.
+def macro(
+    findings: Iterable[Finding], task: str, figure: str, count: int | None, metrics: Sequence[str]
+) -> Finding | LeftOut:
+    """The mean over the questions `metrics`; left out where one of them has no figure among `findings`.
 
     Resamples are averaged one by one. Questions about the same people share their draws; kinds of decoys have people of
     their own, and where they are as many, resamples that draw alike by position, which moves an interval by 0.001.
     """
-    parts = [one.estimate for one in findings]
-    if not parts:
-        return None
+    known = {one.metric: one.estimate for one in findings}
+    missing = [metric for metric in metrics if metric not in known]
+    if missing:
+        return left_out_mean(task, figure, count, missing)
+    parts = [known[metric] for metric in metrics]
     samples = np.mean([one.samples for one in parts], axis=0)
     n = sum(one.n for one in parts)
     value = float(np.mean([one.value for one in parts]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,13 +15,15 @@ from octjepa.train.run_folder import code_and_versions
 RECORD = "openings.json"
 
 
-def open_seal(out: Path, again: bool) -> None:
-    """Records that the sealed cohort is opened; an opening that was interrupted goes on, with the same code.
+def open_seal(out: Path, again: bool, run: str, weights: str) -> None:
+    """Records that the sealed cohort is opened for an encoder; an opening that was interrupted goes on, with the same.
 
-    Raises UsageError for a second opening that was not asked for.
+    run, weights: the encoder's run, and the hash of what it left. Raises UsageError for a second opening that was not
+    requested, such as one for another encoder or with other code.
     """
-    openings = _openings(out)
-    if openings and "ended" not in openings[-1] and openings[-1]["code"] == code()["code"]:
+    openings, now = _openings(out), {"run": run, "weights": weights, **code()}
+    same = bool(openings) and all(openings[-1].get(name, value) == value for name, value in now.items())
+    if same and "ended" not in openings[-1]:  # older records lack what is not compared here
         return
     if openings and not again:
         raise UsageError(
@@ -28,7 +31,7 @@ def open_seal(out: Path, again: bool) -> None:
             "no longer of people that nobody has looked at. --again opens it, and the record says so"
         )
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / RECORD, [*openings, {"date": _now(), **code()}])
+    write_json(out / RECORD, [*openings, {"date": _now(), **now}])
 
 
 def close_seal(out: Path) -> None:
@@ -39,11 +42,18 @@ def close_seal(out: Path) -> None:
 
 
 def described(out: Path) -> list[str]:
-    """When the sealed cohort was opened, a line each."""
-    return [
-        f"{one['date']}, code {one['code']}, " + (f"read until {one['ended']}" if "ended" in one else "interrupted")
-        for one in _openings(out)
-    ]
+    """When the sealed cohort was opened, and as far as it is recorded for which encoder, a line each."""
+    return [_described(one) for one in _openings(out)]
+
+
+def _described(opening: dict[str, Any]) -> str:
+    parts = [opening["date"]]
+    if "run" in opening:
+        parts.append(f"for `{opening['run']}` (weights {opening['weights']})")
+    parts.append(f"code {opening['code']}")
+    if "exam_code" in opening:
+        parts.append(f"code of the exam {opening['exam_code']}")
+    return ", ".join([*parts, f"read until {opening['ended']}" if "ended" in opening else "interrupted"])
 
 
 def _openings(out: Path) -> list[dict[str, Any]]:
@@ -56,5 +66,8 @@ def _now() -> str:
 
 
 def code() -> dict[str, Any]:
-    """Hash of the code that measures."""
-    return {"code": code_and_versions()["code_hash"][:12]}
+    """Hashes of the code that measures: of the package, and of the exam with its recipes."""
+    folder, digest = Path(__file__).parent, hashlib.sha256()
+    for path in sorted([*folder.glob("*.py"), *folder.glob("*.yaml")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return {"code": code_and_versions()["code_hash"][:12], "exam_code": digest.hexdigest()[:12]}

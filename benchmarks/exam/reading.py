@@ -15,15 +15,21 @@ from jaxtyping import Float
 
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.errors import UsageError
-from octjepa.phantom import DECOYS, LESIONS
+from octjepa.phantom import DECOYS
+from octjepa.store.contract import contract_differences
 
 from . import lesion_tasks, measurement_tasks, real_tasks
-from .cohorts import SECOND_VISIT, UNFLATTENED, Cohort
+from .cohorts import EXAMINED, SECOND_VISIT, UNFLATTENED, Cohort
 from .lesion_tasks import EyeProbe, TokenTruth
 from .readings import Projection
+from .real_eyes import data_folder, recorded_real_eyes
 from .results import EYES, SAME_EYE, Finding, LeftOut, Results, RowName
 from .tokens import Featurise, TokenTable, of_encoder, of_intensity, of_raw_patches, of_tissue, token_table
+from .training import ENCODERS
+from .truth import COLUMNS
 from .tuning import tuning
+
+REAL = ("real_fluid", "real_surfaces")  # the tasks that test real eyes
 
 
 class Exam:
@@ -57,23 +63,68 @@ class Exam:
         return self._intensity[patch]
 
     def check_unseen(self, encoder: PretrainedEncoder) -> None:
-        """Raises UsageError where the encoder was trained on volumes of the exam."""
-        for name in ("main", *DECOYS):
-            seen = encoder.trained_on & set(self.cohort(name).ids)
-            if seen:
+        """Raises UsageError where the encoder was trained on volumes of any cohort of the exam.
+
+        By content ids and by UIDs: the former are hashes of voxels, which are others where another processor made the
+        same phantoms; the latter are not recorded in older weights. Numbers of people are of no use: person 1001 is
+        another one in each cohort.
+        """
+        recorded = encoder.recorded_training
+        for name in EXAMINED if recorded else ():
+            cohort = self.cohort(name)
+            if recorded & cohort.recorded:
+                seen = [index for index in range(len(cohort.ids)) if recorded & cohort.recorded_of(index)]
                 raise UsageError(
                     f"{encoder.name} was trained on {len(seen)} volumes of the exam's cohort {name}: its figures would "
                     "be of people it has seen. Pretrain on the pretraining cohort, or on other data"
                 )
 
+    def check_real_eyes_unseen(self, encoder: PretrainedEncoder) -> None:
+        """Raises UsageError where the encoder was trained on the real eyes that are tested."""
+        if encoder.recorded_training & self._real_eyes:
+            raise UsageError(
+                f"{encoder.name} was trained on the real eyes that the tasks {' and '.join(REAL)} test: leave both out "
+                f"({' '.join(f'--without {task}' for task in REAL)}), or add it to {ENCODERS.name} with cohort: real"
+            )
+
+    @cached_property
+    def _real_eyes(self) -> frozenset[str]:
+        return recorded_real_eyes(data_folder())
+
+    def check_contract(self, encoder: PretrainedEncoder) -> None:
+        """Raises UsageError where the encoder reads other volumes than the exam's, or patches that its truth cannot."""
+        preprocessing, patch = self.cohort("main").store.preprocessing, encoder.recipe.tokens.patch_size
+        differences = contract_differences(preprocessing, encoder.recipe, "exam")
+        if differences:
+            raise UsageError(
+                f"{encoder.name} expects other volumes than the exam's:\n  "
+                + "\n  ".join(differences)
+                + "\nThe exam reads encoders of the preprocessing in benchmarks/exam/recipe.yaml: pretrain with it"
+            )
+        if patch[2] % COLUMNS:
+            raise UsageError(
+                f"{encoder.name} cuts patches of {patch[2]} columns; the truth of the exam knows every {COLUMNS}th "
+                f"column: pretrain with patches of a multiple of {COLUMNS}"
+            )
+
     def read(
-        self, row: RowName, encoder: PretrainedEncoder, kind: str, about: dict[str, Any], without: Sequence[str] = ()
+        self,
+        row: RowName,
+        encoder: PretrainedEncoder,
+        kind: str,
+        about: dict[str, Any],
+        without: Sequence[str] = (),
+        real_eyes_seen: bool = False,
     ) -> None:
         """All figures of a row that are missing, but for those of the tasks `without`.
 
-        kind: encoder, intensity, raw_patches, or tissue, which only says where surfaces are.
+        kind: encoder, intensity, raw_patches, or tissue, which only says where surfaces are. real_eyes_seen: the row is
+        of an encoder that is known to have been trained on the real eyes, without their grades.
         """
+        self.check_contract(encoder)
         self.check_unseen(encoder)
+        if not real_eyes_seen and set(REAL) - set(without):
+            self.check_real_eyes_unseen(encoder)
         makers: dict[str, Callable[[], Featurise]] = {
             "encoder": lambda: of_encoder(encoder),
             "intensity": lambda: of_intensity(encoder),
@@ -145,7 +196,7 @@ class _Row:
         recipe = self.encoder.recipe
         yield "real_fluid", lambda: real_tasks.read_fluid(self.exam.folder, self.kind, self.featurise, recipe)
 
-    def _same_eye(self) -> Iterator[Finding]:
+    def _same_eye(self) -> Iterator[Finding | LeftOut]:
         main = self.exam.cohort("main")
         first, second = self.main.pooled(SAME_EYE), self.table(SECOND_VISIT).pooled(SAME_EYE)
         projection = Projection(first[main.indices("train")])
@@ -153,16 +204,16 @@ class _Row:
             main, projection.whitened(first), self.exam.cohort(SECOND_VISIT), projection.whitened(second)
         )
 
-    def _decoys(self) -> Iterator[Finding]:
-        found: list[Finding] = []
+    def _decoys(self) -> Iterator[Finding | LeftOut]:
+        found: list[Finding | LeftOut] = []
         for name in DECOYS:
             cohort = self.exam.cohort(name)
             found += lesion_tasks.decoys(cohort, projected_eyes(cohort, self.table(name), EYES))
         yield from found
+        metrics = [f"auroc_{name}" for name in DECOYS]
         for count in sorted({one.labels for one in found if one.labels is not None}):
-            mean = measurement_tasks.macro([one for one in found if one.labels == count], "decoys", "auroc", count)
-            if mean is not None:
-                yield mean
+            of_count = [one for one in found if isinstance(one, Finding) and one.labels == count]
+            yield measurement_tasks.macro(of_count, "decoys", "auroc", count, metrics)
 
 
 def projected_eyes(cohort: Cohort, table: TokenTable, pool: str) -> Float[np.ndarray, "V components"]:
@@ -182,9 +233,3 @@ def covariates(cohort: Cohort) -> Float[np.ndarray, "V f"]:
     ):
         columns += [(values == one).astype(float) for one in np.unique(values)]
     return np.stack(columns, axis=1).astype(np.float32)
-
-
-def prevalence(cohorts: Sequence[Cohort]) -> dict[str, float]:
-    """Share of eyes with each lesion."""
-    lesions = np.concatenate([cohort.lesions for cohort in cohorts])
-    return {name: round(float(lesions[:, number].mean()), 3) for number, name in enumerate(LESIONS)}

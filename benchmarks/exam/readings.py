@@ -83,12 +83,12 @@ def draw_labelled(
 ) -> Int[np.ndarray, " count"] | None:
     """`count` of the `candidates`, half of them with `has`, or as many as there are; nested for growing counts.
 
-    None where fewer than two have it or there are fewer than `count` in all.
+    None where fewer than two have it, or have it not, or there are fewer than `count` in all.
     """
     rng = keys.generator("exam labelled", *key)
     positive, negative = rng.permutation(candidates[has]), rng.permutation(candidates[~has])
     some = min(max(count // 2, count - len(negative)), len(positive))
-    if some < 2 or len(candidates) < count:
+    if min(some, len(negative)) < 2 or len(candidates) < count:
         return None
     return np.concatenate([positive[:some], negative[: count - some]])
 

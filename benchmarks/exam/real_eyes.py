@@ -16,11 +16,14 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float
 
+from octjepa.checkpoint.state import uid_key
 from octjepa.config import science_hash
 from octjepa.ingest import read_volume
 from octjepa.recipe import Preprocessing
 from octjepa.store import CanonicalVolume, Store, build_store
+from octjepa.store.canonical import volume_id
 from octjepa.store.native_mapping import NativeMap
+from octjepa.volume import OCTVolume, hash_pixels
 
 from .truth import COLUMNS, surface_depths, view_voxels
 
@@ -63,6 +66,23 @@ def why_absent(data: Path) -> str | None:
     return None
 
 
+def recorded_real_eyes(data: Path) -> frozenset[str]:
+    """What an encoder trained on either eye records of it, as its file is or filled up; nothing without the data."""
+    if why_absent(data) is not None:
+        return frozenset()
+    found = set()
+    for eye in EYES:
+        scan, frames = _frames(data, eye)
+        found |= {volume_id(scan.content_hash), volume_id(hash_pixels(fill_up(frames))), uid_key(scan.sop_instance_uid)}
+    return frozenset(found)
+
+
+def _frames(data: Path, eye: str) -> tuple[OCTVolume, np.ndarray]:
+    """The scan of an eye, and its frames in the order of the grades."""
+    scan = read_volume(_file(data, eye, _SCAN), spacing_mm=PITCH_MM)
+    return scan, scan.pixels[::-1] if "frames_reversed" in scan.notes else scan.pixels
+
+
 def read_eyes(work: Path, data: Path, preprocessing: Preprocessing) -> list[RealEye]:
     """Both eyes of the data folder, prepared by `preprocessing` in a store within `work` that is made once."""
     folder = _folder(work, preprocessing)
@@ -82,10 +102,8 @@ def _filled_up(folder: Path, data: Path) -> list[Path]:
     files = [folder / "files" / f"eye{eye}.npy" for eye in EYES]
     for eye, file in zip(EYES, files, strict=True):
         if not file.is_file():
-            scan = read_volume(_file(data, eye, _SCAN), spacing_mm=PITCH_MM)
-            frames = scan.pixels[::-1] if "frames_reversed" in scan.notes else scan.pixels  # as the grades have them
             file.parent.mkdir(parents=True, exist_ok=True)
-            np.save(file, fill_up(frames))
+            np.save(file, fill_up(_frames(data, eye)[1]))
     return files
 
 

@@ -261,7 +261,7 @@ def read_fluid(work: Path, kind: str, featurise: Featurise, recipe: Recipe) -> I
     data = data_folder()
     absent = why_absent(data)
     if absent is not None:
-        yield LeftOut("real_fluid", "dice", LABELLED, absent)
+        yield LeftOut("real_fluid", "dice", LABELLED, absent, retry=True)
         return
     segment = fluid_from_voxels(recipe) if kind == "intensity" else fluid_from_tokens(featurise, recipe)
     yield from fluid(read_eyes(work, data, recipe.preprocessing), segment)
@@ -272,7 +272,7 @@ def read_surfaces(work: Path, featurise: Featurise | None, recipe: Recipe) -> It
     data = data_folder()
     absent = why_absent(data)
     if absent is not None:
-        yield LeftOut("real_surfaces", "error_um", LABELLED, absent)
+        yield LeftOut("real_surfaces", "error_um", LABELLED, absent, retry=True)
         return
     eyes = read_eyes(work, data, recipe.preprocessing.model_copy(update={"flatten": "none"}))
     yield from graders(eyes, recipe) if featurise is None else real_surfaces(eyes, featurise, recipe)
@@ -283,7 +283,7 @@ def read_unet(work: Path, recipe: Recipe, cpu_seconds: float, seed: int) -> Iter
     data = data_folder()
     absent = why_absent(data)
     if absent is not None:
-        yield LeftOut("real_fluid", "dice", LABELLED, absent)
+        yield LeftOut("real_fluid", "dice", LABELLED, absent, retry=True)
         return
     eyes = read_eyes(work, data, recipe.preprocessing)
     yield from fluid(eyes, fluid_from_unet(recipe, cpu_seconds / 2, seed))

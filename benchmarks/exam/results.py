@@ -8,7 +8,7 @@ was not measured, and why, cohorts.json what ingest made of the cohorts.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,21 @@ class Finding:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A figure, or a whole task by its main figure, that was not measured; `reason` says why."""
+    """A figure, or a whole task by its main figure, that was not measured; `reason` says why.
+
+    retry: what was missing may come, such as a file, so that the next reading looks for it again.
+    """
 
     task: str
     metric: str
     labels: int | None
     reason: str
+    retry: bool = False
+
+
+def left_out_mean(task: str, metric: str, labels: int | None, missing: Sequence[str]) -> LeftOut:
+    """A mean over several questions of which `missing` have no figure: of the others it would be another figure."""
+    return LeftOut(task, metric, labels, f"the mean over all of them needs {', '.join(missing)}, left out here")
 
 
 # The poolings of whole eyes that did best on training and validation people (lab/LOG.md, 2026-11-25): for what an eye
@@ -114,15 +123,28 @@ class Results:
     def has(self, row: RowName, task: str, run: str | None = None, weights: str | None = None) -> bool:
         """Whether a row's figures of a task are there, with their resamples: of an encoder, of its training `run`.
 
+        A task of which every figure is left out is there as well, unless what was missing may come.
         weights: the hash of what that run left. A run that is trained again, on another processor say, has its name
         and other weights, and figures of both would stand in one row.
         """
         return self._samples_of(row, task).is_file() and any(
             entry["row"] == row.key
             and entry["task"] == task
-            and entry["run"] == (run or row.key)
+            and entry.get("run") == (run or row.key)
             and entry.get("weights") == weights
-            for entry in self.entries
+            for entry in (*self.entries, *(one for one in self.left_out if not one.get("retry", True)))
+        )
+
+    def is_left_out(self, row: RowName, key: str) -> bool:
+        """Whether left_out.json says why a row has no figure `key`.
+
+        The main figure of a task stands there for the others of as many labels, where none of them was measured.
+        """
+        task, _, labels = key.partition("/")[0], *key.rpartition("/")[1:]
+        ours = [one for one in self.left_out if one["row"] == row.key]
+        measured = {_labels_of(one) for one in self.entries if (one["row"], one["task"]) == (row.key, task)}
+        return any(_key_of(one) == key for one in ours) or (
+            labels not in measured and any((one["task"], _labels_of(one)) == (task, labels) for one in ours)
         )
 
     def _samples_of(self, row: RowName, task: str) -> Path:
@@ -142,20 +164,27 @@ class Results:
             write_json(self.path, self.entries)
             write_json(self._left_out_path, self.left_out)
 
-    def extend(self, row: RowName, found: Iterable[Finding]) -> None:
+    def extend(self, row: RowName, found: Iterable[Finding | LeftOut]) -> None:
         """Adds figures that are made of others of the same row and task, or replaces them, and writes everything."""
+        found = list(found)
+        keys = {one.key if isinstance(one, Finding) else _key_of(asdict(one)) for one in found}
         with FileLock(self.samples / ".lock"):
             self._read()
+            self.left_out = [entry for entry in self.left_out if entry["row"] != row.key or _key_of(entry) not in keys]
+            self.left_out += [{"row": row.key, **asdict(one)} for one in found if isinstance(one, LeftOut)]
+            self.entries = [entry for entry in self.entries if entry["row"] != row.key or _key_of(entry) not in keys]
             for one in found:
+                if isinstance(one, LeftOut):
+                    continue
                 others = [entry for entry in self.entries if (entry["row"], entry["task"]) == (row.key, one.task)]
                 with np.load(self._samples_of(row, one.task), allow_pickle=False) as file:
                     arrays = {name: file[name] for name in file.files}
                 arrays |= _arrays(one)
                 self._write_samples(row, one.task, arrays)
-                self.entries = [entry for entry in self.entries if entry["row"] != row.key or _key_of(entry) != one.key]
                 figure = {"labels", "metric", "value", "low", "high", "n", "people", "scale"}
                 self.entries.append({**others[0], **{k: v for k, v in _entry(row, one).items() if k in figure}})
             write_json(self.path, self.entries)
+            write_json(self._left_out_path, self.left_out)
 
     def _write_samples(self, row: RowName, task: str, arrays: dict[str, np.ndarray]) -> None:
         path = self._samples_of(row, task)
@@ -164,7 +193,8 @@ class Results:
     def _replace(self, row: RowName, task: str, found: list[Finding | LeftOut], about: Entry) -> None:
         findings = [one for one in found if isinstance(one, Finding)]
         self.left_out = [entry for entry in self.left_out if (entry["row"], entry["task"]) != (row.key, task)]
-        self.left_out += [{"row": row.key, **asdict(one)} for one in found if isinstance(one, LeftOut)]
+        trained = {"run": about.get("run") or row.key, "weights": about.get("weights")}
+        self.left_out += [{"row": row.key, **asdict(one), **trained} for one in found if isinstance(one, LeftOut)]
         arrays: dict[str, np.ndarray] = {}
         for one in findings:
             arrays |= _arrays(one)
@@ -218,7 +248,11 @@ def _entry(row: RowName, finding: Finding) -> Entry:
 
 
 def _key_of(entry: Entry) -> str:
-    return f"{entry['task']}/{entry['metric']}/{'all' if entry['labels'] is None else entry['labels']}"
+    return f"{entry['task']}/{entry['metric']}/{_labels_of(entry)}"
+
+
+def _labels_of(entry: Entry) -> str:
+    return "all" if entry["labels"] is None else str(entry["labels"])
 
 
 def _rounded(value: float | None) -> float | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -211,18 +213,61 @@ def train(work: Path, plan: Plan, seed: int, store_path: Path) -> Path:
     if is_trained(folder):
         return folder
     recipe, out = plan.recipe(seed, weights_of_others(work, plan, seed)), folder / "run"
-    started = time.process_time()
-    summary = pretrain(recipe, Store.open(store_path), out, resume=(out / "run.json").is_file())
+    resume, starts = (out / "run.json").is_file(), folder / "cpu_minutes.json"
+    before = {} if starts.is_file() or not resume else {"earlier": None}  # it began before starts were counted
+    with counted_cpu_minutes(starts, before):
+        summary = pretrain(recipe, Store.open(store_path), out, resume=resume)
+    cpu = cpu_minutes(starts)
     write_json(
         folder / "trained.json",
         {
             "encoder": plan.name, "overrides": list(plan.overrides), "seed": seed, "updates": plan.updates,
             "start": _run(plan.start, seed), "teacher": _run(plan.teacher, seed),
-            "views": plan.views, "eyes": summary["volumes"], "cpu_minutes_of_last_start":
-            round((time.process_time() - started) / 60, 2), "loss": summary["loss"], "rankme": summary["rankme"],
+            "views": plan.views, "eyes": summary["volumes"], **cpu, "loss": summary["loss"],
+            "rankme": summary["rankme"],
         },
     )  # fmt: skip
     return folder
+
+
+@contextmanager
+def counted_cpu_minutes(
+    path: Path, before: Mapping[str, float | None] | None = None, every_seconds: float = 60.0
+) -> Iterator[None]:
+    """Adds an entry to `path`: the CPU-minutes of this process within the block, also where it is stopped.
+
+    before: earlier starts of a run that has no such file yet; None for what is not known. Written every so often, since
+    a kill lets nobody write at the end.
+    """
+    starts: dict[str, float | None] = dict(before or {})
+    if path.is_file():
+        starts = json.loads(path.read_text(encoding="utf-8"))
+    number, started, ended = f"start {len(starts) + 1}", time.process_time(), threading.Event()
+
+    def write() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, starts | {number: round((time.process_time() - started) / 60, 2)})
+
+    def write_until_ended() -> None:
+        while not ended.wait(every_seconds):
+            write()
+
+    writer = threading.Thread(target=write_until_ended, daemon=True)
+    write()
+    writer.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        writer.join()
+        write()
+
+
+def cpu_minutes(path: Path) -> dict[str, float]:
+    """{cpu_minutes} of all starts in `path`, or {cpu_minutes_of_known_starts} where there were others."""
+    minutes = list(json.loads(path.read_text(encoding="utf-8")).values())
+    name = "cpu_minutes_of_known_starts" if None in minutes else "cpu_minutes"
+    return {name: round(sum(one for one in minutes if one is not None), 2)}
 
 
 def _run(name: str | None, seed: int) -> str | None:

@@ -29,7 +29,7 @@ from torch import Tensor
 from octjepa import keys
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.distributed.runtime import Runtime
-from octjepa.metrics.bootstrap import Draws, mean_estimate
+from octjepa.metrics.bootstrap import Draws, Estimate
 from octjepa.phantom import LESIONS
 from octjepa.recipe import Recipe, TrainRecipe, ViewRecipe
 from octjepa.tasks.finetune.network import TunedNetwork
@@ -39,7 +39,7 @@ from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervi
 from octjepa.views.loader import Batch, TrainingDataset, training_batches
 
 from .cohorts import Cohort
-from .lesion_tasks import auroc
+from .lesion_tasks import auroc, lesions_mean
 from .results import Finding, LeftOut
 from .settings import LABELLED_PEOPLE, MIN_POSITIVES, RESAMPLES
 
@@ -131,7 +131,7 @@ def tuning(
         if len(labelled) < count:
             yield LeftOut("tuning", "auroc", count, f"there are {len(labelled)} training people, {count} are needed")
             continue
-        measured = []
+        measured: list[int] = []
         for number, name in enumerate(LESIONS):
             known, positives = (int(cohort.lesions[some, number].sum()) for some in (labelled, test))
             if known < MIN_LABELLED or positives < MIN_POSITIVES:
@@ -140,16 +140,14 @@ def tuning(
                 yield LeftOut("tuning", f"auroc_{name}", count, f"{reason}; {needed}")
             else:
                 measured.append(number)
-        if not measured:
-            continue
-        scores = logits(tune(cohort, encoder, labelled, val, seed, updates), cohort, test)
-        parts = [
-            auroc(cohort.lesions[test, number], [scores[:, number]], draws, people, LESIONS[number])
-            for number in measured
-        ]
-        for number, part in zip(measured, parts, strict=True):
-            yield Finding("tuning", f"auroc_{LESIONS[number]}", count, part)
-        yield Finding("tuning", "auroc", count, mean_estimate(parts, len(test)))
+        parts: dict[str, Estimate] = {}
+        if measured:
+            scores = logits(tune(cohort, encoder, labelled, val, seed, updates), cohort, test)
+        for number in measured:
+            name = LESIONS[number]
+            parts[name] = auroc(cohort.lesions[test, number], [scores[:, number]], draws, people, name)
+            yield Finding("tuning", f"auroc_{name}", count, parts[name])
+        yield lesions_mean("tuning", "auroc", count, parts, len(test))
 
 
 def draw_people(

@@ -27,7 +27,9 @@ from synthetic import MemoryStore, small_recipe
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = small_recipe(train={"max_updates": 2, "global_batch": 4}, model={"positions": request.param})
     out = tmp_path_factory.mktemp(request.param) / "run"
-    pretrain(recipe, MemoryStore(recipe.preprocessing), out)
+    store = MemoryStore(recipe.preprocessing)
+    store.table["sop_instance_uid"] = [f"1.2.{number}" for number in range(len(store.table))]
+    pretrain(recipe, store, out)
     return out
 
 
@@ -39,11 +41,12 @@ def test_one_file_gives_the_same_embedding(run: Path, tmp_path: Path) -> None:
     volume = MemoryStore(first.recipe.preprocessing).volumes["volume0003"]
     assert np.array_equal(first.embed(volume), second.embed(volume))
     assert second.trained_on == first.trained_on
+    assert second.trained_on_uids == first.trained_on_uids != set()
     for line in (tmp_path / "out" / "SHA256SUMS").read_text().splitlines():
         digest, name = line.split("  ")
         assert hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest() == digest
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "Trained on | 12 volumes" in card
+    assert "Trained on | 12 volumes; their content hashes and hashes of their SOP instance UIDs" in card
     assert "Not a medical device" in card
 
 

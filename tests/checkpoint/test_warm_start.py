@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from octjepa.checkpoint import load_encoder
+from octjepa.checkpoint.state import uid_key
 from octjepa.checkpoint.warm_start import start_weights, warm_start
 from octjepa.errors import CheckpointError, RecipeError, UsageError
 from octjepa.model import VJEPA3D
@@ -82,8 +83,10 @@ def test_volumes_that_the_first_weights_were_trained_on_count_as_seen_also_after
     store = MemoryStore(first.preprocessing)
     names = list(store.volumes)
     store.table["split"] = ["train"] * 4 + ["val"] * 16
+    store.table["sop_instance_uid"] = ["", *(f"1.2.{number}" for number in range(1, 20))]
     pretrain(first, store, tmp_path / "first")
     assert load_encoder(tmp_path / "first").trained_on == set(names[:4])
+    assert load_encoder(tmp_path / "first").trained_on_uids == {uid_key(f"1.2.{number}") for number in (1, 2, 3)}
     store.table["split"] = ["val"] * 4 + ["train"] * 5 + ["val"] * 11
     for model, objective in (({"warm_start": str(tmp_path / "first")}, {}), ({}, {"teacher": str(tmp_path / "first")})):
         settings = {"model": model, "objective": objective, "monitor": {"every_updates": None}}
@@ -95,6 +98,7 @@ def test_volumes_that_the_first_weights_were_trained_on_count_as_seen_also_after
                 pretrain(recipe, store, out)
         pretrain(recipe, store, out, resume=True)
         assert load_encoder(out).trained_on == set(names[:9])
+        assert load_encoder(out).trained_on_uids == {uid_key(f"1.2.{number}") for number in range(1, 9)}
 
 
 def interrupted_after(updates: int) -> Callable[..., None]:

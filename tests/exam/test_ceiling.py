@@ -141,7 +141,7 @@ def test_the_small_network_learns_from_eyes_alone() -> None:
 def test_each_kind_of_decoy_is_a_question_about_its_own_pairs() -> None:
     class Pairs:
         def __init__(self, name: str) -> None:
-            self.name, self.ids = name, [str(n) for n in range(40)]
+            self.name, self.ids = name, [str(n) for n in range(60)]
             self.people = np.array(self.ids)
             self.store = SimpleNamespace(preprocessing=SimpleNamespace(image_size=SMALL), read=self.read)
 
@@ -151,10 +151,10 @@ def test_each_kind_of_decoy_is_a_question_about_its_own_pairs() -> None:
 
         def indices(self, split: str) -> np.ndarray:
             assert split == "test"
-            return np.arange(20, 40)
+            return np.arange(20, 60)
 
         def column(self, _: str) -> np.ndarray:
-            return np.arange(40) % 2.0
+            return np.arange(60) % 2.0
 
     def answer(views: torch.Tensor) -> torch.Tensor:  # right of the first kind, wrong of the second, else a constant
         member = views.mean(dim=(1, 2, 3))

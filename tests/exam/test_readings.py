@@ -13,7 +13,7 @@ from benchmarks.exam import openings, page, training
 from benchmarks.exam.admission import CNN, add_admitted_means, questions
 from benchmarks.exam.lesion_tasks import auroc, difference
 from benchmarks.exam.measurement_tasks import macro
-from benchmarks.exam.openings import close_seal, open_seal
+from benchmarks.exam.openings import close_seal, described, open_seal
 from benchmarks.exam.readings import Projection, choose_strength, draw_labelled, logistic_scores, ridge_values
 from benchmarks.exam.results import READINGS, Finding, LeftOut, Results, RowName, compare
 from benchmarks.exam.settings import RESULTS
@@ -132,29 +132,78 @@ def test_a_difference_is_paired_and_a_macro_figure_averages_kinds() -> None:
     scores = np.random.default_rng(1).normal(size=120) + TRUTH
     one = finding(scores, draws).estimate
     assert not difference(one, one).samples.any()
-    mean = macro([Finding("decoys", "a", 30, one), Finding("decoys", "b", 30, one)], "decoys", "auroc", 30)
-    assert mean is not None
+    both = [Finding("decoys", "a", 30, one), Finding("decoys", "b", 30, one)]
+    mean = macro(both, "decoys", "auroc", 30, ["a", "b"])
+    assert isinstance(mean, Finding)
     assert mean.estimate.value == one.value
-    assert macro([], "decoys", "auroc", 30) is None
+    of_one = macro(both[:1], "decoys", "auroc", 30, ["a", "b"])
+    assert of_one == LeftOut("decoys", "auroc", 30, "the mean over all of them needs b, left out here")
+
+
+ENCODER = {"run": "mae-0123-seed0", "weights": "00ff"}
 
 
 def test_the_seal_is_opened_once(tmp_path: Path) -> None:
-    open_seal(tmp_path, again=False)
+    open_seal(tmp_path, again=False, **ENCODER)
     close_seal(tmp_path)
     with pytest.raises(UsageError, match=r"opened on .*--again"):
-        open_seal(tmp_path, again=False)
-    open_seal(tmp_path, again=True)
+        open_seal(tmp_path, again=False, **ENCODER)
+    open_seal(tmp_path, again=True, **ENCODER)
     assert (tmp_path / "openings.json").read_text(encoding="utf-8").count("date") == 2
 
 
-def test_an_opening_that_was_interrupted_goes_on_with_the_same_code_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "other", [{"run": "mae-0123-seed1"}, {"weights": "00fe"}, {"code": "other"}, {"exam_code": "other"}]
+)
+def test_an_opening_that_was_interrupted_goes_on_with_the_same_encoder_and_code_alone(
+    other: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):
-        open_seal(tmp_path, again=False)
-    monkeypatch.setattr(openings, "code", lambda: {"code": "other"})
+        open_seal(tmp_path, again=False, **ENCODER)
+    now = {**openings.code(), **ENCODER, **other}
+    monkeypatch.setattr(openings, "code", lambda: {name: now[name] for name in ("code", "exam_code")})
     with pytest.raises(UsageError, match="the sealed cohort was opened"):
-        open_seal(tmp_path, again=False)
+        open_seal(tmp_path, again=False, run=now["run"], weights=now["weights"])
+
+
+def test_an_opening_names_its_encoder_and_code_where_they_are_recorded(tmp_path: Path) -> None:
+    old = [{"date": "2026-11-25", "code": "f06e", "ended": "2026-11-26"}]
+    (tmp_path / "openings.json").write_text(json.dumps(old), encoding="utf-8")
+    open_seal(tmp_path, again=True, **ENCODER)
+    first, second = described(tmp_path)
+    assert first == "2026-11-25, code f06e, read until 2026-11-26"
+    code = openings.code()
+    assert f"for `mae-0123-seed0` (weights 00ff), code {code['code']}, code of the exam {code['exam_code']}" in second
+
+
+def test_the_code_of_the_exam_is_its_sources_and_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openings, "__file__", str(tmp_path / "openings.py"))
+    found = [openings.code()]
+    for name in ("a.py", "b.yaml", "c.md"):
+        (tmp_path / name).write_text("x", encoding="utf-8")
+        found.append(openings.code())
+    assert len({one["code"] for one in found}) == 1
+    assert [one["exam_code"] for one in found].index(found[-1]["exam_code"]) == 2  # a template reads nothing
+
+
+def test_a_figure_that_is_left_out_is_not_one_that_has_not_been_run(tmp_path: Path) -> None:
+    results, row = Results(tmp_path), RowName("mae", PATCH)
+    one = finding(np.arange(120.0), Draws(PEOPLE.tolist(), 20, 0))
+    results.add(row, "eye_lesion", [one, LeftOut("eye_lesion", "auroc_drusen", 30, "too few")], {"run": "mae-1"})
+    results.add(row, "surfaces", [LeftOut("surfaces", "error_um", 5, "too few")], {"run": "mae-1"})
+    results.add(row, "real_fluid", [LeftOut("real_fluid", "dice", 1, "no data", retry=True)], {"run": "mae-1"})
+    again = Results(tmp_path)
+    keys = {
+        "eye_lesion/auroc_drusen/30": True, "eye_lesion/auroc/30": False, "eye_lesion/auroc_other/30": False,
+        "eye_lesion/auroc/all": False, "surfaces/error_um/5": True, "surfaces/error_um_ilm/5": True,
+        "surfaces/error_um/30": False, "real_fluid/ap/1": True, "decoys/auroc/30": False,
+    }  # fmt: skip
+    assert {key: again.is_left_out(row, key) for key in keys} == keys
+    assert not again.is_left_out(RowName("mae", PATCH, 1), "surfaces/error_um/5")
+    assert again.has(row, "surfaces", "mae-1")  # these cohorts will never have more
+    assert not again.has(row, "surfaces", "mae-2")
+    assert not again.has(row, "surfaces", "mae-1", "00ff")
+    assert not again.has(row, "real_fluid", "mae-1")
 
 
 @pytest.mark.parametrize(
@@ -290,10 +339,23 @@ def test_the_mean_over_admitted_questions_leaves_the_others_out(tmp_path: Path) 
     assert found.samples == pytest.approx(other.samples)
     assert again.entry(encoder, "eye_lesion/auroc_admitted/30")["run"] == "mae-1"
 
+    some = [one for one in figures(30, signal, noise) if one.metric != f"auroc_{LESIONS[1]}"]
+    fewer = RowName("mae", PATCH, 1)
+    results.add(fewer, "eye_lesion", some, {"run": "mae-2"})
+    add_admitted_means(results, PATCH)
+    assert not results.is_left_out(fewer, "eye_lesion/auroc_admitted/30")  # it was not put to the row
+    too_few = LeftOut("eye_lesion", f"auroc_{LESIONS[1]}", 30, "too few")
+    results.add(fewer, "eye_lesion", [*some, too_few], {"run": "mae-2"})
+    for _ in range(2):
+        add_admitted_means(results, PATCH)
+    assert results.value(fewer, "eye_lesion/auroc_admitted/30") is None
+    reasons = [one["reason"] for one in Results(tmp_path).left_out if one["metric"] == "auroc_admitted"]
+    assert reasons == [f"the mean over all of them needs auroc_{LESIONS[1]}, left out here"]
+
     sealed = Results(tmp_path / "sealed")  # other people, no ceilings: the exam has decided what is admitted
     sealed.add(floor, "eye_lesion", figures(30, noise, noise), {})
     sealed.add(encoder, "eye_lesion", figures(30, noise, signal), {"run": "mae-1", "views": 64})
-    open_seal(tmp_path / "sealed", again=False)
+    open_seal(tmp_path / "sealed", again=False, **ENCODER)
     page.write_sealed_page(sealed, again, tmp_path / "sealed")
     value = sealed.value(encoder, "eye_lesion/auroc_admitted/30")
     assert value == pytest.approx(sealed.value(encoder, f"eye_lesion/auroc_{LESIONS[1]}/30"), abs=1e-5)

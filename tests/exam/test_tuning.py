@@ -79,11 +79,15 @@ def test_figures_have_their_number_of_people_and_too_few_are_left_out(monkeypatc
     monkeypatch.setattr(module, "MIN_POSITIVES", 5)
     found = list(tuning(eyes, encoder(), 0, counts=(10, 30), updates=2))
     figures = {(one.metric, one.labels) for one in found if isinstance(one, Finding)}
-    assert ("auroc", 10) in figures
-    assert (f"auroc_{LESIONS[0]}", 10) in figures
+    assert figures == {(f"auroc_{name}", 10) for number, name in enumerate(LESIONS) if number != 1}
     left_out = {(one.metric, one.labels): one.reason for one in found if isinstance(one, LeftOut)}
     assert left_out[f"auroc_{LESIONS[1]}", 10].startswith("0 of 10 labelled and 0 of 24 test people")
     assert "12 training people, 30" in left_out["auroc", 30]
-    assert len(left_out) == 2
+    assert left_out["auroc", 10].endswith(f"needs {LESIONS[1]}, left out here")  # four lesions are not all
+    assert len(left_out) == 3
+    eyes.lesions[:, 1] = eyes.lesions[:, 0]
+    assert ("auroc", 10) in {
+        (one.metric, one.labels) for one in tuning(eyes, encoder(), 0, (10,), 2) if isinstance(one, Finding)
+    }
     monkeypatch.setattr(module, "MIN_POSITIVES", 20)
     assert all(isinstance(one, LeftOut) for one in tuning(eyes, encoder(), 0, counts=(10,), updates=2))

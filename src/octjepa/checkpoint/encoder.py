@@ -6,7 +6,7 @@ The recipe is stored with the weights, so every volume gets the preprocessing of
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -21,7 +21,7 @@ from octjepa.checkpoint.folder import check_schema, list_checkpoints, read_manif
 from octjepa.checkpoint.location import MANIFEST, Location, has_file, parse_location
 from octjepa.checkpoint.module import VolumeEncoder, collate_images, prepare_volume
 from octjepa.checkpoint.pooling import TokenFeatures, check_pools, pool_tokens, tissue_layers
-from octjepa.checkpoint.state import MODEL_FILE, read_recipe
+from octjepa.checkpoint.state import MODEL_FILE, UID, read_recipe
 from octjepa.config import load_run_recipe, stored_recipe
 from octjepa.errors import CheckpointError, WrongCheckpointError
 from octjepa.model import VJEPA3D, Encoder
@@ -56,15 +56,22 @@ class PretrainedEncoder:
     """A frozen encoder with its recipe, as `octjepa.load_encoder` returns it.
 
     Attributes: `dim`, the width of a token's features; `recipe`, its settings; `trained_on`, the content ids of its
-    training volumes; `which`, "target" for the EMA target or "student" for the encoder that was trained.
+    training volumes, and `trained_on_uids`, the `state.uid_key` of those that have a UID, in newer weights; `which`,
+    "target" for the EMA target or "student" for the encoder that was trained.
     """
 
     def __init__(
-        self, encoder: Encoder, recipe: Recipe, name: str, trained_on: Iterable[str] = (), which: Which = "target"
+        self, encoder: Encoder, recipe: Recipe, name: str, trained_on: Collection[str] = (), which: Which = "target"
     ) -> None:
         self.encoder, self.which = encoder.eval().requires_grad_(False), which
         self.recipe, self.name, self.dim = recipe, name, encoder.width
-        self.trained_on = frozenset(trained_on)
+        uids = frozenset(one for one in trained_on if one.startswith(UID))
+        self.trained_on, self.trained_on_uids = frozenset(trained_on) - uids, uids
+
+    @property
+    def recorded_training(self) -> frozenset[str]:
+        """All that is recorded of its training volumes, for what is trained or written from it."""
+        return self.trained_on | self.trained_on_uids
 
     @property
     def parameters(self) -> int:

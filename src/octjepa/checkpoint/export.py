@@ -103,7 +103,7 @@ def _about(encoder: PretrainedEncoder) -> dict[str, str]:
         "schema": SCHEMA,
         "recipe": recipe.model_dump(mode="json"),
         "contract_hash": science_hash(recipe.preprocessing),
-        "trained_on": sorted(encoder.trained_on),
+        "trained_on": sorted(encoder.recorded_training),
     }
     return {"octjepa": json.dumps(about), "format": "pt"}
 
@@ -198,6 +198,7 @@ def card(encoder: PretrainedEncoder, how: str) -> str:
             recipe.preprocessing.image_size, recipe.preprocessing.target_spacing_mm, recipe.tokens.patch_size,
         )
     )  # fmt: skip
+    recorded = "content hashes" + (" and hashes of their SOP instance UIDs" if encoder.trained_on_uids else "")
     entries = {
         "Objective": recipe.objective.name,
         "Weights": "the EMA target" if encoder.which == "target" else "the student",
@@ -205,7 +206,7 @@ def card(encoder: PretrainedEncoder, how: str) -> str:
         "Input": f"{size} voxels at {spacing} mm (slice, depth, column), "
         f"one channel, left eyes mirrored: {recipe.preprocessing.orientation == 'OD'}",
         "Tokens": f"patches of {patch}, trained on {recipe.token_count} of {recipe.grid_tokens} in a volume",
-        "Trained on": f"{len(encoder.trained_on)} volumes; their content hashes are in the weights' metadata",
+        "Trained on": f"{len(encoder.trained_on)} volumes; their {recorded} are in the weights' metadata",
         "Contract": science_hash(recipe.preprocessing),
         "Load with": f"`{how}`",
     }

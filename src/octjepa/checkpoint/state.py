@@ -5,6 +5,7 @@ Nothing else is needed for an exact resume: order, masks and augmentation are fu
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from octjepa.recipe import Recipe
 
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimiser.safetensors"
+UID = "uid:"  # what begins so in `trained_on` is of `uid_key`, and no content id
 
 
 def snapshot(model: VJEPA3D, optimizer: torch.optim.AdamW) -> dict[str, dict[str, Tensor]]:
@@ -35,6 +37,15 @@ def snapshot(model: VJEPA3D, optimizer: torch.optim.AdamW) -> dict[str, dict[str
     }
 
 
+def uid_key(sop_instance_uid: str) -> str:
+    """What weights record of a scan beside its content id: a hash of its SOP instance UID.
+
+    A phantom has the same UID on every machine, while processors round its voxels, and with them its content id,
+    differently.
+    """
+    return UID + hashlib.sha256(sop_instance_uid.encode()).hexdigest()[:16]
+
+
 def save(
     parent: Location,
     update: int,
@@ -47,9 +58,9 @@ def save(
 ) -> Location:
     """Writes `tensors` of `snapshot` as `parent/step-<update>`; raises CheckpointError when disk or bucket refuses.
 
-    `trained_on` are the ids (content hashes) of the training volumes: they are stored with the weights, so that no
-    encoder is tested on eyes it was trained on. `score` is the online probe's, by which the best checkpoint is kept;
-    `encoder` (target or student) the one that the checkpoint is loaded as.
+    `trained_on` are the ids (content hashes) of the training volumes, and the `uid_key` of those that have a UID: they
+    are stored with the weights, so that no encoder is tested on eyes it was trained on. `score` is the online probe's,
+    by which the best checkpoint is kept; `encoder` (target or student) the one that the checkpoint is loaded as.
     """
     about = {
         "science_hash": science_hash(recipe),

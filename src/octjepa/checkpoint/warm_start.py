@@ -27,14 +27,14 @@ _INDEX = "model.safetensors.index.json"
 def start_weights(model: VJEPA3D, recipe: Recipe) -> frozenset[str]:
     """Fills the encoders of `model` from `recipe.model.warm_start`, and the target from `recipe.objective.teacher`.
 
-    Returns the ids of the volumes that these were trained on: the run's encoder has learned from them, too. Raises as
-    `warm_start` and `load_teacher`.
+    Returns what they record of the volumes that they were trained on: the run's encoder has learned from them, too.
+    Raises as `warm_start` and `load_teacher`.
     """
     return warm_start(model, recipe) | load_teacher(model, recipe)
 
 
 def load_teacher(model: VJEPA3D, recipe: Recipe) -> frozenset[str]:
-    """Fills the target encoder of `model` from `recipe.objective.teacher`; returns the ids of its training volumes.
+    """Fills the target encoder of `model` from `recipe.objective.teacher`; returns its record of its training volumes.
 
     Raises UsageError: an objective of voxels, which needs no target encoder, or a teacher of another size, patch or
     preprocessing; and as `load_encoder`.
@@ -52,13 +52,13 @@ def load_teacher(model: VJEPA3D, recipe: Recipe) -> frozenset[str]:
     if source.encoder.rope != model.target_encoder.rope:
         raise UsageError(f"objective.teacher {path} has other positions than the recipe: set model.rope_base alike")
     model.target_encoder.load_state_dict(source.encoder.state_dict())
-    return source.trained_on
+    return source.recorded_training
 
 
 def warm_start(model: VJEPA3D, recipe: Recipe) -> frozenset[str]:
     """Fills both encoders of `model` from `recipe.model.warm_start`, in place; does nothing where that is null.
 
-    Returns the ids of the volumes that the weights were trained on, as far as they say so. Raises UsageError: nothing
+    Returns what the weights record of the volumes that they were trained on. Raises UsageError: nothing
     there, another width, depth or number of heads, patches that cannot be carried over; CheckpointError: damaged.
     """
     if recipe.model.warm_start is None:
@@ -74,7 +74,7 @@ def warm_start(model: VJEPA3D, recipe: Recipe) -> frozenset[str]:
         rope: Rope = ROPE_BASE
     else:
         source = load_encoder(path)
-        trained_on = source.trained_on
+        trained_on = source.recorded_training
         weights, heads, rope = dict(source.encoder.state_dict()), source.encoder.heads, source.encoder.rope
         source_recipe = {name: getattr(source.recipe.model, name) for name in ("positions", "position_unit")}
     _check(model, weights, heads, "model.warm_start", path, recipe.model.size)

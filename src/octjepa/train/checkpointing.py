@@ -26,6 +26,7 @@ from octjepa.files import read_json_lines
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe
 from octjepa.store import Store
+from octjepa.store.cohort_flow import text_column
 from octjepa.train.guards import SKIPPED_IN_A_ROW
 from octjepa.train.run_folder import check_data, last_saved, read_summary, record_code_change, record_saved
 from octjepa.train.tracking import RunLogger
@@ -105,7 +106,8 @@ def write_checkpoint(
 @dataclass(frozen=True)
 class Start:
     """Where a run continues: updates done, how many of them were skipped, volumes excluded from here on, and the lines
-    of metrics.jsonl so far. `inherited` are the volumes that its first weights or its teacher were trained on."""
+    of metrics.jsonl so far. `inherited` is what its first weights and its teacher record of the volumes that they were
+    trained on, and the `uid_key` of the run's own volumes."""
 
     update: int = 0
     skipped: int = 0
@@ -149,7 +151,9 @@ def start_from(
                 record_code_change(out, start.update)
         if start.update == 0:  # a resumed run may have been stopped before its first checkpoint
             inherited = start_weights(model, recipe) - set(ids)
-        start = replace(start, inherited=tuple(sorted(inherited)))
+        own = store.table.loc[store.table["volume_id"].isin(ids), "sop_instance_uid"]
+        uids = {state.uid_key(uid) for uid in text_column(own) if uid}
+        start = replace(start, inherited=tuple(sorted({*inherited, *uids})))
 
     runtime.run_on_rank_zero(read)
     _broadcast_state(model, optimizer, runtime)

@@ -46,6 +46,7 @@ class TunableExternal(PretrainedEncoder):
         self.encoder = external.network  # type: ignore[assignment] # any module
         self.name, self.which = external.name, "target"
         self.trained_on = frozenset() if external.tuned_on is None else external.tuned_on.volume_ids
+        self.trained_on_uids = frozenset()
         self.dim = external.width(preprocessing.image_size)
         self.recipe = Recipe(
             name="external", data=DataRecipe(patterns=PATTERNS), preprocessing=preprocessing,

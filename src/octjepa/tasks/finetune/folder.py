@@ -186,7 +186,7 @@ def save_tuned(
     about = {
         "recipe": pretrained.recipe.model_dump(mode="json"),
         "contract_hash": science_hash(pretrained.recipe.preprocessing),
-        "trained_on": sorted(pretrained.trained_on | set(data.volume_ids("train"))),
+        "trained_on": sorted(pretrained.recorded_training | set(data.volume_ids("train"))),
         TUNED: {
             "settings": recipe.model_dump(mode="json"),
             "heads": [asdict(spec) for spec in specs],
