@@ -69,7 +69,7 @@ TASKS_OF = {
     "covariates": {"eye_lesion", "severity"}, "graders": {"real_surfaces"}, SUPERVISED: {"real_fluid"},
     "tissue": {"surfaces", "real_surfaces"},
 }  # fmt: skip
-MISSING = "missing"
+MISSING, LEFT_OUT = "missing", "left out"
 TEMPLATE = Path(__file__).with_name("template.md")
 SEALED_TEMPLATE = Path(__file__).with_name("sealed.md")
 
@@ -142,7 +142,7 @@ def cell(results: Results, rows: Sequence[RowName], key: str) -> str:
     read = {row: value for row in rows if (value := results.value(row, key)) is not None}
     values = list(read.values())
     if not values:
-        return MISSING
+        return LEFT_OUT if any(results.is_left_out(row, key) for row in rows) else MISSING
     digits = 1 if "error_um" in key else 3
     entry = results.entry(next(iter(read)), key)
     text = f"{np.mean(values):.{digits}f}"
