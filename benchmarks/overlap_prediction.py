@@ -4,8 +4,8 @@
     .venv/bin/python benchmarks/overlap_prediction.py --loader docs/loader_rates.json
 
 `--write` puts its table, and that of docs/overlap.json (`benchmarks/overlap.py`), into docs/decisions/0004. `--loader`
-measures the CPU time of a training sample of each recipe in one loader process, on full-size phantoms; nothing may
-run beside it, and the file is read by later predictions.
+measures the CPU time of a training sample of each recipe in one process of one thread, on full-size phantoms, as a
+median; nothing may run beside it. Later predictions read docs/loader_rates.json.
 
 An update on n devices, each of which takes its share of the global batch in `accumulation` micro-batches, takes
 
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -59,7 +60,7 @@ MACHINES = {
     "TPU v4-32, 16 chips": (16, 0.4 * 275e12, 50e9),
 }
 RECIPES = ("pretrain_vjepa_single_domain", "pretrain_vjepa_multi_domain", "one_gpu")
-PEOPLE, SAMPLES, WARM_UP_SAMPLES = 4, 40, 4
+PEOPLE, SAMPLES, WARM_UP_SAMPLES = 4, 60, 10
 
 
 def seconds_apart(compute: float, total: float) -> float:
@@ -166,13 +167,13 @@ def measure_loader(out: Path) -> None:
             recipe = load_recipe(recipe_name)
             build_store([work / "phantom"], work / recipe_name, recipe.preprocessing)
             _, dataset = choose_cohort(Store.open(work / recipe_name), recipe)
-            for position in range(WARM_UP_SAMPLES):
+            seconds = []
+            for position in range(WARM_UP_SAMPLES + SAMPLES):
+                start = time.process_time()
                 dataset[position]
-            start = time.process_time()
-            for position in range(WARM_UP_SAMPLES, WARM_UP_SAMPLES + SAMPLES):
-                dataset[position]
-            seconds = (time.process_time() - start) / SAMPLES
-            found[recipe_name] = {"cpu_seconds_a_sample": round(seconds, 5), "samples": SAMPLES}
+                seconds.append(time.process_time() - start)
+            median = statistics.median(seconds[WARM_UP_SAMPLES:])
+            found[recipe_name] = {"cpu_seconds_a_sample": round(median, 5), "samples": SAMPLES}
             print(recipe_name, found[recipe_name], flush=True)
     write_json(out, found)
 
