@@ -37,6 +37,7 @@ from performance_aims import aims_table, notes
 Results = dict[str, dict[str, Any]]  # comparison, as "step plain" -> what octjepa bench found
 RESTRICTIONS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "performance"
+PROFILE = FOLDER / "step_profile.json"  # of benchmarks/step_profile.py
 
 
 def main() -> int:
@@ -147,7 +148,27 @@ def page(every: dict[str, Results]) -> str:
         if ahead := notes(every, subject):
             lines += ["", "Why the reference is ahead, where it is:", "", *ahead]
         lines.append("")
+    if PROFILE.is_file():
+        lines += operators_by_time(json.loads(PROFILE.read_text(encoding="utf-8")))
     return "\n".join(lines).rstrip() + "\n"
+
+
+def operators_by_time(record: dict[str, Any]) -> list[str]:
+    """The section of the record of `benchmarks/step_profile.py`."""
+    lines = [
+        "## Where an update's time goes", "",
+        "Share of the time of all operators of torch (`benchmarks/step_profile.py`, [record](step_profile.json)).", "",
+        "| machine, precision | threads | recipe | matrix products | operators |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for name, found in record.items():
+        for recipe, one in found.items():
+            if isinstance(one, dict):
+                operators = ", ".join(
+                    f"{operator.removeprefix('aten::')} {share:.2f}" for operator, share in one["operators"].items()
+                )
+                products = f"{one['matrix_products']:.2f}"
+                lines.append(f"| {name} | {found['threads']} | `{recipe}` | {products} | {operators} |")
+    return lines
 
 
 def _figures(one: dict[str, Any]) -> str:

@@ -3,10 +3,10 @@
     .venv/bin/python benchmarks/step_profile.py [--precision auto] [--threads 1] [--updates 8] [--write]
 
 torch's profiler over updates on random numbers in a batch's shapes, after some that are not counted; without shapes,
-stacks and memory, which would cost time themselves. A share is of the time that all operators take by themselves, so
-the time between operators (Python, autograd's own, the profiler) is in none. An operator that calls another has that one's time not in
-its own: `linear` is in `addmm`. `--write` adds the record to docs/performance/step_profile.json by machine and
-precision. Nothing may run beside it.
+stacks and memory, which would cost time themselves. A share is of the time that all operators take by themselves: time
+between operators (Python, autograd's own, the profiler) is in none, and that of a called operator is the called one's,
+as `addmm` in `linear`. `--write` adds the record to docs/performance/step_profile.json by machine and precision;
+`benchmarks/performance.py --page` then shows it. Nothing may run beside it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ from octjepa.train.step import accumulate, take_step
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from performance import FOLDER, machine
+from performance import PROFILE, machine
 
-RECORD = FOLDER / "step_profile.json"
 RECIPES = ("tiny_cpu", "tiny_cpu_vjepa")
 SHOWN, WARM_UP_UPDATES, MOMENTUM = 12, 3, 0.996
 # Parts of the names of operators that multiply matrices: in fp32 and bf16, plain, batched and in attention.
@@ -92,10 +91,10 @@ def main() -> None:
         found[name] = {"precision": recipe.train.precision, **shares_by_operator(recipe, given.updates)}
         print(name, json.dumps(found[name], indent=1), flush=True)
     if given.write:
-        every = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}
+        every = json.loads(PROFILE.read_text(encoding="utf-8")) if PROFILE.is_file() else {}
         about = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", "threads": given.threads, "torch": torch.__version__}
         every[f"{machine()}, {found[RECIPES[0]]['precision']}"] = about | found
-        write_json(RECORD, every)
+        write_json(PROFILE, every)
 
 
 if __name__ == "__main__":

@@ -70,3 +70,10 @@ def test_the_page_in_the_repository_gives_a_reason_for_every_reference_that_is_a
     ahead = {name for known in every.values() for name, one in known.items() if reference_is_ahead(one)}
     assert ahead <= set(NOTES)
     assert (performance.FOLDER / "README.md").read_text(encoding="utf-8") == performance.page(every)
+
+
+def test_operators_of_an_update_are_named_with_their_share() -> None:
+    one = {"precision": "bf16", "matrix_products": 0.4, "operators": {"aten::mm": 0.3, "aten::copy_": 0.2}}
+    record = {"Processor, no bf16, fp32": {"threads": 1, "measured": "2026-01-01", "tiny_cpu": one}}
+    lines = performance.operators_by_time(record)
+    assert lines[-1] == "| Processor, no bf16, fp32 | 1 | `tiny_cpu` | 0.40 | mm 0.30, copy_ 0.20 |"
