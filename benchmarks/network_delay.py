@@ -1,19 +1,24 @@
 """What a network's delay costs an update, with gradients summed during the backward pass and after it.
 
-    .venv/bin/python benchmarks/network_delay.py [--turns 3] [--updates 16] [--out docs/network_delay.json]
+    .venv/bin/python benchmarks/network_delay.py [--turns 7] [--updates 24] [--out docs/network_delay.json] [--write]
+    .venv/bin/python benchmarks/network_delay.py --write --turns 0
 
-`octjepa pretrain tiny_cpu_vjepa` as two processes of one thread, `machine.overlap` on and off in turns. The kernel
-delays nothing here; instead every `torch.distributed.all_reduce` of both processes ends no earlier than the delay
-after it began, by a `sitecustomize` module on their path. Sums that are under way together share the time, as messages
-on a wire do. Medians of the updates after the first ones. `benchmarks/overlap.py` limits the rate. Nothing may run
-beside it.
+`octjepa pretrain tiny_cpu_vjepa` as two processes of one thread, `machine.overlap` on and off in turns, the first of
+the two by turns. The kernel delays nothing here; instead every `torch.distributed.all_reduce` of both processes ends
+the delay after it would have ended, by a `sitecustomize` module on their path: a sum that takes T takes T + d. Of a sum
+that goes on during the backward pass a thread waits for the end, so that its delay passes beside the pass, too; sums
+that are under way together share the time, as messages on a wire do. Medians of the updates after the first ones.
+`--write` puts the table of docs/network_delay.json into docs/decisions/0004; with no turns nothing is measured.
+`benchmarks/overlap.py` limits the rate. Nothing may run beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,30 +31,46 @@ from octjepa.files import write_json
 from octjepa.phantom import write_cohort
 from octjepa.store import build_store
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from marked_tables import replace_marked, table
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+DECISION, RECORD = DOCS / "decisions" / "0004-reduce-after-agreeing.md", DOCS / "network_delay.json"
+RULE = "a sum that takes T takes T + d, d being the delay"
+OLD_RULE = "a sum that takes T takes the longer of T and d, d being the delay (the script's rule until 2026-11-25)"
 DELAYS_MS = (0, 5, 20, 50)
 RECIPE, PEOPLE, WARM_UP_UPDATES = "tiny_cpu_vjepa", 24, 6
 _DELAY, _COUNTS = "OCTJEPA_BENCH_DELAY_MS", "OCTJEPA_BENCH_COUNTS"
 _PATCH = f'''
-import atexit, os, time
+import atexit, os, threading, time
 import torch.distributed as dist
 
 delay, calls, sum_ = float(os.environ["{_DELAY}"]) / 1e3, [0, 0], dist.all_reduce
 
 class Delayed:
-    def __init__(self, work, end):
-        self.work, self.end = work, end
-    def wait(self, *arguments):
-        found = self.work.wait(*arguments)
-        time.sleep(max(0.0, self.end - time.monotonic()))
-        return found
+    def __init__(self, work):
+        self.work, self.error = work, None
+        self.thread = threading.Thread(target=self.end_later, daemon=True)
+        self.thread.start()
+    def end_later(self):
+        try:
+            self.work.wait()
+        except RuntimeError as error:
+            self.error = error
+        time.sleep(delay)
+    def wait(self):
+        self.thread.join()
+        if self.error is not None:
+            raise self.error
+        return True
 
 def all_reduce(*arguments, async_op=False, **named):
     calls[async_op] += 1
-    end = time.monotonic() + delay
     work = sum_(*arguments, async_op=async_op, **named)
     if async_op:
-        return Delayed(work, end)
-    time.sleep(max(0.0, end - time.monotonic()))
+        return Delayed(work)
+    time.sleep(delay)
     return work
 
 @atexit.register
@@ -63,10 +84,21 @@ dist.all_reduce = all_reduce
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--updates", type=int, default=16)
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--updates", type=int, default=24)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--write", action="store_true", help="put the table of --out into the decision")
     given = parser.parse_args()
+    if given.turns:
+        record = {"recipe": RECIPE, "rule": RULE, "turns": given.turns, "rows": measure(given.turns, given.updates)}
+        if given.out:
+            write_json(given.out, record)
+    if given.write:
+        replace_marked(DECISION, "delays", delays(json.loads((given.out or RECORD).read_text(encoding="utf-8"))))
+
+
+def measure(turns: int, updates: int) -> list[dict[str, Any]]:
+    """A row for each delay: medians of the turns, each turn's median, and how many sums an update makes."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
@@ -77,22 +109,42 @@ def main() -> None:
         for delay_ms in DELAYS_MS:
             seconds: dict[str, list[float]] = {"overlap": [], "apart": []}
             sums: dict[str, list[float]] = {}
-            for _ in range(given.turns):
-                for mode, of_turns in seconds.items():
+            for turn in range(turns):
+                for mode in sorted(seconds, reverse=turn % 2 == 0):
                     with _delayed(work, delay_ms):
                         overlap = f"machine.overlap={str(mode == 'overlap').lower()}"
-                        updates = WARM_UP_UPDATES + given.updates
+                        count = WARM_UP_UPDATES + updates
                         recipe = [RECIPE, *NOTHING_BESIDE_UPDATES, overlap]
-                        _, each = train(2, 1, updates, str(work / "store"), work / "run", recipe)
-                    of_turns.append(round(statistics.median(each[WARM_UP_UPDATES:]), 4))
-                    counts = (work / "counts").read_text(encoding="utf-8").split()
-                    sums[mode] = [round(int(count) / updates, 1) for count in counts]  # waited for, beside the pass
+                        _, each = train(2, 1, count, str(work / "store"), work / "run", recipe)
+                    seconds[mode].append(round(statistics.median(each[WARM_UP_UPDATES:]), 4))
+                    calls = (work / "counts").read_text(encoding="utf-8").split()
+                    sums[mode] = [round(int(number) / count, 1) for number in calls]  # waited for, beside the pass
             row: dict[str, Any] = {"delay_ms": delay_ms, "sums_per_update": sums, "seconds": seconds}
             row |= {mode: statistics.median(of_turns) for mode, of_turns in seconds.items()}
             rows.append(row)
             print(row, flush=True)
-    if given.out:
-        write_json(given.out, {"recipe": RECIPE, "rows": rows})
+    return rows
+
+
+def delays(record: dict[str, Any]) -> str:
+    """The table of a record, with the rule by which its sums were delayed: seconds, and what the delay adds to them."""
+    rows = record["rows"]
+    cells = []
+    for row in rows:
+        cell: list[str] = [f"{row['delay_ms']} ms"]
+        for mode in ("apart", "overlap"):
+            low, high = min(row["seconds"][mode]), max(row["seconds"][mode])
+            added = (row[mode] - rows[0][mode]) * 1e3
+            cell += [f"{row[mode]:.3f} s ({low:.3f} to {high:.3f})", f"{added:+.0f} ms"]
+        cells.append(cell)
+    head = ("delay of a sum", "sums after the pass", "more than without", "during it", "more than without")
+    waited = {mode: rows[-1]["sums_per_update"][mode] for mode in ("apart", "overlap")}
+    turns = len(rows[0]["seconds"]["apart"])
+    return (
+        f"{table(head, cells)}\n\nIn this record {record.get('rule', OLD_RULE)}. Medians of {turns} turns (least to "
+        f"greatest). Sums of an update: {waited['apart'][0]:g} after the pass; or "
+        f"{waited['overlap'][1]:g} during it and {waited['overlap'][0]:g} after it."
+    )
 
 
 @contextmanager

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from marked_tables import replace_marked, table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "CONTRIBUTING.md"
@@ -43,21 +48,15 @@ def main() -> None:
     arguments = parser.parse_args()
     seconds = seconds_by_test(arguments.report)
     slowest = sorted(seconds.items(), key=lambda item: -item[1])[:SHOWN]
-    table = "\n".join(
-        ["| seconds | test |", "|---|---|", *(f"| {value:.0f} | `{file}::{name}` |" for (file, name), value in slowest)]
-    )
-    print(table)
+    lines = table(("seconds", "test"), [(f"{value:.0f}", f"`{file}::{name}`") for (file, name), value in slowest])
+    print(lines)
     unmarked = [(key, value) for key, value in seconds.items() if value > SLOW_SECONDS and not is_marked_slow(*key)]
     for (file, name), value in sorted(unmarked, key=lambda item: -item[1]):
         print(f"not marked slow: {value:6.1f} s {file}::{name}")
     fast = sum(value for key, value in seconds.items() if not is_marked_slow(*key))
     print(f"all {sum(seconds.values()):.0f} s, not marked slow {fast:.0f} s, in {len(seconds)} test functions")
     if arguments.write:
-        text = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(
-            re.sub(r"(?<=<!-- slowest tests -->\n).*?(?=<!-- end -->)", table + "\n", text, flags=re.DOTALL),
-            encoding="utf-8",
-        )
+        replace_marked(PAGE, "slowest tests", lines)
 
 
 if __name__ == "__main__":

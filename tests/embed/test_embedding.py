@@ -27,6 +27,7 @@ from octjepa.errors import ContractError, OctjepaError, UsageError, WrongCheckpo
 from octjepa.model import VJEPA3D
 from octjepa.probe.probe import run_probes
 from synthetic import MemoryStore, small_recipe
+from worker_tasks import embed_after_a_kill
 
 
 def weights_file(path: Path, trained_on: list[str], seed: int = 7) -> Path:
@@ -356,8 +357,12 @@ def test_the_true_cause_of_a_worker_of_ray_is_reported() -> None:
 
 
 @pytest.mark.slow
-def test_workers_of_ray_write_the_same_table(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("killed", [False, True])
+def test_workers_of_ray_write_the_same_table(
+    killed: bool, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("ray")
+    from octjepa.embed import ray_tasks
     from octjepa.phantom import write_cohort
     from octjepa.store import Store, build_store
     from octjepa.store.ray_pool import cluster
@@ -370,8 +375,11 @@ def test_workers_of_ray_write_the_same_table(tmp_path: Path, root: Path, monkeyp
     embed_store(step, store, tmp_path / "here.parquet", tokens=tmp_path / "here", part=2)
     monkeypatch.setenv("PYTHONPATH", f"{root / 'src'}:{root / 'tests' / 'support'}")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if killed:  # one worker, in the middle of the table
+        monkeypatch.setattr(ray_tasks, "embed_on_machine", embed_after_a_kill)
     with cluster(1):
         embed_store(step, store, tmp_path / "ray.parquet", tokens=tmp_path / "ray", engine="ray", part=2)
+    assert (tmp_path / "killed").exists() == killed
     here, ray = read_embeddings(tmp_path / "here.parquet"), read_embeddings(tmp_path / "ray.parquet")
     assert here.frame.equals(ray.frame)
     assert np.abs(here.vector - ray.vector).max() < 1e-5

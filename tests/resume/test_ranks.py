@@ -11,7 +11,7 @@ import torch
 
 from octjepa.checkpoint import folder
 from octjepa.files import read_json_lines
-from ranks import BEGIN, assert_same, finish, losses_of, recipe_of, run_alone, start_ranks, weights_of
+from ranks import BEGIN, SIXTEEN, assert_same, finish, losses_of, recipe_of, run_alone, start_ranks, weights_of
 
 pytestmark = pytest.mark.slow
 
@@ -73,6 +73,27 @@ def fills(model, batch, recipe, runtime, update, micro):
 loop.accumulate = fills
 told["memory_within"] = pretrain(recipe, store(recipe), out / "memory_within")
 loop.accumulate = right
+
+# one rank runs out of memory before its backward pass, while the other sends its gradients
+def starved(model, batch, recipe, runtime, update, micro):
+    def spill(module, inputs):
+        if update == 2 and rank == 1 and micro == 2:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory")
+    before = model.predictor.register_forward_pre_hook(spill)
+    try:
+        return right(model, batch, recipe, runtime, update, micro)
+    finally:
+        before.remove()
+loop.accumulate = starved
+told["memory_before"] = pretrain(recipe, store(recipe), out / "memory_before")
+several = recipe_of(train=SIXTEEN)  # there in the first of four micro-batches
+told["memory_accumulated"] = pretrain(several, store(several), out / "memory_accumulated")
+loop.accumulate = right
+
+# each rank takes its share in four micro-batches: the last pass adds the sums of those before
+for name, overlap in (("accumulated", True), ("accumulated_apart", False)):
+    several = recipe_of(train=SIXTEEN, machine={"micro_batch": 2, "overlap": overlap})
+    pretrain(several, store(several), out / name)
 
 # the same sums after the backward pass
 apart = recipe_of(machine={"micro_batch": 2, "overlap": False})
@@ -152,6 +173,7 @@ def scenes(tmp_path_factory):
     """(folder of runs, what each rank told, stderr of each)."""
     out = tmp_path_factory.mktemp("ranks")
     run_alone(out / "one")
+    run_alone(out / "one_of_sixteen", train=SIXTEEN)
     stopped_at(2, out / "parts")
     ended = finish(start_ranks(SCENES, out))
     assert [code for code, _, _ in ended] == [0, 0], ended[0][2] + ended[1][2]
@@ -221,10 +243,23 @@ def test_sums_during_and_after_the_backward_pass_are_the_same_to_the_bit(scenes)
     assert_same(weights_of(out / "two"), weights_of(out / "apart"))
 
 
-@pytest.mark.parametrize("moment", ["memory", "memory_within"])
+def test_ranks_that_accumulate_micro_batches_train_the_weights_of_one_to_the_bit(scenes):
+    out, _, _ = scenes
+    assert_same(weights_of(out / "one_of_sixteen"), weights_of(out / "accumulated"))
+    assert_same(weights_of(out / "accumulated"), weights_of(out / "accumulated_apart"))
+
+
+def test_memory_that_runs_out_in_an_early_micro_batch_makes_both_take_fewer_volumes_at_once(scenes):
+    out, outputs, _ = scenes
+    assert [one["memory_accumulated"]["skipped_updates"] for one in outputs] == [0, 0]
+    mine, theirs = weights_of(out / "memory_accumulated"), weights_of(out / "one_of_sixteen")
+    assert max(float((mine[name] - theirs[name]).abs().max()) for name in mine) < 1e-5
+
+
+@pytest.mark.parametrize("moment", ["memory", "memory_before", "memory_within"])
 def test_memory_that_runs_out_on_one_rank_makes_both_take_fewer_volumes_at_once(scenes, moment):
     out, outputs, errors = scenes
-    assert all(text.count("every rank now takes 1 volumes at once") == 2 for text in errors)
+    assert all(text.count("every rank now takes 1 volumes at once") == 4 for text in errors)
     assert [one[moment]["skipped_updates"] for one in outputs] == [0, 0]
     mine, theirs = weights_of(out / moment), weights_of(out / "one")
     assert max(float((mine[name] - theirs[name]).abs().max()) for name in mine) < 1e-5

@@ -61,13 +61,16 @@ import torch.distributed as dist
 from octjepa.errors import OctjepaError
 from octjepa.train import loop
 from octjepa.train.loop import pretrain
-from ranks import recipe_of
+from ranks import SIXTEEN, recipe_of
 from synthetic import MemoryStore
 
 torch.set_num_threads(1)
 out = Path(sys.argv[1])
 rank = int(os.environ["RANK"])
 """
+
+
+SIXTEEN = {"max_updates": 4, "global_batch": 16, "base_lr": 1e-3, "precision": "fp32"}
 
 
 def recipe_of(updates=6, **sections):

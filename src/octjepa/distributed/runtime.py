@@ -10,7 +10,7 @@ import logging
 import os
 import resource
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -146,10 +146,20 @@ class Runtime:
         if self.world_size > 1 and not self.sharded and self.device.type != "xla":  # FSDP2 and XLA have their own ways
             self._buckets = GradientBuckets(parameters, _communicate)
 
-    def open_gradients(self) -> None:
-        """The next backward pass gives this rank's whole gradient: its parts may be summed as they come."""
+    def open_gradients(self, earlier: Sequence[Mapping[torch.nn.Parameter, Tensor]]) -> bool:
+        """The next backward pass gives this rank's last gradients, which are summed over the ranks as they come.
+
+        `earlier`: sums of the micro-batches before, added to them in turn from the last to the first. False where
+        gradients are not summed during the pass.
+        """
         if self._buckets is not None:
-            self._buckets.open()
+            self._buckets.open(earlier)
+        return self._buckets is not None
+
+    def send_zero_gradients(self) -> None:
+        """This rank has no gradients for the update; the others, which sum theirs during the pass, wait for it."""
+        if self._buckets is not None:
+            self._buckets.send_zeros()
 
     def discard_gradients(self) -> None:
         """Ends sums that `open_gradients` began and that no rank will use."""

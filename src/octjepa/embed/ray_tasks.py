@@ -28,7 +28,7 @@ def embed_on_ray(job: Job, parts: Sequence[Part], workers: int | None) -> Iterat
     """
     with cluster(workers) as ray:
         gpus = 1 if ray.cluster_resources().get("GPU", 0) >= 1 else 0
-        task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(_on_a_machine)
+        task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(embed_on_machine)
         shared = ray.put(job)
         busy = [task.remote(part, shared) for part in parts]
         try:
@@ -64,8 +64,8 @@ def task_result(ray: object, reference: object) -> tuple[int, str]:
 _worker_state: tuple[str, Embedder, Store] | None = None  # of this Ray worker, from task to task
 
 
-def _on_a_machine(part: Part, job: Job) -> tuple[int, str]:
-    """(number, "") once the part is written, or (number, machine) where the folder of parts is missing."""
+def embed_on_machine(part: Part, job: Job) -> tuple[int, str]:
+    """Embeds a part where Ray chose: (number, "") once it is written, (number, machine) without the folder of parts."""
     global _worker_state
     number, volume_ids = part
     if not job.folder.is_dir() or (job.options.tokens and not Path(job.options.tokens).is_dir()):

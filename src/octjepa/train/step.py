@@ -55,8 +55,9 @@ def accumulate(
         with runtime.autocast():
             prediction = model.predict(*inputs)
         check_detached(prediction)
-        if size <= micro_size:  # sums of several micro-batches go over the ranks afterwards, in pairs
-            runtime.open_gradients()
+        last = start + micro_size >= size
+        # The ranks sum their gradients during the last backward pass, which adds those of the passes before in pairs.
+        summed = last and runtime.open_gradients(_by_parameter(model, pending))
         grid_positions = token_grid_positions(micro.grid_index.to(runtime.device), recipe.grid)  # [b, t, 3]
         loss, terms = training_loss(recipe.objective, prediction, grid_positions, *inputs[3:], recipe.grid, update)
         (loss * weight).backward()
@@ -68,8 +69,8 @@ def accumulate(
             values |= {f"train/loss_{name}": value for name, value in terms.items()}
         for name, value in values.items():
             metrics[name] = metrics.get(name, torch.zeros((), device=runtime.device)) + value.float() * share
-        if size > micro_size:
-            _add_in_pairs(model, pending, last=start + micro_size >= size)
+        if size > micro_size and not summed:
+            _add_in_pairs(model, pending, last)
     return metrics
 
 
@@ -85,6 +86,15 @@ def _add_in_pairs(model: VJEPA3D, pending: list[tuple[int, list[Tensor | None]]]
         pending.append((count + count_before, added))
     for parameter, gradient in zip(parameters, pending[0][1] if last else [None] * len(parameters), strict=True):
         parameter.grad = gradient
+
+
+def _by_parameter(model: VJEPA3D, pending: list[tuple[int, list[Tensor | None]]]) -> list[dict[nn.Parameter, Tensor]]:
+    """The sums of `pending`, each by the parameter whose gradient it is."""
+    parameters = list(model.parameters())
+    return [
+        {parameter: total for parameter, total in zip(parameters, sums, strict=True) if total is not None}
+        for _, sums in pending
+    ]
 
 
 def take_step(
@@ -137,11 +147,11 @@ class MicroBatcher:
                     f"rank {self._runtime.rank} ran out of memory at update {update + 1}: lower machine.micro_batch "
                     f"(now {self.micro_batch}) and go on with --resume"
                 ) from None
-        self._runtime.discard_gradients()  # the others wait inside their backward pass
         model.zero_grad(set_to_none=True)
         gc.collect()
         if torch.accelerator.is_available():
             torch.accelerator.empty_cache()
+        self._runtime.send_zero_gradients()  # the others wait in their backward pass; zeros need memory, too
         return None
 
     def reduce_micro_batch(self, model: nn.Module, update: int) -> None:
