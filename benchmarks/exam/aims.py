@@ -56,13 +56,13 @@ AIMS = (
         for labels in ("30", "100")
     ),
     *(
-        Aim(f"real fluid, {name}: above {said}, every seed", f"real_fluid/{metric}/1", other, "every", 0)
+        Aim(f"real fluid, {name}: above {label}, every seed", f"real_fluid/{metric}/1", other, "every", 0)
         for metric, name in (("ap", "AP"), ("dice", "Dice"))
-        for other, said in ((UNTRAINED, "the twin"), *_FLOORS, (SUPERVISED, "a U-Net"))
+        for other, label in ((UNTRAINED, "the twin"), *_FLOORS, (SUPERVISED, "a U-Net"))
     ),
     *(
-        Aim(f"real surfaces: below {said}, every seed", "real_surfaces/error_um/1", other, "every", 0, less=True)
-        for other, said in ((UNTRAINED, "the twin"), *_FLOORS)
+        Aim(f"real surfaces: below {label}, every seed", "real_surfaces/error_um/1", other, "every", 0, less=True)
+        for other, label in ((UNTRAINED, "the twin"), *_FLOORS)
     ),
 )  # fmt: skip
 
