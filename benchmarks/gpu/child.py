@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from benchmarks.exam.cohorts import PRETRAINING, cohort_names, make_cohorts
+from benchmarks.exam.cohorts import EXAMINED, PRETRAINING, make_cohorts
 
 from octjepa.bench.data import random_batch
 from octjepa.cli.failures import exit_with_message
@@ -88,7 +88,7 @@ def _losses(recipe, batch, sharded: bool) -> list[float]:
 def cohorts(settings: Settings, work: Path) -> None:
     """The phantoms and stores of the exam, and of the encoders' pretraining."""
     os.nice(10)
-    make_cohorts(work, settings.exam, (PRETRAINING, *cohort_names(settings.exam)), settings.workers)
+    make_cohorts(work, settings.exam, (PRETRAINING, *EXAMINED), settings.workers)
 
 
 def row(settings: Settings, work: Path, name: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 import yaml
-from benchmarks.exam.cohorts import PRETRAINING, cohort_names, make_cohorts
+from benchmarks.exam.cohorts import EXAMINED, PRETRAINING, make_cohorts
 from benchmarks.exam.openings import code
 from benchmarks.exam.reading import Exam
 from benchmarks.exam.results import Results, RowName, compare
@@ -75,7 +75,7 @@ def read_row(settings: Settings, work: Path, named: str) -> None:
     """All figures of a row that are missing, by the exam's own frozen tasks."""
     kind, _, which = named.partition("@")
     encoder_name = which if kind in (UNTRAINED, "intensity") else kind
-    folder = make_cohorts(work, settings.exam, (PRETRAINING, *cohort_names(settings.exam)), settings.workers)
+    folder = make_cohorts(work, settings.exam, (PRETRAINING, *EXAMINED), settings.workers)
     exam = Exam(folder, Results(work / "exam"))
     about = {**code(), "views": 0, "overrides": list(settings.encoders[encoder_name])}
     if kind in (UNTRAINED, "intensity"):
@@ -104,7 +104,7 @@ def cohorts(campaign: Campaign) -> Figures:
     campaign.begin_cohorts()
     campaign.wait_for_cohorts()
     settings = campaign.settings
-    folder = make_cohorts(campaign.work, settings.exam, (PRETRAINING, *cohort_names(settings.exam)), settings.workers)
+    folder = make_cohorts(campaign.work, settings.exam, (PRETRAINING, *EXAMINED), settings.workers)
     return {"folder": folder.name, "pretraining_people": settings.exam.pretraining, "test_people": settings.exam.test}
 
 

@@ -60,7 +60,9 @@ def attend(
     q: Float[Tensor, "b h s f"], k: Float[Tensor, "b h t f"], v: Float[Tensor, "b h t f"]
 ) -> Float[Tensor, "b h s f"]:
     """softmax(q k' / sqrt(f)) v, by torch's own attention or, where training is faster by them, by plain products."""
-    if torch.is_grad_enabled() and trains_by_plain_products(q.dtype, q.device, k.shape[-2]):
+    # fp32 leaves before the number of tokens is asked for, which is symbolic while torch makes a graph
+    narrow = q.dtype != torch.float32
+    if narrow and torch.is_grad_enabled() and trains_by_plain_products(q.dtype, q.device, k.shape[-2]):
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
         return scores.softmax(dim=-1).to(v.dtype) @ v  # the kernel adds up in fp32
     return F.scaled_dot_product_attention(q, k, v)
