@@ -99,11 +99,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="ENCODER/CHOICE, each; default: all")
     parser.add_argument("--seeds", default="0", help="comma-separated")
     parser.add_argument("--threads", type=int, default=1)
+    plans = plans_by_choice()
     given = parser.parse_args()
+    for unknown in set(given.only or ()) - set(plans):
+        parser.error(f"no choice {unknown}: one of {', '.join(plans)}")
     torch.set_num_threads(given.threads)
     folder = make_cohorts(given.work, EXAM, ("main", PRETRAINING))
     cohort = without_test_people(Cohort.open(folder, "main"))
-    plans = plans_by_choice()
     for seed in map(int, given.seeds.split(",")):
         for choice in given.only or plans:
             plan = plans[choice]
@@ -139,7 +141,8 @@ def _has(out: Path, choice: str, seed: int) -> bool:
 
 def _add(out: Path, row: dict[str, Any]) -> None:
     """Writes a row, and the page anew; several processes may."""
-    with FileLock(out / "samples" / ".lock"):
+    out.mkdir(parents=True, exist_ok=True)
+    with FileLock(out / ".lock"):
         rows = [one for one in _rows(out) if (one["choice"], one["seed"]) != (row["choice"], row["seed"])] + [row]
         write_json(out / "ablations.json", sorted(rows, key=lambda one: (one["choice"], one["seed"])))
         write_page(out, rows)
@@ -151,24 +154,18 @@ def write_page(out: Path, rows: Sequence[dict[str, Any]]) -> None:
     by_choice: dict[str, list[dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda one: int(one["seed"])):
         by_choice.setdefault(row["choice"], []).append(row)
-    for encoder in dict.fromkeys(choice.partition("/")[0] for choice in plans_by_choice()):
-        lines = []
-        for choice in (one for one in plans_by_choice() if one.startswith(f"{encoder}/")):
-            if choice in by_choice:
-                found = by_choice[choice]
-                lines.append([
-                    f"`{choice.partition('/')[2]}`", found[0]["about"], ", ".join(str(one["seed"]) for one in found),
-                    *(_cell(found, by_choice.get(found[0]["twin"], []), figure) for figure in FIGURES),
-                ])  # fmt: skip
-        if lines:
-            heads = ["choice", "what", "seeds", "tokens", *(f"eyes, {count} people" for count in LABELLED)]
-            text += f"\n## {encoder}, {by_choice_updates(by_choice, encoder)} updates\n\n{table(heads, lines)}\n"
+    lines: dict[str, list[list[str]]] = {}  # by the heading that they stand under
+    for choice in plans_by_choice():
+        if choice in by_choice:
+            found, (encoder, _, name) = by_choice[choice], choice.partition("/")
+            lines.setdefault(f"{encoder}, {found[0]['updates']:,} updates", []).append([
+                f"`{name}`", found[0]["about"], ", ".join(str(one["seed"]) for one in found),
+                *(_cell(found, by_choice.get(found[0]["twin"], []), figure) for figure in FIGURES),
+            ])  # fmt: skip
+    heads = ["choice", "what", "seeds", "tokens", *(f"eyes, {count} people" for count in LABELLED)]
+    for heading, part in lines.items():
+        text += f"\n## {heading}\n\n{table(heads, part)}\n"
     write_atomic(out / "ablations.md", lambda file: file.write(text.encode()))
-
-
-def by_choice_updates(by_choice: dict[str, list[dict[str, Any]]], encoder: str) -> str:
-    """The updates of the encoder's runs, which are the same for all choices."""
-    return next(f"{rows[0]['updates']:,}" for choice, rows in by_choice.items() if choice.startswith(f"{encoder}/"))
 
 
 def _cell(rows: Sequence[dict[str, Any]], twins: Sequence[dict[str, Any]], figure: str) -> str:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from .results import SUPERVISED, UNTRAINED, Results, RowName, compare
+from .results import SUPERVISED, UNTRAINED, Results, RowName, compare, difference_text, digits_of
 
 LONGER, SHORTER = "mae_long", "mae"  # encoders that differ in their updates alone
 
@@ -83,12 +83,12 @@ def aims_lines(results: Results, name: str, left_out: Sequence[str] = ()) -> lis
 
 def _figure(results: Results, name: str, aim: Aim) -> tuple[str, bool] | None:
     """What is there of an aim, and whether it is met; None where a figure is missing."""
-    ours = _values(results, name, aim.key)
-    theirs = {} if aim.against is None else _values(results, aim.against, aim.key)
+    ours = results.values(name, aim.key)
+    theirs = {} if aim.against is None else results.values(aim.against, aim.key)
     if not ours or (aim.against is not None and not theirs):
         return None
     one = float(np.mean(list(ours.values())))
-    digits = 1 if "error_um" in aim.key else 3
+    digits = digits_of(aim.key)
     if aim.how == "alone":
         low = min(_low(results, row, aim.key) for row in ours)
         met = one >= aim.bound if aim.low is None else low > aim.low
@@ -101,24 +101,22 @@ def _figure(results: Results, name: str, aim: Aim) -> tuple[str, bool] | None:
     known = [(row, other) for row, other in pairs if other is not None]
     if not known:
         return None
+    found = compare(results, [row for row, _ in known], [other for _, other in known], aim.key)
     if aim.how == "every":
         apart = [ours[row] - theirs[other] for row, other in known]
         text = ", ".join(f"{ours[row]:.{digits}f} against {theirs[other]:.{digits}f}" for row, other in known)
-        found = compare(results, [row for row, _ in known], [other for _, other in known], aim.key)
         if found is not None and found["low"] is not None:
-            text += f"; {found['value']:+.{digits}f} ({found['low']:+.{digits}f} to {found['high']:+.{digits}f})"
+            text += f"; {difference_text(found, digits)}"
         return text, all(x < 0 if aim.less else x > 0 for x in apart)
-    found = compare(results, [row for row, _ in known], [other for _, other in known], aim.key)
     assert found is not None  # both sides were read
-    text = f"{found['value']:+.3f} ({found['low']:+.3f} to {found['high']:+.3f})"
-    return text, bool(found["value"] >= aim.bound and found["low"] > (aim.low or 0))
+    return difference_text(found, digits), bool(found["value"] >= aim.bound and found["low"] > (aim.low or 0))
 
 
 def _compute_lines(results: Results) -> list[list[str]]:
     """Whether every seed of the longer training is above every seed of the shorter."""
     lines = []
     for key, heading in (("token_lesion/token_ap/30", "token AP, 30 eyes"), ("eye_lesion/auroc/30", "AUROC, 30")):
-        long, short = (list(_values(results, name, key).values()) for name in (LONGER, SHORTER))
+        long, short = (list(results.values(name, key).values()) for name in (LONGER, SHORTER))
         text = f"{heading}: six times the updates of `{SHORTER}` above its seeds"
         if not long or not short:
             lines.append([text, "missing", "missing"])
@@ -126,17 +124,6 @@ def _compute_lines(results: Results) -> list[list[str]]:
         found = f"{', '.join(f'{x:.3f}' for x in long)} against {', '.join(f'{x:.3f}' for x in short)}"
         lines.append([text, found, "met" if min(long) > max(short) else "missed"])
     return lines
-
-
-def _values(results: Results, name: str, key: str) -> dict[RowName, float]:
-    """A figure of each seed of a row."""
-    task, metric, labels = key.split("/")
-    wanted = None if labels == "all" else int(labels)
-    return {
-        RowName(one["encoder"], tuple(one["patch"]), one["seed"]): float(one["value"])
-        for one in results.entries
-        if one["encoder"] == name and (one["task"], one["metric"], one["labels"]) == (task, metric, wanted)
-    }
 
 
 def _same_seed(rows: dict[RowName, float], ours: RowName) -> RowName | None:

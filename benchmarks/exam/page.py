@@ -14,7 +14,7 @@ from .admission import add_admitted_means, questions
 from .aims import aims_lines
 from .openings import described
 from .plots import plot_compute
-from .results import READINGS, SUPERVISED, UNTRAINED, Entry, Results, RowName, compare
+from .results import READINGS, SUPERVISED, UNTRAINED, Results, RowName, compare, difference_text, digits_of
 from .settings import (
     BOUNDARY_EYES,
     COMPONENTS,
@@ -143,7 +143,7 @@ def cell(results: Results, rows: Sequence[RowName], key: str) -> str:
     values = list(read.values())
     if not values:
         return LEFT_OUT if any(results.is_left_out(row, key) for row in rows) else MISSING
-    digits = 1 if "error_um" in key else 3
+    digits = digits_of(key)
     entry = results.entry(next(iter(read)), key)
     text = f"{np.mean(values):.{digits}f}"
     if len(values) > 1:
@@ -219,17 +219,10 @@ def differences(results: Results, figures: Figures) -> str:
             cells = []
             for key, _ in figures:
                 found = compare(results, rows, theirs, key)
-                digits = 1 if "error_um" in key else 3
-                cells.append("-" if found is None else _difference(found, digits))
+                cells.append("-" if found is None else difference_text(found, digits_of(key)))
             if set(cells) != {"-"}:
                 lines.append([f"`{name}` less {other}", *cells])
     return table(["", *(heading for _, heading in figures)], lines) if lines else f"No encoder yet: {MISSING}."
-
-
-def _difference(found: Entry, digits: int) -> str:
-    if found["low"] is None:
-        return f"{found['value']:+.{digits}f}"
-    return f"{found['value']:+.{digits}f} ({found['low']:+.{digits}f} to {found['high']:+.{digits}f})"
 
 
 def admission(results: Results) -> str:

@@ -212,6 +212,14 @@ class Results:
             samples, draws = file[key].astype(float), str(file[f"draws:{key}"])
         return Estimate(entry["value"], samples, entry["n"], entry["people"], key, draws, entry["scale"])
 
+    def values(self, encoder: str, key: str) -> dict[RowName, float]:
+        """A figure of every seed of an encoder, or floor."""
+        return {
+            RowName(one["encoder"], tuple(one["patch"]), one["seed"]): float(one["value"])
+            for one in self.entries
+            if one["encoder"] == encoder and _key_of(one) == key
+        }
+
     def labels(self, row: RowName, task: str) -> set[int | None]:
         """The numbers of labels of a row's figures of a task."""
         return {entry["labels"] for entry in self.entries if (entry["row"], entry["task"]) == (row.key, task)}
@@ -276,3 +284,15 @@ def compare(results: Results, ours: Iterable[RowName], theirs: Iterable[RowName]
         _, recipe, _ = recipe_difference([a for a, _ in known], [b for _, b in known])
         low, high = recipe.low, recipe.high
     return {"value": float(np.mean(values)), "low": low, "high": high, "seeds": values}
+
+
+def digits_of(key: str) -> int:
+    """Digits after the point that a figure is shown with: errors are in um."""
+    return 1 if "error_um" in key else 3
+
+
+def difference_text(found: Entry, digits: int) -> str:
+    """What `compare` found, with its interval where there is one."""
+    if found["low"] is None:
+        return f"{found['value']:+.{digits}f}"
+    return f"{found['value']:+.{digits}f} ({found['low']:+.{digits}f} to {found['high']:+.{digits}f})"

@@ -60,31 +60,24 @@ loop.accumulate = full
 told["memory"] = pretrain(recipe, store(recipe), out / "memory")
 loop.accumulate = right
 
-# one rank runs out of memory in the middle of its backward pass, when the ranks already add gradients
-def fills(model, batch, recipe, runtime, update, micro):
-    def spill(gradient):
-        if update == 2 and rank == 1 and micro == 2:
-            raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory")
-    middle = model.context_encoder.embed.weight.register_hook(spill)
-    try:
-        return right(model, batch, recipe, runtime, update, micro)
-    finally:
-        middle.remove()
-loop.accumulate = fills
-told["memory_within"] = pretrain(recipe, store(recipe), out / "memory_within")
-loop.accumulate = right
+# one rank runs out of memory at a place that `hook(model, spill)` chooses
+def starved(hook):
+    def accumulate(model, batch, recipe, runtime, update, micro):
+        def spill(*_):
+            if update == 2 and rank == 1 and micro == 2:
+                raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory")
+        handle = hook(model, spill)
+        try:
+            return right(model, batch, recipe, runtime, update, micro)
+        finally:
+            handle.remove()
+    return accumulate
 
-# one rank runs out of memory before its backward pass, while the other sends its gradients
-def starved(model, batch, recipe, runtime, update, micro):
-    def spill(module, inputs):
-        if update == 2 and rank == 1 and micro == 2:
-            raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory")
-    before = model.predictor.register_forward_pre_hook(spill)
-    try:
-        return right(model, batch, recipe, runtime, update, micro)
-    finally:
-        before.remove()
-loop.accumulate = starved
+# in the middle of its backward pass, when the ranks already add gradients
+loop.accumulate = starved(lambda model, spill: model.context_encoder.embed.weight.register_hook(spill))
+told["memory_within"] = pretrain(recipe, store(recipe), out / "memory_within")
+# before its backward pass, while the other sends its gradients
+loop.accumulate = starved(lambda model, spill: model.predictor.register_forward_pre_hook(spill))
 told["memory_before"] = pretrain(recipe, store(recipe), out / "memory_before")
 several = recipe_of(train=SIXTEEN)  # there in the first of four micro-batches
 told["memory_accumulated"] = pretrain(several, store(several), out / "memory_accumulated")

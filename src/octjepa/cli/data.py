@@ -69,19 +69,9 @@ def phantom(
     unknown = [device for device in chosen if device not in DEVICES]
     if unknown:
         raise UsageError(f"unknown device {', '.join(map(repr, unknown))}: choose from {', '.join(DEVICES)}")
+    processes = worker_count(workers)
     print_result(
-        write_cohort(
-            out,
-            people,
-            seed,
-            chosen,
-            size,
-            read_shares(shares),
-            worker_count(workers),
-            broken,
-            difficulty,
-            group_effect,
-        ),
+        write_cohort(out, people, seed, chosen, size, read_shares(shares), processes, broken, difficulty, group_effect),
         as_json,
     )
 

@@ -14,10 +14,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 _EIGHTH = 8  # a bucket holds at least this part of the gradients, so there are eight at most ...
-_LEAST_BYTES, _MOST_BYTES = (
-    1 << 20,
-    25 << 20,
-)  # ... but for the bounds of its size; the upper is DistributedDataParallel's
+# ... but for the bounds of its size; the upper is DistributedDataParallel's
+_LEAST_BYTES, _MOST_BYTES = 1 << 20, 25 << 20
 
 
 def split_into_buckets(parameters: Iterable[Parameter], bucket_bytes: int | None = None) -> list[list[Parameter]]:

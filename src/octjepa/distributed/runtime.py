@@ -53,7 +53,7 @@ class Runtime:
         if accelerator is not None and dist.is_initialized():
             self.device = torch.device(accelerator.type, int(os.environ.get("LOCAL_RANK", "0")))
         self.precision, self.precision_reason = (
-            choose_precision(AUTO, self.device) if precision == AUTO else (precision, "asked for")
+            choose_precision(AUTO, self.device) if precision == AUTO else (precision, "requested")
         )
         self.sharded = False  # whether FSDP2 shards the model over the ranks
         self._buckets: GradientBuckets | None = None

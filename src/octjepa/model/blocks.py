@@ -47,22 +47,21 @@ class Attention(nn.Module):
         return self.out(attend(q, k, v).transpose(1, 2).flatten(-2))
 
 
-def trains_by_plain_products(dtype: torch.dtype, device: torch.device, tokens: int) -> bool:
-    """Whether attention over `tokens` is plain products while gradients are needed: on a CPU in bf16, of few tokens.
+def trains_by_plain_products(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether attention over up to `PLAIN_TOKENS` is plain products while gradients are needed: on a CPU in bf16.
 
     There the backward pass of torch's own attention is slower, and the `t * t` scores are small
     (`benchmarks/attention.py`).
     """
-    return dtype == torch.bfloat16 and device.type == "cpu" and tokens <= PLAIN_TOKENS
+    return dtype == torch.bfloat16 and device.type == "cpu"
 
 
 def attend(
     q: Float[Tensor, "b h s f"], k: Float[Tensor, "b h t f"], v: Float[Tensor, "b h t f"]
 ) -> Float[Tensor, "b h s f"]:
     """softmax(q k' / sqrt(f)) v, by torch's own attention or, where training is faster by them, by plain products."""
-    # fp32 leaves before the number of tokens is asked for, which is symbolic while torch makes a graph
-    narrow = q.dtype != torch.float32
-    if narrow and torch.is_grad_enabled() and trains_by_plain_products(q.dtype, q.device, k.shape[-2]):
+    plain = torch.is_grad_enabled() and trains_by_plain_products(q.dtype, q.device)
+    if plain and k.shape[-2] <= PLAIN_TOKENS:
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
         return scores.softmax(dim=-1).to(v.dtype) @ v  # the kernel adds up in fp32
     return F.scaled_dot_product_attention(q, k, v)

@@ -151,11 +151,10 @@ def choose_attention(recipe: Recipe, device: torch.device) -> Choice:
     lengths = {recipe.mask_counts[0], sum(recipe.mask_counts)}  # of the encoder and of the predictor
     if get_objective(recipe.objective.name).predictor == "mlp":
         lengths = {recipe.token_count}  # the encoder's: hidden tokens are in it
-    plain = [trains_by_plain_products(dtype, device, tokens) for tokens in lengths]
-    if not any(plain):
+    if not trains_by_plain_products(dtype, device) or min(lengths) > PLAIN_TOKENS:
         return Choice("scaled_dot_product_attention", f"{recipe.train.precision} on {device.type}")
     found = f"bf16 on cpu, {min(lengths)} to {max(lengths)} tokens"
-    if all(plain):
+    if max(lengths) <= PLAIN_TOKENS:
         return Choice("plain products", found)
     return Choice(f"plain products up to {PLAIN_TOKENS} tokens, else scaled_dot_product_attention", found)
 
