@@ -17,6 +17,7 @@ import torch
 
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.cli.failures import exit_with_message
+from octjepa.config import load_recipe
 from octjepa.errors import UsageError
 from octjepa.locks import writer_lock
 from octjepa.phantom import DECOYS
@@ -28,8 +29,8 @@ from .openings import close_seal, code, open_seal
 from .page import row_names, write_page, write_sealed_page
 from .reading import Exam
 from .real_eyes import data_folder, pretraining_store, why_absent
-from .results import READINGS, SUPERVISED, Results, RowName
-from .settings import EXAM, NOT_SEALED, RESULTS, SEALED, WORK, Settings
+from .results import NO_PATCH, READINGS, SUPERVISED, Results, RowName
+from .settings import EXAM, NOT_SEALED, RECIPE, RESULTS, SEALED, WORK, Settings
 from .ship import ship
 
 
@@ -121,7 +122,7 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
     if given.floors or everything:
         _read_floors(exam, plans, about, given.without)
         _read_untrained(exam, plans, about, given.without)
-        row = RowName("graders", (0, 0, 0))
+        row = RowName("graders", NO_PATCH)
         if not results.has(row, "real_surfaces"):
             recipe = plans[0].recipe(0)
             results.add(row, "real_surfaces", real_tasks.read_surfaces(folder, None, recipe), about)
@@ -174,7 +175,7 @@ def _read_floors(exam: Exam, plans: Sequence[training.Plan], about: dict[str, An
         patch = twin.recipe.tokens.patch_size
         for floor in ("intensity", "raw_patches", "tissue"):
             exam.read(RowName(floor, patch), twin, floor, about, without)
-        exam.read_covariates(RowName("covariates", patch), about)
+    exam.read_covariates(RowName("covariates", load_recipe(RECIPE).tokens.patch_size), about)  # they know no patches
 
 
 def _read_untrained(exam: Exam, plans: Sequence[training.Plan], about: dict[str, Any], without: Sequence[str]) -> None:
@@ -205,7 +206,7 @@ def _train(work: Path, settings: Settings, plan: training.Plan, seed: int) -> Pa
 
 def _ceilings(exam: Exam, folder: Path, about: dict[str, Any]) -> None:
     """Networks with ample labels and with few, of the tasks that have no figures of them yet."""
-    row = RowName(SUPERVISED, (0, 0, 0))
+    row = RowName(SUPERVISED, NO_PATCH)
     missing = [task for task in ("eye_lesion", "decoys") if not exam.results.has(row, task)]
     if not missing:
         return
@@ -225,7 +226,7 @@ def _ceilings(exam: Exam, folder: Path, about: dict[str, Any]) -> None:
 
 def _unet(exam: Exam, work: Path, settings: Settings, about: dict[str, Any]) -> None:
     """A U-Net on the real eyes, with the CPU-seconds that pretraining the first encoder takes on this machine."""
-    row = RowName(SUPERVISED, (0, 0, 0))
+    row = RowName(SUPERVISED, NO_PATCH)
     if exam.results.has(row, "real_fluid"):
         return
     plan = training.read_plans()[0]

@@ -8,11 +8,11 @@ from typing import NamedTuple
 from octjepa.phantom import DECOYS, LESIONS
 
 from .measurement_tasks import macro
-from .results import SUPERVISED, Finding, LeftOut, Results, RowName
+from .results import NO_PATCH, SUPERVISED, Finding, LeftOut, Patch, Results, RowName
 from .settings import MAX_CNN_FEW, MAX_INTENSITY, MIN_CNN
 
 ADMITTED = "auroc_admitted"  # the metric: the mean over the admitted questions of a task
-CNN = RowName(SUPERVISED, (0, 0, 0))
+CNN = RowName(SUPERVISED, NO_PATCH)
 
 
 class Question(NamedTuple):
@@ -33,7 +33,7 @@ class Question(NamedTuple):
         return self.intensity <= MAX_INTENSITY and self.ample >= MIN_CNN and self.few <= MAX_CNN_FEW
 
 
-def questions(results: Results, patch: tuple[int, int, int]) -> list[Question]:
+def questions(results: Results, patch: Patch) -> list[Question]:
     """All questions, with the floor that cuts `patch` and the ceilings."""
     floor, found = RowName("intensity", patch), []
     for task, names, prefix in (("eye_lesion", LESIONS, "has"), ("decoys", DECOYS, "decoy")):
@@ -62,7 +62,7 @@ def admitted_means(results: Results, row: RowName, counted: Sequence[Question]) 
     return found
 
 
-def add_admitted_means(results: Results, patch: tuple[int, int, int], decided_by: Results | None = None) -> None:
+def add_admitted_means(results: Results, patch: Patch, decided_by: Results | None = None) -> None:
     """Adds to every row that cuts `patch`, and to the ceiling, its means over the admitted questions.
 
     decided_by: the results whose floors and ceilings admit, where they are others.

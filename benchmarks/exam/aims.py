@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from .results import SUPERVISED, UNTRAINED, Results, RowName, compare, difference_text, digits_of
+from .results import NO_PATCH, SUPERVISED, UNTRAINED, Results, RowName, compare, difference_text, digits_of
 
 LONGER, SHORTER = "mae_long", "mae"  # encoders that differ in their updates alone
 
@@ -84,7 +84,8 @@ def aims_lines(results: Results, name: str, left_out: Sequence[str] = ()) -> lis
 def _figure(results: Results, name: str, aim: Aim) -> tuple[str, bool] | None:
     """What is there of an aim, and whether it is met; None where a figure is missing."""
     ours = results.values(name, aim.key)
-    theirs = {} if aim.against is None else results.values(aim.against, aim.key)
+    patches = {NO_PATCH, *(row.patch for row in ours)}
+    theirs = {} if aim.against is None else results.values(aim.against, aim.key, patches)
     if not ours or (aim.against is not None and not theirs):
         return None
     one = float(np.mean(list(ours.values())))

@@ -14,7 +14,7 @@ from .admission import add_admitted_means, questions
 from .aims import aims_lines
 from .openings import described
 from .plots import plot_compute
-from .results import READINGS, SUPERVISED, UNTRAINED, Results, RowName, compare, difference_text, digits_of
+from .results import READINGS, SUPERVISED, UNTRAINED, Patch, Results, RowName, compare, difference_text, digits_of
 from .settings import (
     BOUNDARY_EYES,
     COMPONENTS,
@@ -31,7 +31,6 @@ from .settings import (
 )
 from .training import first_plan, plan_in_package, read_plans
 
-Patch = tuple[int, int, int]
 Figures = Sequence[tuple[str, str]]
 # (key of the figure, heading): the columns of the table of rows
 LESION_FIGURES = (

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from octjepa.config import load_recipe
+
 from .results import UNTRAINED, Results, RowName
+from .settings import RECIPE
 from .training import Plan, first_plan, read_plans
 
 if TYPE_CHECKING:
@@ -94,8 +97,9 @@ def _points(results: Results, encoders: set[str], key: str, twins: bool = True) 
     """(views, value) of each run of the encoders of a curve, and with `twins` of the untrained ones at 0."""
     found: dict[str, tuple[int, float]] = {}
     names = encoders | ({UNTRAINED, *(f"{UNTRAINED}:{name}" for name in encoders)} if twins else set())
+    patches = {tuple(entry["patch"]) for entry in results.entries if entry["encoder"] in encoders}
     for entry in results.entries:
-        if entry["encoder"] not in names:
+        if entry["encoder"] not in names or tuple(entry["patch"]) not in patches:
             continue
         row = RowName(entry["encoder"], tuple(entry["patch"]), entry["seed"])
         value = results.value(row, key)
@@ -105,6 +109,5 @@ def _points(results: Results, encoders: set[str], key: str, twins: bool = True) 
 
 
 def _floor(results: Results, floor: str, key: str) -> float | None:
-    """The figure of a floor."""
-    row = next((one for one in results.entries if one["encoder"] == floor), None)
-    return None if row is None else results.value(RowName(floor, tuple(row["patch"]), row["seed"]), key)
+    """The figure of a floor, of the patches that the exam's recipe cuts."""
+    return results.value(RowName(floor, load_recipe(RECIPE).tokens.patch_size, 0), key)

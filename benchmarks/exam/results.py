@@ -8,7 +8,7 @@ was not measured, and why, cohorts.json what ingest made of the cohorts.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from octjepa.metrics.comparisons import paired_difference, recipe_difference
 
 Entry = dict[str, Any]
 Signature = dict[str, dict[str, float]]  # cohort -> its volumes, and means over them of what ingest measured
+Patch = tuple[int, int, int]
+NO_PATCH: Patch = (0, 0, 0)  # of a row that cuts no patches
 TOLERANCE = 1e-4  # of a mean; processors differ by 4e-6 (lab/LOG.md, 2026-11-25)
 
 
@@ -78,7 +80,7 @@ class RowName:
     """A row: its encoder or floor, the patch that it cuts, the seed of its network (0 without one)."""
 
     name: str
-    patch: tuple[int, int, int]
+    patch: Patch
     seed: int = 0
 
     @property
@@ -205,19 +207,19 @@ class Results:
     def estimate(self, row: RowName, key: str) -> Estimate | None:
         """A figure with its resamples; None where it is not there."""
         path = self._samples_of(row, key.partition("/")[0])
-        entry = next((one for one in self.entries if one["row"] == row.key and _key_of(one) == key), None)
+        entry = self._find(row, key)
         if entry is None or not path.is_file():
             return None
         with np.load(path, allow_pickle=False) as file:
             samples, draws = file[key].astype(float), str(file[f"draws:{key}"])
         return Estimate(entry["value"], samples, entry["n"], entry["people"], key, draws, entry["scale"])
 
-    def values(self, encoder: str, key: str) -> dict[RowName, float]:
-        """A figure of every seed of an encoder, or floor."""
+    def values(self, encoder: str, key: str, patches: Container[Patch] | None = None) -> dict[RowName, float]:
+        """A figure of every seed of an encoder, or floor; where given, of those alone that cut one of `patches`."""
         return {
             RowName(one["encoder"], tuple(one["patch"]), one["seed"]): float(one["value"])
             for one in self.entries
-            if one["encoder"] == encoder and _key_of(one) == key
+            if one["encoder"] == encoder and _key_of(one) == key and (patches is None or tuple(one["patch"]) in patches)
         }
 
     def labels(self, row: RowName, task: str) -> set[int | None]:
@@ -226,14 +228,19 @@ class Results:
 
     def entry(self, row: RowName, key: str) -> Entry:
         """A figure as results.json has it. Raises KeyError where it is not there."""
-        found = next((one for one in self.entries if one["row"] == row.key and _key_of(one) == key), None)
+        found = self._find(row, key)
         if found is None:
             raise KeyError(f"{row.key} has no {key}")
         return found
 
     def value(self, row: RowName, key: str) -> float | None:
         """A figure alone."""
-        return next((one["value"] for one in self.entries if one["row"] == row.key and _key_of(one) == key), None)
+        found = self._find(row, key)
+        return None if found is None else found["value"]
+
+    def _find(self, row: RowName, key: str) -> Entry | None:
+        name = row.key
+        return next((one for one in self.entries if one["row"] == name and _key_of(one) == key), None)
 
 
 def _arrays(finding: Finding) -> dict[str, np.ndarray]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -80,7 +81,7 @@ class Plan:
 def read_plans(path: Path | None = None, only: Sequence[str] | None = None) -> list[Plan]:
     """The runs of `encoders.yaml`, or those of `only` (NAME:SEED). Raises UsageError where it names none."""
     path = path or ENCODERS
-    given: dict[str, dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    given = _parsed(path.read_text(encoding="utf-8"))
     plans = [
         Plan(
             name=name,
@@ -104,6 +105,12 @@ def read_plans(path: Path | None = None, only: Sequence[str] | None = None) -> l
     if unknown:
         raise UsageError(f"no encoder {unknown[0]} in {path.name}: one of {', '.join(known)}")
     return [known[one] for one in only]
+
+
+@cache
+def _parsed(text: str) -> dict[str, dict[str, Any]]:
+    """A page asks for the plans of every cell, so that a text is parsed once."""
+    return yaml.safe_load(text) or {}
 
 
 def _overrides(given: dict[str, dict[str, Any]], name: str) -> tuple[str, ...]:
