@@ -5,6 +5,7 @@ A cohort's tokens are dropped before those of the next are made; a row that was 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -134,7 +135,10 @@ class Exam:
         reader = _Row(self, row, encoder, makers[kind], kind)
         for task, findings in reader.tasks():
             if task not in without and not self.results.has(row, task, about.get("run"), about.get("weights")):
-                self.results.add(row, task, list(findings()), about)
+                started = time.process_time()
+                found = list(findings())
+                seconds = round(time.process_time() - started, 1)  # the first task that needs a table writes its tokens
+                self.results.add(row, task, found, {**about, "reading_cpu_seconds": seconds})
 
     def read_covariates(self, row: RowName, about: dict[str, Any]) -> None:
         """Age, site, study group and scanner, which need no image, through the tasks that read an eye."""

@@ -236,7 +236,7 @@ def test_another_first_run_makes_other_folders_of_what_goes_on_with_it(
 ) -> None:
     plans = {plan.name: plan for plan in training.read_plans()}
     before = {name: training.run_folder(tmp_path, plan, 0) for name, plan in plans.items()}
-    text = training.ENCODERS.read_text(encoding="utf-8").replace("updates: 4662", "updates: 4663")
+    text = training.ENCODERS.read_text(encoding="utf-8").replace("updates: 4662", "updates: 4663", 1)
     (tmp_path / "encoders.yaml").write_text(text, encoding="utf-8")
     longer = training.read_plans(tmp_path / "encoders.yaml")
     monkeypatch.setattr(training, "ENCODERS", tmp_path / "encoders.yaml")
