@@ -1,4 +1,4 @@
-"""What each choice of the exam's encoders is worth: one changed at a time, beside its untrained twin, at equal updates.
+"""What each choice of the exam's encoders is worth: one changed at a time, beside its untrained twin.
 
     python -m benchmarks.ablations --out docs/exam [--only mae/lr_1e-3:0] [--seeds 0,1] [--threads 1]
 
@@ -43,7 +43,7 @@ FIGURES = ("token_ap_30", *(f"auroc_{count}" for count in LABELLED))
 HEAD = """# What each choice is worth
 
 Written by `python -m benchmarks.ablations` from `ablations.json`; do not edit. Encoders of [the exam](README.md) with
-one choice changed, at equal updates, in bf16 but for `fp32`; read on training and validation people, not on test
+one choice changed, at the updates of the heading, in bf16 but for `fp32`; read on training and validation people, not on test
 people: average precision by token from {eyes} eyes, AUROC of an eye over five lesions from {labelled} people. In
 parentheses the same less the untrained twin of the same architecture, in the order of the seeds. Seeds of one choice
 differ as much as many choices do: a difference that is not there in every seed says nothing. Coarse patches hold other
@@ -61,6 +61,7 @@ def plans_by_choice() -> dict[str, Plan]:
             name=f"{name}-{choice}",
             about=one["about"],
             overrides=(*known[name].overrides, "train.precision=bf16", *one.get("overrides", ())),
+            updates=one.get("updates", known[name].updates),
         )
         for name, choices in given.items()
         for choice, one in choices.items()
@@ -154,7 +155,7 @@ def write_page(out: Path, rows: Sequence[dict[str, Any]]) -> None:
     by_choice: dict[str, list[dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda one: int(one["seed"])):
         by_choice.setdefault(row["choice"], []).append(row)
-    lines: dict[str, list[list[str]]] = {}  # by the heading that they stand under
+    lines: dict[str, list[list[str]]] = {}  # by the heading that they stand under: equal updates together
     for choice in plans_by_choice():
         if choice in by_choice:
             found, (encoder, _, name) = by_choice[choice], choice.partition("/")
