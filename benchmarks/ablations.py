@@ -23,7 +23,7 @@ import yaml
 from benchmarks.exam import training
 from benchmarks.exam.cohorts import PRETRAINING, Cohort, make_cohorts
 from benchmarks.exam.lesion_tasks import TokenTruth, token_lesion
-from benchmarks.exam.page import table
+from benchmarks.exam.page import LEFT_OUT, table
 from benchmarks.exam.reading import projected_eyes
 from benchmarks.exam.results import EYES, Finding
 from benchmarks.exam.settings import EXAM, WORK
@@ -46,8 +46,8 @@ Written by `python -m benchmarks.ablations` from `ablations.json`; do not edit. 
 one choice changed, at the updates of the heading, in bf16 but for `fp32`; read on training and validation people, not on test
 people: average precision by token from {eyes} eyes, AUROC of an eye over five lesions from {labelled} people. In
 parentheses the same less the untrained twin of the same architecture, in the order of the seeds. Seeds of one choice
-differ as much as many choices do: a difference that is not there in every seed says nothing. Coarse patches hold other
-shares of a lesion, so that their column of tokens compares with their twin alone.
+differ as much as many choices do: a difference that is not there in every seed says nothing. Tokens are left out where
+none of the labelled eyes' patches holds enough of a lesion to learn from, as of drusen in coarse patches.
 """
 
 
@@ -75,7 +75,7 @@ def token_cohort(cohort: Cohort) -> Cohort:
 
 
 def read(cohort: Cohort, encoder: PretrainedEncoder, what: str) -> dict[str, float]:
-    """`FIGURES` of an encoder."""
+    """`FIGURES` of an encoder, without that of tokens where the exam leaves a lesion out."""
     tokens = token_table(of_encoder(encoder), cohort, encoder, what)
     x = projected_eyes(cohort, tokens, EYES)
     found = {
@@ -174,8 +174,9 @@ def _cell(rows: Sequence[dict[str, Any]], twins: Sequence[dict[str, Any]], figur
     twin = {one["seed"]: one for one in twins}
     parts = []
     for row in rows:
-        less = twin.get(row["seed"])
-        parts.append(f"{row[figure]:.3f}" + ("" if less is None else f" ({row[figure] - less[figure]:+.3f})"))
+        less = twin.get(row["seed"], {}).get(figure)
+        one = row.get(figure)
+        parts.append(LEFT_OUT if one is None else f"{one:.3f}" + ("" if less is None else f" ({one - less:+.3f})"))
     return ", ".join(parts)
 
 
