@@ -4,7 +4,7 @@
 
 Trains the runs of `exam/ablations.yaml` (as `make exam` does, in its folder), reads each on training and validation
 people, never on test people, and writes ablations.json and ablations.md as each ends; goes on where it stopped. Eyes
-are read as by `benchmarks.pooling`, with `zones_centered`; tokens from 30 of 150 training people, tested on everyone
+are read as by `benchmarks.pooling`, with `zones_whitened`; tokens from 30 of 150 training people, tested on everyone
 else. Needs the cohorts of `make exam`. A run takes five minutes on two cores with AMX, without bf16 much longer.
 """
 

@@ -33,7 +33,7 @@ from octjepa.files import write_json
 from octjepa.phantom import LESIONS
 
 ENCODER = "phantom-tiny"
-POOLS = ("mean", "mean_std_max", "mean_std_max_min", "zones", "zones_centered")
+POOLS = ("mean", "mean_std_max", "mean_std_max_min", "zones", "zones_centered", "zones_whitened")
 LABELLED = (30, 100)
 DRAWS = 5
 

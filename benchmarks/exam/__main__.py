@@ -157,7 +157,7 @@ def _examine_sealed(given: argparse.Namespace) -> None:
     assert found is not None  # it is in the package
     folder = make_cohorts(given.work, SEALED, EXAMINED)  # before the seal: nothing is looked at yet
     encoder, run_about = found
-    open_seal(out, given.again, run_about["run"], run_about["weights"])
+    open_seal(out, given.again, SEALED.seed, run_about["run"], run_about["weights"])
     results = Results(out)
     results.check_cohorts(signature(folder, EXAMINED))
     exam, about = Exam(folder, results), {"measured": datetime.now(UTC).strftime("%Y-%m-%d"), **code()}

@@ -15,13 +15,14 @@ from octjepa.train.run_folder import code_and_versions
 RECORD = "openings.json"
 
 
-def open_seal(out: Path, again: bool, run: str, weights: str) -> None:
-    """Records that the sealed cohort is opened for an encoder; an opening that was interrupted goes on, with the same.
+def open_seal(out: Path, again: bool, seed: int, run: str, weights: str) -> None:
+    """Records that a sealed cohort is opened for an encoder; an opening that was interrupted goes on, with the same.
 
-    run, weights: the encoder's run, and the hash of what it left. Raises UsageError for a second opening that was not
-    requested, such as one for another encoder or with other code.
+    seed: of the cohort's people. run, weights: the encoder's run, and the hash of what it left. Raises UsageError for a
+    second opening of the same people that was not requested, such as one for another encoder or with other code.
     """
-    openings, now = _openings(out), {"run": run, "weights": weights, **code()}
+    everything, now = _openings(out), {"seed": seed, "run": run, "weights": weights, **code()}
+    openings = [one for one in everything if one["seed"] == seed]
     same = bool(openings) and all(openings[-1].get(name, value) == value for name, value in now.items())
     if same and "ended" not in openings[-1]:  # older records lack what is not compared here
         return
@@ -31,7 +32,7 @@ def open_seal(out: Path, again: bool, run: str, weights: str) -> None:
             "no longer of people that nobody has looked at. --again opens it, and the record says so"
         )
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / RECORD, [*openings, {"date": _now(), **now}])
+    write_json(out / RECORD, [*everything, {"date": _now(), **now}])
 
 
 def close_seal(out: Path) -> None:
@@ -47,7 +48,7 @@ def described(out: Path) -> list[str]:
 
 
 def _described(opening: dict[str, Any]) -> str:
-    parts = [opening["date"]]
+    parts = [opening["date"], f"people of seed {opening['seed']}"]
     if "run" in opening:
         parts.append(f"for `{opening['run']}` (weights {opening['weights']})")
     parts.append(f"code {opening['code']}")

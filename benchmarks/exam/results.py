@@ -62,9 +62,9 @@ def left_out_mean(task: str, metric: str, labels: int | None, missing: Sequence[
     return LeftOut(task, metric, labels, f"the mean over all of them needs {', '.join(missing)}, left out here")
 
 
-# The poolings of whole eyes that did best on training and validation people (lab/LOG.md, 2026-11-25): for what an eye
+# The poolings of whole eyes that did best on training and validation people (lab/LOG.md, 2026-11-25 and -26): for what an eye
 # has, and for which eye it is. Not the package's default by reference: the exam stays as it is when that changes.
-EYES, SAME_EYE = "zones_centered", "zones"
+EYES, SAME_EYE = "zones_whitened", "zones"
 # How a task reads a row: the same way for every row but the supervised networks, which read voxels themselves.
 READINGS = {
     "token_lesion": "tokens", "eye_lesion": EYES, "added_value": EYES, "decoys": EYES, "surfaces": "tokens",
@@ -127,13 +127,14 @@ class Results:
 
         A task of which every figure is left out is there as well, unless what was missing may come.
         weights: the hash of what that run left. A run that is trained again, on another processor say, has its name
-        and other weights, and figures of both would stand in one row.
+        and other weights, and figures of both would stand in one row. What was read by another pooling is not there.
         """
         return self._samples_of(row, task).is_file() and any(
             entry["row"] == row.key
             and entry["task"] == task
             and entry.get("run") == (run or row.key)
             and entry.get("weights") == weights
+            and entry.get("reading", _reading(row, task)) == _reading(row, task)
             for entry in (*self.entries, *(one for one in self.left_out if not one.get("retry", True)))
         )
 
@@ -256,10 +257,14 @@ def _entry(row: RowName, finding: Finding) -> Entry:
     estimate, interval = finding.estimate, finding.estimate.interval()
     return {
         "task": finding.task, "encoder": row.name, "labels": finding.labels, "seed": row.seed, "metric": finding.metric,
-        "reading": _WITHOUT_TOKENS.get(row.name, READINGS[finding.task]),
+        "reading": _reading(row, finding.task),
         "value": round(estimate.value, 5), "low": _rounded(interval.low), "high": _rounded(interval.high),
         "n": estimate.n, "row": row.key, "patch": list(row.patch), "people": estimate.n_people, "scale": estimate.scale,
     }  # fmt: skip
+
+
+def _reading(row: RowName, task: str) -> str:
+    return _WITHOUT_TOKENS.get(row.name, READINGS[task])
 
 
 def _key_of(entry: Entry) -> str:

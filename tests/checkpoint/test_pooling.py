@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+import scipy.linalg
 
 from octjepa.checkpoint.pooling import (
     POOL_WIDTHS,
@@ -11,6 +13,7 @@ from octjepa.checkpoint.pooling import (
     pool_tokens,
     readable_pools,
     token_regions,
+    whitened,
 )
 from octjepa.views.tokens import REGIONS
 
@@ -52,7 +55,51 @@ def test_what_an_eye_adds_to_a_whole_depth_is_gone_after_centering_and_what_is_f
     assert len(difference) == 6 * POOL_WIDTHS["zones_centered"]
 
 
+@pytest.mark.parametrize(("count", "dim"), [(150, 6), (40, 96)])
+def test_whitened_tokens_have_less_of_what_all_of_them_vary_in(count: int, dim: int) -> None:
+    rng = np.random.default_rng(4)
+    spread = np.ones(dim, np.float32)
+    spread[0] = 30
+    tokens = (rng.normal(size=(count, dim)) * spread).astype(np.float32)
+    tokens -= tokens.mean(axis=0)
+    found = whitened(tokens)
+    covariance = tokens.astype(float).T @ tokens / count
+    shrunk = covariance / 2 + np.trace(covariance) / dim * np.eye(dim) / 2
+    assert np.allclose(found, tokens @ np.linalg.inv(scipy.linalg.sqrtm(shrunk).real), atol=1e-3)
+    assert found[:, 0].std() / found[:, 1].std() < 0.5 * tokens[:, 0].std() / tokens[:, 1].std()
+    assert np.allclose(whitened(1000 * tokens), found, atol=1e-3)  # whatever the scale of an encoder's tokens
+    assert found.dtype == np.float32
+
+
+def test_tokens_that_do_not_vary_are_pooled_as_they_are() -> None:
+    one = TokenFeatures(np.ones((1, 5), np.float32), np.zeros(1, np.int64), (4, 8, 8), np.ones(1, np.float32))
+    pooled = pool_tokens(one, np.zeros(0, np.int64), ("zones_whitened",))
+    assert len(pooled) == 5 * POOL_WIDTHS["zones_whitened"]
+    assert not pooled.any()
+
+
+def test_a_lesion_along_a_quiet_axis_stands_out_more_after_whitening() -> None:
+    """What pooling takes of few unlike tokens, against the spread of the statistic over eyes without any."""
+    rng, grid = np.random.default_rng(5), (4, 8, 8)
+    index, layers = np.arange(4 * 8 * 8), np.zeros(0, np.int64)
+    spread = np.array([20, 20, 20, 1, 1, 1], np.float32)
+    mixing = np.linalg.qr(rng.normal(size=(6, 6)))[0].astype(np.float32)  # no axis is quiet by itself
+
+    def eye(lesion: float, pool: str) -> np.ndarray:
+        features = rng.normal(size=(256, 6)).astype(np.float32) * spread
+        features[64 * 2 + 8 * 3 + 3 : 64 * 2 + 8 * 3 + 5, 4] += lesion  # two tokens of the middle, one depth
+        one = TokenFeatures(features @ mixing, index, grid, np.ones(256, np.float32))
+        return pool_tokens(one, layers, (pool,))
+
+    effects = {}
+    for pool in ("zones_centered", "zones_whitened"):
+        with_it, without = (np.stack([eye(lesion, pool) for _ in range(60)]) for lesion in (12.0, 0.0))
+        effects[pool] = np.abs((with_it.mean(axis=0) - without.mean(axis=0)) / (without.std(axis=0) + 1e-9)).max()
+    assert effects["zones_whitened"] > 1.5 * effects["zones_centered"]
+
+
 def test_tables_are_compared_by_the_default_pooling_or_the_best_that_they_have() -> None:
+    assert default_pool(("mean_std_max", "zones_centered", "zones_whitened")) == "zones_whitened"
     assert default_pool(("mean_std_max", "zones_centered", "layers")) == "zones_centered"
     assert default_pool(readable_pools(("layers", "mean_std_max_min"))) == "mean_std_max"  # its head
     assert default_pool(("mean",)) == "mean"

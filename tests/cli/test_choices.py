@@ -31,7 +31,7 @@ def test_the_help_names_every_choice(verb: Callable[..., None], option: str) -> 
 
 
 def test_one_pooling_is_the_default_of_all() -> None:
-    assert DEFAULT_POOL == ProbeSettings().paired_pool == VolumeEmbedder("run").pool == "zones_centered"
+    assert DEFAULT_POOL == ProbeSettings().paired_pool == VolumeEmbedder("run").pool == "zones_whitened"
     assert DEFAULT_POOLS == (POSITION_FREE_POOL, DEFAULT_POOL)
     assert POSITION_FREE_POOL == occlusion.POOL == "mean_std_max"
     option = get_type_hints(results.embed, include_extras=True)["pool"].__metadata__[0]

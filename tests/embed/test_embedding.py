@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+import scipy.linalg
 import torch
 from safetensors.torch import save_file
 
@@ -66,7 +67,7 @@ def test_every_raster_volume_once_with_its_keys(run, tmp_path, caplog):
     assert "device maestro2 is lost: none of its 1 volumes is raster" in caplog.text
     assert (figures["rows"], figures["missing"], figures["dim"]) == (18, 2, 192)
     table = read_embeddings(tmp_path / "e.parquet")
-    assert table.pools == pooling.DEFAULT_POOLS == ("mean_std_max", "zones_centered")
+    assert table.pools == pooling.DEFAULT_POOLS == ("mean_std_max", "zones_whitened")
     assert table.vector.shape == table.untrained.shape == (18, (3 + 48) * 192)
     keyed = table.frame.set_index("volume_id")
     assert keyed.loc["volume0001", ["person_id", "content_hash", "split", "age", "clinical_site"]].tolist() == [
@@ -103,7 +104,7 @@ def test_one_thread_gives_the_same_bits_for_any_batch_and_any_parts(run, tmp_pat
 def test_the_rows_are_what_the_encoder_says_of_each_volume(run, tmp_path):
     """Poolings against their definitions, on the tokens themselves."""
     store, encoder = store_of(), load_encoder(run)
-    pools = ("layers", "mean_std_max_min", "tissue_mean", "zones", "zones_centered")
+    pools = ("layers", "mean_std_max_min", "tissue_mean", "zones", "zones_centered", "zones_whitened")
     figures = embed_store(run, store, tmp_path / "e.parquet", pools, tmp_path / "tokens", per_bscan=True, part=8)
     table, saved = read_embeddings(tmp_path / "e.parquet"), TokenFolder.open(figures["tokens"])
     volume = store.read("volume0006")
@@ -130,12 +131,18 @@ def test_the_rows_are_what_the_encoder_says_of_each_volume(run, tmp_path):
     depth, centered = np.unravel_index(one.grid_index, one.grid)[1], one.features.astype(float)
     for at in set(depth.tolist()):
         centered[depth == at] -= one.features[depth == at].mean(axis=0, dtype=float)
-    by_zone = table.features("vector", "zones_centered")[row].reshape(16, 3, 192)
-    for zone in range(16):
-        some = centered[zones == zone]
-        three = [some.mean(axis=0), some.max(axis=0), some.min(axis=0)] if len(some) else np.zeros((3, 192))
-        assert np.allclose(by_zone[zone], three, atol=1e-5)
-    with pytest.raises(UsageError, match="mean_std_max_min, tissue_mean, layers, zones, zones_centered"):
+    covariance = centered.T @ centered / len(centered)
+    shrunk = (covariance + np.trace(covariance) / 192 * np.eye(192)) / 2
+    white = centered @ np.linalg.inv(scipy.linalg.sqrtm(shrunk).real)
+    for pool, tokens in (("zones_centered", centered), ("zones_whitened", white)):
+        by_zone = table.features("vector", pool)[row].reshape(16, 3, 192)
+        for zone in range(16):
+            some = tokens[zones == zone]
+            three = [some.mean(axis=0), some.max(axis=0), some.min(axis=0)] if len(some) else np.zeros((3, 192))
+            assert np.allclose(by_zone[zone], three, atol=1e-4)
+    with pytest.raises(
+        UsageError, match="mean_std_max_min, tissue_mean, layers, zones, zones_centered, zones_whitened"
+    ):
         table.features("vector", "sum")
 
     assert saved.weights == table.weights == shard.weights_hash(encoder)
@@ -277,7 +284,7 @@ def test_intensity_is_the_intensity_of_the_encoders_own_patches_by_zone(run, tmp
     centered = np.stack([one - four[depth == at].mean(axis=0) for one, at in zip(four, depth, strict=True)])
     zones = pooling.token_regions(chosen.grid_index, chosen.grid)
     zone = int(zones[0])
-    some = centered[zones == zone]
+    some = pooling.whitened(centered)[zones == zone]
     assert np.allclose(intensity[zone], [some.mean(axis=0), some.max(axis=0), some.min(axis=0)], atol=1e-4)
     assert table.unpooled == ("histogram", "intensity")
     part = table.take([6, 3])

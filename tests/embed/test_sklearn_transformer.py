@@ -55,7 +55,7 @@ def eyes(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], Store]:
 def test_paths_volumes_and_ids_of_a_store_give_the_features_of_embed(eyes: tuple[list[Path], Store]) -> None:
     paths, store = eyes
     encoder = octjepa.load_encoder("phantom-tiny")
-    expected = np.stack([encoder.embed(path, "zones_centered") for path in paths])
+    expected = np.stack([encoder.embed(path, "zones_whitened") for path in paths])
     embedder = VolumeEmbedder("phantom-tiny", batch=3).fit()
     found = embedder.transform(paths)
     assert found.dtype == np.float32

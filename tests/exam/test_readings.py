@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,7 +141,7 @@ def test_a_difference_is_paired_and_a_macro_figure_averages_kinds() -> None:
     assert of_one == LeftOut("decoys", "auroc", 30, "the mean over all of them needs b, left out here")
 
 
-ENCODER = {"run": "mae-0123-seed0", "weights": "00ff"}
+ENCODER: dict[str, Any] = {"seed": 9, "run": "mae-0123-seed0", "weights": "00ff"}
 
 
 def test_the_seal_is_opened_once(tmp_path: Path) -> None:
@@ -149,7 +150,9 @@ def test_the_seal_is_opened_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"opened on .*--again"):
         open_seal(tmp_path, again=False, **ENCODER)
     open_seal(tmp_path, again=True, **ENCODER)
-    assert (tmp_path / "openings.json").read_text(encoding="utf-8").count("date") == 2
+    close_seal(tmp_path)
+    open_seal(tmp_path, again=False, **{**ENCODER, "seed": 10})  # other people, whom nobody has looked at
+    assert [one["seed"] for one in json.loads((tmp_path / "openings.json").read_text("utf-8"))] == [9, 9, 10]
 
 
 @pytest.mark.parametrize(
@@ -163,15 +166,15 @@ def test_an_opening_that_was_interrupted_goes_on_with_the_same_encoder_and_code_
     now = {**openings.code(), **ENCODER, **other}
     monkeypatch.setattr(openings, "code", lambda: {name: now[name] for name in ("code", "exam_code")})
     with pytest.raises(UsageError, match="the sealed cohort was opened"):
-        open_seal(tmp_path, again=False, run=now["run"], weights=now["weights"])
+        open_seal(tmp_path, again=False, seed=9, run=now["run"], weights=now["weights"])
 
 
 def test_an_opening_names_its_encoder_and_code_where_they_are_recorded(tmp_path: Path) -> None:
-    old = [{"date": "2026-11-25", "code": "f06e", "ended": "2026-11-26"}]
+    old = [{"date": "2026-11-25", "seed": 9, "code": "f06e", "ended": "2026-11-26"}]
     (tmp_path / "openings.json").write_text(json.dumps(old), encoding="utf-8")
     open_seal(tmp_path, again=True, **ENCODER)
     first, second = described(tmp_path)
-    assert first == "2026-11-25, code f06e, read until 2026-11-26"
+    assert first == "2026-11-25, people of seed 9, code f06e, read until 2026-11-26"
     code = openings.code()
     assert f"for `mae-0123-seed0` (weights 00ff), code {code['code']}, code of the exam {code['exam_code']}" in second
 
@@ -298,7 +301,7 @@ def test_results_are_a_list_in_the_words_of_the_contract(tmp_path: Path) -> None
     results.add(row, "eye_lesion", [one, added, missing], {"run": "mae-1", "views": 64})
     entries = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert [(entry["task"], entry["metric"], entry["reading"]) for entry in entries] == [
-        ("eye_lesion", "auroc", "zones_centered"), ("added_value", "added_auroc", "zones_centered"),
+        ("eye_lesion", "auroc", "zones_whitened"), ("added_value", "added_auroc", "zones_whitened"),
     ]  # fmt: skip
     keys = {"task", "encoder", "reading", "labels", "seed", "metric", "value", "low", "high", "n", "run"}
     assert all(keys <= set(entry) for entry in entries)

@@ -7,8 +7,10 @@ other. zones keeps where in the eye a token is: a mean and a maximum for each of
 grid, which are bands of depth times the middle of the scan and the rest (docs/study/zones.md). zones_centered compares
 an eye with itself: each token less the mean token of its depth in this eye, then a mean, a maximum and a minimum for
 each of the same parts. In flattened scans a depth is a layer, so what is left is where the layer differs from its own
-average: what scanner and eye add to all of it is gone (docs/embed.md). Attention pooling is learned from labels, so
-it is part of the attentive probe, which reads tokens.
+average: what scanner and eye add to all of it is gone (docs/embed.md). zones_whitened whitens those tokens by the
+covariance that they have in this eye before it takes the same statistics: what most tissue of the eye varies in weighs
+less, and what few of its tokens differ in weighs more, as in the anomaly detector of Reed and Yu (1990). Attention
+pooling is learned from labels, so it is part of the attentive probe, which reads tokens.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ from octjepa.views import geometry, tokens
 POOL_WIDTHS = {
     "mean": 1, "mean_std_max": 3, "mean_std_max_min": 4, "tissue_mean": 1, "layers": len(tokens.LAYERS),
     "zones": 2 * tokens.REGIONS, "zones_centered": 3 * tokens.REGIONS,
+    "zones_whitened": 3 * tokens.REGIONS,
 }  # fmt: skip
 # The first reads best on training and validation people of the exam (docs/embed.md) and needs the positions of tokens,
 # which are not known of other encoders. `PretrainedEncoder.embed` gives one token width, the mean.
-DEFAULT_POOL = "zones_centered"
+DEFAULT_POOL = "zones_whitened"
 POSITION_FREE_POOL = "mean_std_max"
 DEFAULT_POOLS = (POSITION_FREE_POOL, DEFAULT_POOL)
 # A pooling that is the head of others, and those, the widest last.
+_SHRINKAGE = 0.5  # of an eye's covariance towards its mean variance; chosen as the default pooling was
 _HEAD_OF = {"mean": ("mean_std_max", "mean_std_max_min"), "mean_std_max": ("mean_std_max_min",)}
 
 Layers = Int[np.ndarray, " k"]
@@ -63,8 +67,8 @@ def readable_pools(stored: Sequence[str]) -> tuple[str, ...]:
 
 
 def default_pool(pools: Sequence[str]) -> str:
-    """Which of `pools` to compare by: the default, else mean_std_max, else the last."""
-    return next((name for name in (DEFAULT_POOL, POSITION_FREE_POOL) if name in pools), pools[-1])
+    """Which of `pools` to compare by: the default, else zones_centered, else mean_std_max, else the last."""
+    return next((name for name in (DEFAULT_POOL, "zones_centered", POSITION_FREE_POOL) if name in pools), pools[-1])
 
 
 def pool_columns(stored: Sequence[str], pool: str, dim: int) -> slice:
@@ -108,11 +112,39 @@ def _regions(volume: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
 
 def _centered_regions(volume: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
     """[regions * 3 * dim] Mean, maximum and minimum of each region, of tokens less the mean token of their depth."""
+    return _of_regions(volume, _centered(volume), (np.mean, np.max, np.min))
+
+
+def _whitened_regions(volume: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
+    """[regions * 3 * dim] The same of tokens that were whitened after it."""
+    return _of_regions(volume, whitened(_centered(volume)), (np.mean, np.max, np.min))
+
+
+def _centered(volume: TokenFeatures) -> Float[np.ndarray, "k dim"]:
+    """Tokens less the mean token of their depth."""
     depth = np.unravel_index(volume.grid_index, volume.grid)[1]
     centered = volume.features.copy()
     for row in np.unique(depth):
         centered[depth == row] -= volume.features[depth == row].mean(axis=0)
-    return _of_regions(volume, centered, (np.mean, np.max, np.min))
+    return centered
+
+
+def whitened(tokens: Float[np.ndarray, "k dim"]) -> Float[np.ndarray, "k dim"]:
+    """Tokens of mean 0 times the inverse root of their covariance, half shrunk towards the mean variance.
+
+    The root is the symmetric one (ZCA, Kessy et al. 2018), so that an axis stays the same axis in every eye; shrinkage
+    after Ledoit and Wolf (2004), its weight fixed. Tokens that do not vary stay as they are.
+    """
+    count, dim = tokens.shape
+    wide = tokens.astype(np.float64)
+    of_tokens = count < dim  # X f(X'X) = f(XX') X: the smaller matrix gives the same
+    values, vectors = np.linalg.eigh((wide @ wide.T if of_tokens else wide.T @ wide) / count)
+    variance = values.sum() / dim
+    if variance <= 0:
+        return tokens
+    scale = 1 / np.sqrt((1 - _SHRINKAGE) * np.maximum(values, 0) + _SHRINKAGE * variance)
+    root = (vectors * scale) @ vectors.T
+    return (root @ wide if of_tokens else wide @ root).astype(np.float32)
 
 
 def _of_regions(
@@ -140,6 +172,7 @@ _OF_FEATURES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 _OF_TOKENS: dict[str, Callable[[TokenFeatures, Layers], np.ndarray]] = {
     "tissue_mean": _tissue_mean, "layers": _layer_means, "zones": _regions, "zones_centered": _centered_regions,
+    "zones_whitened": _whitened_regions,
 }  # fmt: skip
 
 

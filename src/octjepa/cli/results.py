@@ -14,7 +14,7 @@ from octjepa.cli.output import check_output_file, print_probe, print_result, pri
 from octjepa.cli.root import app
 
 Level = Annotated[Literal["volume", "eye", "person"], typer.Option("--level", help="Unit of a case.")]
-POOLS = "mean, mean_std_max, mean_std_max_min, tissue_mean, layers, zones, zones_centered"
+POOLS = "mean, mean_std_max, mean_std_max_min, tissue_mean, layers, zones, zones_centered, zones_whitened"
 
 
 @app.command()
@@ -26,7 +26,7 @@ def embed(
     store: StorePath,
     out: Annotated[Path, typer.Option("--out", help="The parquet file to write.")],
     pool: Annotated[
-        list[str] | None, typer.Option("--pool", help=f"{POOLS}; default: mean_std_max and zones_centered; repeatable.")
+        list[str] | None, typer.Option("--pool", help=f"{POOLS}; default: mean_std_max and zones_whitened; repeatable.")
     ] = None,
     tokens: Annotated[Path | None, typer.Option("--tokens", help="Folder for the features of every token.")] = None,
     per_bscan: Annotated[
