@@ -43,9 +43,9 @@ FIGURES = ("token_ap_30", *(f"auroc_{count}" for count in LABELLED))
 HEAD = """# What each choice is worth
 
 Written by `python -m benchmarks.ablations` from `ablations.json`; do not edit. Encoders of [the exam](README.md) with
-one choice changed, at the updates of the heading, in bf16 but for `fp32`; read on training and validation people, not on test
-people: average precision by token from {eyes} eyes, AUROC of an eye over five lesions from {labelled} people. In
-parentheses the same less the untrained twin of the same architecture, in the order of the seeds. Seeds of one choice
+one choice changed, at the updates of the heading, in bf16 but for `fp32`; read on training and validation people, not
+on test people: average precision by token from {eyes} eyes, AUROC of an eye over five lesions from {labelled} people,
+by the pooling `{pool}`. In parentheses the same less the untrained twin of the same architecture, in the order of the seeds. Seeds of one choice
 differ as much as many choices do: a difference that is not there in every seed says nothing. Tokens are left out where
 none of the labelled eyes' patches holds enough of a lesion to learn from, as of drusen in coarse patches.
 """
@@ -151,7 +151,7 @@ def _add(out: Path, row: dict[str, Any]) -> None:
 
 def write_page(out: Path, rows: Sequence[dict[str, Any]]) -> None:
     """ablations.md: a table for each encoder."""
-    text = HEAD.format(eyes=EYES_LABELLED, labelled=" and ".join(map(str, LABELLED)))
+    text = HEAD.format(pool=EYES, eyes=EYES_LABELLED, labelled=" and ".join(map(str, LABELLED)))
     by_choice: dict[str, list[dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda one: int(one["seed"])):
         by_choice.setdefault(row["choice"], []).append(row)
