@@ -118,10 +118,10 @@ def main() -> None:
             twin = _twin_name(plan, seed)
             if not _has(given.out, twin, seed):
                 model = training.untrained(plan, seed)
-                _add(given.out, {"choice": twin, "seed": seed, **read(cohort, model, twin)})
+                _add(given.out, {"choice": twin, "seed": seed, "pool": EYES, **read(cohort, model, twin)})
             row = {
-                "choice": choice, "about": plan.about, "seed": seed, "twin": twin, "updates": plan.updates,
-                "views": plan.views, "run": run.name, **read(cohort, encoder, choice),
+                "choice": choice, "about": plan.about, "seed": seed, "pool": EYES, "twin": twin,
+                "updates": plan.updates, "views": plan.views, "run": run.name, **read(cohort, encoder, choice),
             }  # fmt: skip
             _add(given.out, row)
 
@@ -138,7 +138,8 @@ def _rows(out: Path) -> list[dict[str, Any]]:
 
 
 def _has(out: Path, choice: str, seed: int) -> bool:
-    return any((one["choice"], one["seed"]) == (choice, seed) for one in _rows(out))
+    """Whether a row is there, read by the pooling of today."""
+    return any((one["choice"], one["seed"], one.get("pool")) == (choice, seed, EYES) for one in _rows(out))
 
 
 def _add(out: Path, row: dict[str, Any]) -> None:

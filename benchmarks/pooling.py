@@ -5,8 +5,8 @@
 
 Rows are intensity without a network, phantom-tiny before its first update, phantom-tiny, and other encoders. Each
 pooled vector is read as in the exam: 128 principal components, logistic regression, its penalty by cross-validation
-over the labelled people. These are drawn from the training people; everyone else is predicted. Rows that the file
-holds are not read again. Needs the cohorts of `make exam`. About three minutes a row on one core.
+over the labelled people. These are drawn from the training people; everyone else is predicted. Figures that the
+file holds are not read again. Needs the cohorts of `make exam`. About three minutes a row on one core.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--work", type=Path, default=WORK, help="folder of the exam's cohorts (default: exam/)")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--pool", nargs="*", choices=POOLS, default=POOLS, help="default: all of them")
     parser.add_argument("--encoder", action="append", default=[], help="another encoder, as `octjepa embed` takes it")
     given = parser.parse_args()
     cohort = without_test_people(Cohort.open(make_cohorts(given.work, EXAM, ("main",)), "main"))
@@ -92,12 +93,14 @@ def main() -> None:
     known = json.loads(given.out.read_text(encoding="utf-8"))["rows"] if given.out.is_file() else []
     for path, featurise in featurisers.items():
         name = _row_name(path)
-        if any(row["name"] == name for row in known):
+        there = {row["pool"] for row in known if row["name"] == name}
+        missing = [pool for pool in given.pool if pool not in there]
+        if not missing:
             continue
         table = token_table(featurise(), cohort, shipped, name)
-        for pool in POOLS:
+        for pool in missing:
             known += read(cohort, table, name, pool)
-        write_json(given.out, {"people": len(cohort.ids), "draws": DRAWS, "rows": known})
+            write_json(given.out, {"people": len(cohort.ids), "draws": DRAWS, "rows": known})
 
 
 def _row_name(encoder: str) -> str:
