@@ -99,15 +99,20 @@ def test_the_effect_is_recovered_above_all_baselines_but_intensity_by_zone(made:
     assert message["faults"] == []
 
 
-def test_shuffled_labels_leave_chance_in_every_interval(made: Made) -> None:
-    def shuffled(people: pd.DataFrame) -> pd.DataFrame:
-        return people.assign(study_group=np.random.default_rng(1).permutation(people["study_group"].to_numpy()))
+def test_shuffled_labels_leave_chance_in_nearly_every_interval(made: Made) -> None:
+    """Of 95 %: three times 5 intervals may miss once or twice, and not those of one row."""
+    missed = []
+    for seed in range(3):
 
-    message = probe(made.table, made.labels("dealt.tsv", shuffled)).json
-    for name, row in auroc(message).items():
-        if name != "majority":  # fixed at 0.5
-            assert row["low"] <= 0.5 <= row["high"], name
-    assert message["paired"]["low"] < 0 < message["paired"]["high"]
+        def shuffled(people: pd.DataFrame, seed: int = seed) -> pd.DataFrame:
+            return people.assign(study_group=np.random.default_rng(seed).permutation(people["study_group"].to_numpy()))
+
+        message = probe(made.table, made.labels(f"dealt{seed}.tsv", shuffled)).json
+        intervals = {name: row for name, row in auroc(message).items() if name != "majority"}  # fixed at 0.5
+        missed += [name for name, row in intervals.items() if not row["low"] <= 0.5 <= row["high"]]
+        missed += ["paired"] * (not message["paired"]["low"] < 0 < message["paired"]["high"])
+    assert len(missed) <= 2
+    assert len(missed) == len(set(missed)), missed
 
 
 def test_a_constant_predictor_is_named_by_probe_and_report(made: Made, tmp_path: Path) -> None:
