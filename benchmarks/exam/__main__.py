@@ -128,7 +128,7 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
             results.add(row, "real_surfaces", real_tasks.read_surfaces(folder, None, recipe), about)
         write_page(results, out)
     if given.ceilings or everything:
-        _ceilings(exam, make_cohorts(given.work, settings, (PRETRAINING, *(f"{k}_ample" for k in DECOYS))), about)
+        _ceilings(exam, given.work, settings, about)
         write_page(results, out)
     if everything:
         _unet(exam, given.work, settings, about)
@@ -204,12 +204,13 @@ def _train(work: Path, settings: Settings, plan: training.Plan, seed: int) -> Pa
     return training.train(work, plan, seed, make_cohorts(work, settings, (cohort,)) / cohort / "store")
 
 
-def _ceilings(exam: Exam, folder: Path, about: dict[str, Any]) -> None:
+def _ceilings(exam: Exam, work: Path, settings: Settings, about: dict[str, Any]) -> None:
     """Networks with ample labels and with few, of the tasks that have no figures of them yet."""
     row = RowName(SUPERVISED, NO_PATCH)
     missing = [task for task in ("eye_lesion", "decoys") if not exam.results.has(row, task)]
     if not missing:
         return
+    folder = make_cohorts(work, settings, (PRETRAINING, *(f"{name}_ample" for name in DECOYS)))
     ample = [Cohort.open(folder, f"{name}_ample") for name in DECOYS]
     of_lesions, of_decoys = ceiling.ample_network(Cohort.open(folder, PRETRAINING), ample)
     if "eye_lesion" in missing:
