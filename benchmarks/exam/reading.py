@@ -24,7 +24,7 @@ from .cohorts import EXAMINED, SECOND_VISIT, UNFLATTENED, Cohort
 from .lesion_tasks import EyeProbe, TokenTruth
 from .readings import Projection
 from .real_eyes import data_folder, recorded_real_eyes
-from .results import EYES, SAME_EYE, Finding, LeftOut, Results, RowName
+from .results import AMOUNTS, EYES, SAME_EYE, Finding, LeftOut, Results, RowName
 from .tokens import Featurise, TokenTable, of_encoder, of_intensity, of_raw_patches, of_tissue, token_table
 from .training import ENCODERS
 from .truth import COLUMNS
@@ -171,7 +171,7 @@ class _Row:
 
     @cached_property
     def eyes(self) -> Float[np.ndarray, "V f"]:
-        """What lesions and their severity are read from."""
+        """What lesions are read from."""
         return projected_eyes(self.exam.cohort("main"), self.main, EYES)
 
     def tasks(self) -> Iterator[tuple[str, Callable[[], Iterator[Finding | LeftOut]]]]:
@@ -192,7 +192,7 @@ class _Row:
                 main, EyeProbe(main, self.eyes), None if base is None else base(self.encoder)
             ),
         )
-        yield "severity", lambda: measurement_tasks.severity(main, self.eyes)
+        yield "severity", lambda: measurement_tasks.severity(main, projected_eyes(main, self.main, AMOUNTS))
         yield "same_eye", self._same_eye
         yield "decoys", self._decoys
         if self.kind == "encoder":

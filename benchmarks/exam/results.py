@@ -63,12 +63,12 @@ def left_out_mean(task: str, metric: str, labels: int | None, missing: Sequence[
 
 
 # The poolings of whole eyes that did best on training and validation people (lab/LOG.md, 2026-11-26): for what an eye
-# has, and for which eye it is. Not the package's default by reference: the exam stays as it is when that changes.
-EYES, SAME_EYE = "zones_whitened", "zones"
+# has, how much of it, and which eye it is. Not the package's default by reference: the exam stays as it is when that changes.
+EYES, AMOUNTS, SAME_EYE = "zones_whitened", "zones_centered", "zones"
 # How a task reads a row: the same way for every row but the supervised networks, which read voxels themselves.
 READINGS = {
     "token_lesion": "tokens", "eye_lesion": EYES, "added_value": EYES, "decoys": EYES, "surfaces": "tokens",
-    "severity": EYES, "same_eye": SAME_EYE, "tuning": "tuned", "real_fluid": "tokens", "real_surfaces": "tokens",
+    "severity": AMOUNTS, "same_eye": SAME_EYE, "tuning": "tuned", "real_fluid": "tokens", "real_surfaces": "tokens",
 }  # fmt: skip
 SUPERVISED = "supervised"  # the row of networks that learn from labels alone
 _WITHOUT_TOKENS = {SUPERVISED: "voxels", "covariates": "columns", "graders": "surfaces"}
