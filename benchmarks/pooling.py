@@ -2,13 +2,14 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.pooling --out docs/pooling.json
     OMP_NUM_THREADS=1 python -m benchmarks.pooling --out docs/pooling.json --encoder exam/runs/NAME/run
-    OMP_NUM_THREADS=1 python -m benchmarks.pooling --out docs/pooling.json --amounts --pool zones_centered zones_whitened
+    OMP_NUM_THREADS=1 python -m benchmarks.pooling --out docs/pooling.json --amounts
 
 Rows are intensity without a network, phantom-tiny before its first update, phantom-tiny, and other encoders. Each
 pooled vector is read as in the exam: 128 principal components, logistic regression, its penalty by cross-validation
 over the labelled people. These are drawn from the training people; everyone else is predicted. --amounts reads how
 much of a lesion an eye has instead of whether, as the exam's task severity, from 30 or 100 of 300 training people,
-tested on the others. Figures that the file holds are not read again. Needs the cohorts of `make exam`. About three minutes a row on one core.
+tested on the others. Figures that the file holds are not read again. Needs the cohorts of `make exam`. About three
+minutes a row on one core.
 """
 
 from __future__ import annotations
