@@ -176,8 +176,10 @@ def fit_draws(
     return [logistic_scores(x[eyes], truth[eyes], test, strength) for eyes in known]
 
 
-def eye_lesion(cohort: Cohort, probe: EyeProbe, intensity: EyeProbe | None) -> Iterator[Finding | LeftOut]:
-    """Task 2: AUROC of each lesion; with `intensity` also what the row adds to it."""
+def eye_lesion(
+    cohort: Cohort, probe: EyeProbe, intensity: EyeProbe | None, task: str = "eye_lesion"
+) -> Iterator[Finding | LeftOut]:
+    """Task 2: AUROC of each lesion; with `intensity` also what the row adds to it. task: its name in the results."""
     train, test = cohort.indices("train"), cohort.indices("test")
     people = cohort.people[test]
     draws = Draws(people.tolist(), RESAMPLES, 0)
@@ -191,16 +193,16 @@ def eye_lesion(cohort: Cohort, probe: EyeProbe, intensity: EyeProbe | None) -> I
             scores = probe.scores(lesion, count) if reason is None else []
             if not scores:
                 reason = reason or too_few_to_label(cohort.lesions[train, lesion], count)
-                yield LeftOut("eye_lesion", f"auroc_{name}", count, reason)
+                yield LeftOut(task, f"auroc_{name}", count, reason)
                 continue
             alone[name] = auroc(truth, scores, draws, people, name)
-            yield Finding("eye_lesion", f"auroc_{name}", count, alone[name])
+            yield Finding(task, f"auroc_{name}", count, alone[name])
             if intensity is not None and both is not None:
                 with_it, without = (
                     auroc(truth, one.scores(lesion, count), draws, people, "added") for one in (both, intensity)
                 )
                 added[name] = difference(with_it, without)
-        yield lesions_mean("eye_lesion", "auroc", count, alone, len(test))
+        yield lesions_mean(task, "auroc", count, alone, len(test))
         if intensity is not None:
             yield lesions_mean("added_value", "added_auroc", count, added, len(test))
 

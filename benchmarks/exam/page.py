@@ -42,6 +42,8 @@ LESION_FIGURES = (
     ("eye_lesion/auroc/30", "AUROC of all five, 30 people"),
     ("eye_lesion/auroc/100", "100"),
     ("eye_lesion/auroc/all", "all"),
+    ("eye_lesion_centered/auroc/30", "by `zones_centered`, 30"),
+    ("eye_lesion_centered/auroc/all", "all"),
     ("added_value/added_auroc/30", "added to intensity, 30"),
     ("added_value/added_auroc/all", "all"),
     ("decoys/auroc_admitted/100", "admitted decoys, 100 people"),

@@ -24,7 +24,7 @@ from .cohorts import EXAMINED, SECOND_VISIT, UNFLATTENED, Cohort
 from .lesion_tasks import EyeProbe, TokenTruth
 from .readings import Projection
 from .real_eyes import data_folder, recorded_real_eyes
-from .results import AMOUNTS, EYES, SAME_EYE, Finding, LeftOut, Results, RowName
+from .results import CENTERED, EYES, SAME_EYE, Finding, LeftOut, Results, RowName
 from .tokens import Featurise, TokenTable, of_encoder, of_intensity, of_raw_patches, of_tissue, token_table
 from .training import ENCODERS
 from .truth import COLUMNS
@@ -174,6 +174,11 @@ class _Row:
         """What lesions are read from."""
         return projected_eyes(self.exam.cohort("main"), self.main, EYES)
 
+    @cached_property
+    def centered(self) -> Float[np.ndarray, "V f"]:
+        """What their severity is read from, and lesions once more."""
+        return projected_eyes(self.exam.cohort("main"), self.main, CENTERED)
+
     def tasks(self) -> Iterator[tuple[str, Callable[[], Iterator[Finding | LeftOut]]]]:
         """The tasks that the row is read by."""
         if self.kind != "tissue":
@@ -192,7 +197,11 @@ class _Row:
                 main, EyeProbe(main, self.eyes), None if base is None else base(self.encoder)
             ),
         )
-        yield "severity", lambda: measurement_tasks.severity(main, projected_eyes(main, self.main, AMOUNTS))
+        yield (
+            "eye_lesion_centered",
+            lambda: lesion_tasks.eye_lesion(main, EyeProbe(main, self.centered), None, "eye_lesion_centered"),
+        )
+        yield "severity", lambda: measurement_tasks.severity(main, self.centered)
         yield "same_eye", self._same_eye
         yield "decoys", self._decoys
         if self.kind == "encoder":

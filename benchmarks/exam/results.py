@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +65,12 @@ def left_out_mean(task: str, metric: str, labels: int | None, missing: Sequence[
 # The poolings of whole eyes that did best on training and validation people (lab/LOG.md, 2026-11-26): for what an eye
 # has, how much of it, and which eye it is. Not the package's default by reference: the exam stays as it is when that
 # changes.
-EYES, AMOUNTS, SAME_EYE = "zones_whitened", "zones_centered", "zones"
+EYES, CENTERED, SAME_EYE = "zones_whitened", "zones_centered", "zones"
 # How a task reads a row: the same way for every row but the supervised networks, which read voxels themselves.
 READINGS = {
-    "token_lesion": "tokens", "eye_lesion": EYES, "added_value": EYES, "decoys": EYES, "surfaces": "tokens",
-    "severity": AMOUNTS, "same_eye": SAME_EYE, "tuning": "tuned", "real_fluid": "tokens", "real_surfaces": "tokens",
+    "token_lesion": "tokens", "eye_lesion": EYES, "eye_lesion_centered": CENTERED, "added_value": EYES, "decoys": EYES,
+    "surfaces": "tokens", "severity": CENTERED, "same_eye": SAME_EYE, "tuning": "tuned", "real_fluid": "tokens",
+    "real_surfaces": "tokens",
 }  # fmt: skip
 SUPERVISED = "supervised"  # the row of networks that learn from labels alone
 _WITHOUT_TOKENS = {SUPERVISED: "voxels", "covariates": "columns", "graders": "surfaces"}
@@ -280,13 +281,18 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 5)
 
 
-def compare(results: Results, ours: Iterable[RowName], theirs: Iterable[RowName], key: str) -> Entry | None:
+def compare(
+    results: Results, ours: Iterable[RowName], theirs: Iterable[RowName], key: str, their_key: str | None = None
+) -> Entry | None:
     """Mean difference over seeds: {value, low, high, seeds}; the interval holds people, and seeds where there are two.
 
-    A floor without seeds stands for every seed. None where a figure is missing.
+    their_key: the other rows' figure, where it is the same of the same people, read in another way. A floor without
+    seeds stands for every seed. None where a figure is missing.
     """
-    pairs = [(results.estimate(a, key), results.estimate(b, key)) for a, b in zip(ours, theirs, strict=True)]
-    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    pairs = [
+        (results.estimate(a, key), results.estimate(b, their_key or key)) for a, b in zip(ours, theirs, strict=True)
+    ]
+    known = [(a, replace(b, label_hash=a.label_hash)) for a, b in pairs if a is not None and b is not None]
     if not known:
         return None
     values = [a.value - b.value for a, b in known]

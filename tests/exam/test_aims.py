@@ -53,3 +53,19 @@ def test_a_row_that_cuts_no_patches_is_compared_with_all(tmp_path: Path) -> None
     lines = {aim: verdict for aim, _, verdict in aims_lines(results, "mae")}
     assert lines["real fluid, Dice: above a U-Net, every seed"] == "met"
     assert lines["real fluid, Dice: above the twin, every seed"] == "missing"
+
+
+def test_the_twin_is_compared_by_its_better_pooling_too(tmp_path: Path) -> None:
+    results, tasks = Results(tmp_path), ("eye_lesion", "eye_lesion_centered")
+    add(results, "mae", FINE, tasks[0], "auroc")
+    draws, noise = Draws(PEOPLE.tolist(), 50, 0), np.random.default_rng(1).normal(size=60)
+    for task, spread in zip(tasks, (6.0, 2.0), strict=True):
+        one = auroc(TRUTH, [TRUTH + spread * noise], draws, PEOPLE, "auroc")
+        results.add(RowName(UNTRAINED, FINE), task, [Finding(task, "auroc", 30, one)], {"run": "x"})
+    twin, better = (results.value(RowName(UNTRAINED, FINE), f"{task}/auroc/30") for task in tasks)
+    assert twin is not None
+    assert better is not None
+    assert twin < better
+    figures = {aim: figure for aim, figure, _ in aims_lines(results, "mae") if "twin" in aim and "+" in figure}
+    assert [figure[:6] for figure in figures.values()] == [f"{1 - twin:+.3f}", f"{1 - better:+.3f}"]
+    assert "zones_centered" in list(figures)[1]

@@ -126,6 +126,8 @@ def keys_of(row: RowName) -> set[str]:
     """Every figure that a row is to have, or a reason why not."""
     lesions, people = ("", *(f"_{name}" for name in LESIONS)), [*map(str, PEOPLE_LABELLED), "all"]
     keys = {f"eye_lesion/auroc{one}/{count}" for one in lesions for count in people}
+    if row != COVARIATES:
+        keys |= {f"eye_lesion_centered/auroc{one}/{count}" for one in lesions for count in people}
     kinds = ("fluid_mm3", "atrophy_mm2", "central_thickness_um")
     keys |= {f"severity/{measure}_{kind}/5" for measure in ("r2", "mae") for kind in kinds}
     if row == COVARIATES:
@@ -165,7 +167,7 @@ def test_tiny_cohorts_are_read_once_and_every_figure_is_there_or_left_out(
     assert all(one["reason"] for one in again.left_out)
     assert again.is_left_out(TWIN, "surfaces/error_um/30")  # five eyes are not thirty
     assert {entry["exam_code"] for entry in again.entries} == {"e"}
-    assert len(list((out / "samples").glob("*.npz"))) == 6 + 7 + 2
+    assert len(list((out / "samples").glob("*.npz"))) == 7 + 8 + 2
 
     def fail(*_: Any) -> None:
         raise AssertionError("it was read again")
