@@ -122,7 +122,10 @@ def _figure(results: Results, name: str, aim: Aim) -> tuple[str, bool] | None:
 def _compute_lines(results: Results) -> list[list[str]]:
     """Whether every seed of the longer training is above every seed of the shorter."""
     lines = []
-    for key, heading in (("token_lesion/token_ap/30", "token AP, 30 eyes"), ("eye_lesion/auroc/30", "AUROC, 30")):
+    for key, heading in (
+        ("token_lesion/token_ap/30", "token AP, 30 eyes"),
+        ("eye_lesion_centered/auroc/30", "AUROC by zones_centered, 30"),
+    ):
         long, short = (list(results.values(name, key).values()) for name in (LONGER, SHORTER))
         text = f"{heading}: six times the updates of `{SHORTER}` above its seeds"
         if not long or not short:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 CURVES = (
     ("token_lesion/token_ap/30", "token AP, 30 eyes"),
-    ("eye_lesion/auroc/30", "AUROC of an eye, 30 people"),
-    ("eye_lesion/auroc/all", "AUROC of an eye, all people"),
+    ("eye_lesion_centered/auroc/30", "AUROC of an eye, 30 people"),
+    ("eye_lesion_centered/auroc/all", "AUROC of an eye, all people"),
     ("surfaces/error_um/30", "error of surfaces in um, 30 eyes"),
     ("severity/r2_central_thickness_um/100", "R2 of central thickness, 100"),
     ("same_eye/top_1/0", "same eye, top-1"),
