@@ -194,7 +194,7 @@ def _train(work: Path, settings: Settings, plan: training.Plan, seed: int) -> Pa
     for other in training.other_plans(plan).values():
         if training.weights_of(work, other, seed) is None:
             _train(work, settings, other, seed)
-    print(f"training {plan.name}:{seed}, {plan.updates:,} updates: its run is not there", file=sys.stderr)
+    print(f"training {plan.name}:{seed}, {plan.updates:,} updates: no finished run of it is there", file=sys.stderr)
     if plan.cohort == "real":
         data = data_folder()
         absent = why_absent(data)
