@@ -100,7 +100,7 @@ def test_the_effect_is_recovered_above_all_baselines_but_intensity_by_zone(made:
 
 
 def test_shuffled_labels_leave_chance_in_nearly_every_interval(made: Made) -> None:
-    """Of 95 %: three times 5 intervals may miss once or twice, and not those of one row."""
+    """An interval of 95 % may miss; one deal of the labels moves many rows alike, but no row misses twice in three."""
     missed = []
     for seed in range(3):
 
@@ -111,7 +111,6 @@ def test_shuffled_labels_leave_chance_in_nearly_every_interval(made: Made) -> No
         intervals = {name: row for name, row in auroc(message).items() if name != "majority"}  # fixed at 0.5
         missed += [name for name, row in intervals.items() if not row["low"] <= 0.5 <= row["high"]]
         missed += ["paired"] * (not message["paired"]["low"] < 0 < message["paired"]["high"])
-    assert len(missed) <= 2
     assert len(missed) == len(set(missed)), missed
 
 
