@@ -29,7 +29,7 @@ from benchmarks.exam.results import Finding
 from benchmarks.exam.settings import EXAM, WORK
 from benchmarks.exam.tokens import of_encoder, token_table
 from benchmarks.exam.training import Plan
-from benchmarks.pooling import LABELLED, mean_auroc, without_test_people
+from benchmarks.pooling import LABELLED, learned_from, mean_auroc, without_test_people
 from filelock import FileLock
 
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
@@ -70,12 +70,6 @@ def plans_by_choice() -> dict[str, Plan]:
     }
 
 
-def token_cohort(cohort: Cohort) -> Cohort:
-    """Some training people to learn from; the others, and validation people, take the place of test people."""
-    learned = np.isin(np.arange(len(cohort.ids)), cohort.indices("train")[:TOKEN_TRAIN])
-    return replace(cohort, splits=np.where(learned, "train", "test"))
-
-
 def read(cohort: Cohort, encoder: PretrainedEncoder, what: str) -> dict[str, float]:
     """`FIGURES` of an encoder, without that of tokens where the exam leaves a lesion out."""
     tokens = token_table(of_encoder(encoder), cohort, encoder, what)
@@ -86,7 +80,7 @@ def read(cohort: Cohort, encoder: PretrainedEncoder, what: str) -> dict[str, flo
         )
         for count in LABELLED
     }
-    parts = token_cohort(cohort)
+    parts = learned_from(cohort, TOKEN_TRAIN)
     truth = TokenTruth(parts, tokens)
     for one in token_lesion(parts, tokens, truth):
         if isinstance(one, Finding) and (one.metric, one.labels) == ("token_ap", EYES_LABELLED):

@@ -56,6 +56,12 @@ def without_test_people(cohort: Cohort) -> Cohort:
     )  # fmt: skip
 
 
+def learned_from(cohort: Cohort, people: int) -> Cohort:
+    """So many training people to learn from; everyone else takes the place of test people."""
+    learned = np.isin(np.arange(len(cohort.ids)), cohort.indices("train")[:people])
+    return replace(cohort, splits=np.where(learned, "train", "test"))
+
+
 def mean_auroc(cohort: Cohort, x: Float[np.ndarray, "V f"], truth: Bool[np.ndarray, " V"], count: int) -> float:
     """Over draws of `count` labelled training people, of everyone who is not among them."""
     train, found = cohort.indices("train"), []
@@ -85,8 +91,7 @@ def read(cohort: Cohort, table: TokenTable, name: str, pool: str) -> list[dict[s
 
 def read_amounts(cohort: Cohort, table: TokenTable, name: str, pool: str) -> list[dict[str, object]]:
     """R2 of fluid volume, atrophy area and central thickness, by number of labelled people where there are as many."""
-    learned = np.isin(np.arange(len(cohort.ids)), cohort.indices("train")[:AMOUNTS_TRAIN])
-    parts = replace(cohort, splits=np.where(learned, "train", "test"))
+    parts = learned_from(cohort, AMOUNTS_TRAIN)
     found = severity(parts, projected_eyes(parts, table, pool))
     rows: list[dict[str, object]] = [
         {

@@ -37,8 +37,8 @@ POOL_WIDTHS = {
 DEFAULT_POOL = "zones_whitened"
 POSITION_FREE_POOL = "mean_std_max"
 DEFAULT_POOLS = (POSITION_FREE_POOL, DEFAULT_POOL)
-# A pooling that is the head of others, and those, the widest last.
 _SHRINKAGE = 0.5  # of an eye's covariance towards its mean variance; chosen as the default pooling was
+# A pooling that is the head of others, and those, the widest last.
 _HEAD_OF = {"mean": ("mean_std_max", "mean_std_max_min"), "mean_std_max": ("mean_std_max_min",)}
 
 Layers = Int[np.ndarray, " k"]
