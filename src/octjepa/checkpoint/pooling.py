@@ -37,6 +37,7 @@ POOL_WIDTHS = {
 DEFAULT_POOL = "zones_whitened"
 POSITION_FREE_POOL = "mean_std_max"
 DEFAULT_POOLS = (POSITION_FREE_POOL, DEFAULT_POOL)
+_EXTREMES = (np.mean, np.max, np.min)  # of each region, where tokens are compared with their own eye
 _SHRINKAGE = 0.5  # of an eye's covariance towards its mean variance; chosen as the default pooling was
 # A pooling that is the head of others, and those, the widest last.
 _HEAD_OF = {"mean": ("mean_std_max", "mean_std_max_min"), "mean_std_max": ("mean_std_max_min",)}
@@ -112,12 +113,12 @@ def _regions(volume: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
 
 def _centered_regions(volume: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
     """[regions * 3 * dim] Mean, maximum and minimum of each region, of tokens less the mean token of their depth."""
-    return _of_regions(volume, _centered(volume), (np.mean, np.max, np.min))
+    return _of_regions(volume, _centered(volume), _EXTREMES)
 
 
 def _whitened_regions(volume: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
     """[regions * 3 * dim] The same of tokens that were whitened after it."""
-    return _of_regions(volume, whitened(_centered(volume)), (np.mean, np.max, np.min))
+    return _of_regions(volume, whitened(_centered(volume)), _EXTREMES)
 
 
 def _centered(volume: TokenFeatures) -> Float[np.ndarray, "k dim"]:
