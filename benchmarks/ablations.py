@@ -39,7 +39,7 @@ from octjepa.phantom import LESIONS
 CHOICES = Path(__file__).parent / "exam" / "ablations.yaml"
 TOKEN_TRAIN = 150  # training people that the labelled eyes of the token task are drawn from
 EYES_LABELLED = 30
-POOL = "zones_centered"  # by which the first of them were read
+POOL = "zones_centered"  # by which the first of them were read; rows of two poolings do not compare
 FIGURES = ("token_ap_30", *(f"auroc_{count}" for count in LABELLED))
 HEAD = """# What each choice is worth
 
@@ -133,12 +133,13 @@ def _rows(out: Path) -> list[dict[str, Any]]:
 
 
 def _has(out: Path, choice: str, seed: int) -> bool:
-    return any((one["choice"], one["seed"]) == (choice, seed) for one in _rows(out))
+    return any((one["choice"], one["seed"], one["pool"]) == (choice, seed, POOL) for one in _rows(out))
 
 
 def _add(out: Path, row: dict[str, Any]) -> None:
-    """Writes a row, and the page anew; several processes may."""
+    """Writes a row, in place of one by another pooling, and the page anew; several processes may."""
     out.mkdir(parents=True, exist_ok=True)
+    row = {**row, "pool": POOL}
     with FileLock(out / ".lock"):
         rows = [one for one in _rows(out) if (one["choice"], one["seed"]) != (row["choice"], row["seed"])] + [row]
         write_json(out / "ablations.json", sorted(rows, key=lambda one: (one["choice"], one["seed"])))

@@ -5,14 +5,17 @@
 
 `--write` puts its table, and that of docs/overlap.json (`benchmarks/overlap.py`), into docs/decisions/0004. `--loader`
 measures the CPU time of a training sample of each recipe in one process of one thread, on full-size phantoms, as a
-median; nothing may run beside it. Later predictions read docs/loader_rates.json.
+median over batches of 4, with collating: views made by the host, patches alone, and draws alone, for a device that
+makes views of patches or has all voxels (`machine.data_on`). Nothing may run beside it. Later predictions read
+docs/loader_rates.json.
 
 An update on n devices, each of which takes its share of the global batch in `accumulation` micro-batches, takes
 
     apart    compute + sum                    sum = bytes of all gradients, each way of each rank, over the rate
     overlap  compute + max(last, sum - hidden)        last = the sum of the last bucket, which nothing hides
                                                       hidden = 0.26 of the arithmetic of the last micro-batch
-    loader   max(overlap, share / (processes x rate of one))      samples are made ahead, beside the arithmetic
+    loader   max(overlap, share / (processes x rate of one))      samples are made ahead, beside the arithmetic; processes
+                                                                  as many as a run takes at most (16)
 
 where compute is the update without sums. Gradients of earlier micro-batches wait for the last one, so the sums hide
 behind its backward pass alone. 0.26 was fitted to docs/overlap.json, where there is one micro-batch: the whole backward
@@ -28,6 +31,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,6 +49,9 @@ from octjepa.store import Store, build_store
 from octjepa.train.data import batch_shares, choose_cohort
 from octjepa.train.machine import MOST_WORKERS
 from octjepa.train.plan import plan
+from octjepa.views.cuts import collate_cuts, make_cut, make_patches
+from octjepa.views.loader import TrainingDataset, collate
+from octjepa.views.sample import make_sample
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -60,7 +67,11 @@ MACHINES = {
     "TPU v4-32, 16 chips": (16, 0.4 * 275e12, 50e9),
 }
 RECIPES = ("pretrain_vjepa_single_domain", "pretrain_vjepa_multi_domain", "one_gpu")
-PEOPLE, SAMPLES, WARM_UP_SAMPLES = 4, 60, 10
+PEOPLE, BATCH, BATCHES, WARM_UP_BATCHES = 4, 4, 15, 3
+# machine.data_on -> what a loader process makes of a volume, and of such samples
+PLACES = {
+    "host": (make_sample, collate), "patches": (make_patches, collate_cuts), "device": (make_cut, collate_cuts),
+}  # fmt: skip
 
 
 def seconds_apart(compute: float, total: float) -> float:
@@ -90,8 +101,9 @@ def bucket_bytes(recipe: Recipe) -> list[int]:
     return [sum(p.numel() * p.element_size() for p in bucket) for bucket in buckets]
 
 
-def predict(recipe_name: str, machine: str, sample_seconds: float | None) -> dict[str, Any]:
-    """Seconds and efficiencies of an update of a shipped recipe; `sample_seconds` of a loader process, None: unknown.
+def predict(recipe_name: str, machine: str, sample_seconds: Mapping[str, float]) -> dict[str, Any]:
+    """Seconds and efficiencies of an update of a shipped recipe; `sample_seconds` of a loader process, by where views
+    are made.
 
     Efficiency is the time of the arithmetic over that of the update.
     """
@@ -109,34 +121,32 @@ def predict(recipe_name: str, machine: str, sample_seconds: float | None) -> dic
         "compute": compute, "sum": total, "apart": compute / apart, "overlap": compute / overlap,
         "processes": processes, "wanted_of_a_process": share / overlap / processes,
     }  # fmt: skip
-    if sample_seconds is not None:
-        delivered = 1 / sample_seconds
-        with_loader = max(overlap, share / (processes * delivered))
-        found |= {"delivered_by_a_process": delivered, "with_loader": compute / with_loader}
+    places = ("host",) if "TPU" in machine else tuple(sample_seconds)  # on a TPU the host makes views
+    found["delivered_by_a_process"] = [1 / sample_seconds[place] for place in places]
+    found["with_loader"] = [compute / max(overlap, share * sample_seconds[place] / processes) for place in places]
     return found
 
 
 def predictions() -> str:
     """The table of every recipe on every machine."""
-    measured: dict[str, Any] = json.loads(LOADER_RATES.read_text(encoding="utf-8")) if LOADER_RATES.is_file() else {}
+    measured: dict[str, Any] = json.loads(LOADER_RATES.read_text(encoding="utf-8"))
     rows = []
     for recipe_name in RECIPES:
-        seconds = measured.get(recipe_name, {}).get("cpu_seconds_a_sample")
         for machine in MACHINES:
-            one = predict(recipe_name, machine, seconds)
-            delivered, with_loader = one.get("delivered_by_a_process"), one.get("with_loader")
+            one = predict(recipe_name, machine, measured[recipe_name]["cpu_seconds_a_sample"])
             rows.append(
                 (
                     f"`{recipe_name}`", machine, f"{one['accumulation']} x {one['micro']}",
                     f"{one['compute'] * 1e3:.3g}", f"{one['sum'] * 1e3:.2g}", f"{one['apart']:.2f}",
                     f"{one['overlap']:.2f}", f"{one['wanted_of_a_process']:.3g} x {one['processes']}",
-                    "not measured" if delivered is None else f"{delivered:.2g}",
-                    "not known" if with_loader is None else f"{with_loader:.2f}",
+                    ", ".join(f"{rate:.3g}" for rate in one["delivered_by_a_process"]),
+                    ", ".join(f"{efficiency:.2f}" for efficiency in one["with_loader"]),
                 )
             )  # fmt: skip
     head = (
         "recipe", "machine", "micro-batches of a device", "arithmetic, ms", "sum, ms", "efficiency, sums after",
-        "during", "samples/s wanted of a loader process x processes a device", "one delivers", "efficiency with loader",
+        "during", "samples/s wanted of a loader process x processes a device",
+        "one delivers: views, patches, draws alone", "efficiency with loader",
     )  # fmt: skip
     return table(head, rows)
 
@@ -167,15 +177,21 @@ def measure_loader(out: Path) -> None:
             recipe = load_recipe(recipe_name)
             build_store([work / "phantom"], work / recipe_name, recipe.preprocessing)
             _, dataset = choose_cohort(Store.open(work / recipe_name), recipe)
-            seconds = []
-            for position in range(WARM_UP_SAMPLES + SAMPLES):
-                start = time.process_time()
-                dataset[position]
-                seconds.append(time.process_time() - start)
-            median = statistics.median(seconds[WARM_UP_SAMPLES:])
-            found[recipe_name] = {"cpu_seconds_a_sample": round(median, 5), "samples": SAMPLES}
+            seconds = {place: round(sample_seconds(dataset, *how), 5) for place, how in PLACES.items()}
+            found[recipe_name] = {"cpu_seconds_a_sample": seconds, "batches": BATCHES, "batch": BATCH}
             print(recipe_name, found[recipe_name], flush=True)
     write_json(out, found)
+
+
+def sample_seconds(dataset: TrainingDataset, make: Callable[..., Any], collate_samples: Callable[..., Any]) -> float:
+    """Median CPU-seconds of a sample, in batches."""
+    dataset.make = make
+    seconds = []
+    for number in range(WARM_UP_BATCHES + BATCHES):
+        start = time.process_time()
+        collate_samples([dataset[number * BATCH + one] for one in range(BATCH)])
+        seconds.append((time.process_time() - start) / BATCH)
+    return statistics.median(seconds[WARM_UP_BATCHES:])
 
 
 def main() -> None:

@@ -27,6 +27,7 @@ from octjepa.train.optimizer import build_optimizer, update_target
 from octjepa.train.plan import peak_bytes, plan
 from octjepa.train.setup import check_compiler
 from octjepa.train.step import accumulate, take_step
+from octjepa.views.cuts import DeviceLookup
 from octjepa.views.device_store import DeviceStore
 from octjepa.views.loader import Batch, training_batches
 
@@ -152,7 +153,7 @@ def peers(campaign: Campaign) -> Figures:
 
 
 def loader(campaign: Campaign) -> Figures:
-    """Samples a second of loader processes, and of voxels on the device; then whole runs with either."""
+    """Samples a second of loader processes, alone, with views made on the device, and with voxels there; then runs."""
     store, device = campaign.small_store(), campaign.device
     found: Figures = {}
     for name in list(campaign.settings.encoders)[:2]:
@@ -166,10 +167,11 @@ def loader(campaign: Campaign) -> Figures:
         found[name] = {
             "workers": workers, "batch": recipe.train.global_batch,
             "host": _volumes_per_second((on_device(one, device) for one in host), campaign),
+            "patches": _volumes_per_second(DeviceLookup(device).batches(dataset, 0, total, workers), campaign),
             "device": _volumes_per_second(here.batches(dataset, 0, total, workers), campaign),
             "store_bytes": here.pixels.numel(),
         }  # fmt: skip
-    for where in ("host", "device"):
+    for where in ("host", "patches", "device"):
         lines = read_json_lines(small_run(campaign, f"data-on-{where}", f"machine.data_on={where}") / "metrics.jsonl")
         seconds = [float(line["seconds"]) for line in lines if "train/loss" in line]
         found[f"seconds_per_update_{where}"] = statistics.median(seconds)

@@ -9,7 +9,9 @@ from benchmarks import ablations
 from benchmarks.exam.training import read_plans
 
 from octjepa.config import load_recipe
+from octjepa.files import write_json
 
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "exam"
 # what a run keeps, says and saves; the rest is what it learns
 _RUNNING = {"name", "monitor", "checkpoint", "tracking", "machine", "validation"}
 
@@ -48,3 +50,18 @@ def test_the_page_shows_each_choice_beside_its_twin(tmp_path: Path) -> None:
     assert "| `stem` | a stem | 0, 1 | 0.200 (+0.140), 0.200 | 0.700 (+0.050), 0.700 |" in page
     assert "mae, 777 updates" in page
     assert "vjepa" not in page.partition("##")[2]  # nothing of it was read
+
+
+def test_a_row_by_another_pooling_is_read_anew_and_replaced(tmp_path: Path) -> None:
+    """One such row stood among the others once, 0.02 above what it compared with."""
+    row = {"choice": "mae/stem", "about": "a stem", "updates": 777, "twin": "untrained 4x8x8", "seed": 0}
+    ablations._add(tmp_path, {**row, "auroc_30": 0.7})
+    assert ablations._has(tmp_path, "mae/stem", 0)
+    write_json(tmp_path / "ablations.json", [{**row, "auroc_30": 0.8, "pool": "zones"}])
+    assert not ablations._has(tmp_path, "mae/stem", 0)
+    ablations._add(tmp_path, {**row, "auroc_30": 0.7})
+    assert [one["auroc_30"] for one in ablations._rows(tmp_path)] == [0.7]
+
+
+def test_the_rows_kept_are_of_one_pooling() -> None:
+    assert {one["pool"] for one in ablations._rows(DOCS)} == {ablations.POOL}

@@ -1,4 +1,4 @@
-"""Views cut from voxels on the device are those of the host, to the bit; what only the host computes is refused."""
+"""Views made on the device are those of the host, to the bit; what only the host computes is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import torch
 from octjepa.checkpoint import folder
 from octjepa.errors import UsageError
 from octjepa.train.loop import pretrain
-from octjepa.train.machine import compiles, cuts_on_device, loader_workers
+from octjepa.train.machine import compiles, data_on, loader_workers
+from octjepa.views.cuts import DeviceLookup, cut_batches, make_patches
 from octjepa.views.device_store import DeviceStore, stored_bytes
 from octjepa.views.loader import TrainingDataset, training_batches
 from synthetic import MemoryStore, small_recipe
@@ -16,6 +17,7 @@ from synthetic import MemoryStore, small_recipe
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
+@pytest.mark.parametrize("where", ["patches", "device"])
 @pytest.mark.parametrize(
     ("views", "masks"),
     [
@@ -24,34 +26,46 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
         ({"gain": 0.3, "gamma": 0.2, "flip_fast": 0.5}, {"ratio": 0.5, "target_share": 0.5}),
     ],
 )
-def test_a_batch_is_that_of_the_host(views, masks):
+def test_a_batch_is_that_of_the_host(views, masks, where):
     recipe = small_recipe(views=views, masks=masks)
     store = MemoryStore(recipe.preprocessing)
     dataset = TrainingDataset(store, recipe, sorted(store.volumes)[:12])
-    here = DeviceStore(store, recipe, dataset.volume_ids, CPU)
+    here = DeviceStore(store, recipe, dataset.volume_ids, CPU) if where == "device" else DeviceLookup(CPU)
     for mine, theirs in zip(here.batches(dataset, 0, 6, 0), training_batches(dataset, 0, 6, 0), strict=True):
         assert mine.volume_ids == theirs.volume_ids
         for name, one, other in zip(mine._fields[:7], mine[:7], theirs[:7], strict=True):
             assert torch.equal(one, other), name
 
 
+def test_loader_processes_send_a_byte_a_voxel():
+    recipe = small_recipe()
+    store = MemoryStore(recipe.preprocessing)
+    dataset = TrainingDataset(store, recipe, sorted(store.volumes)[:12])
+    (cut,) = cut_batches(dataset, make_patches, (0, 1, 0, 0, 1), CPU)
+    assert cut.patches.dtype == torch.uint8
+    assert cut.patches.shape == (4, 24, 4 * 16 * 16)
+    assert cut.batch.context_view.numel() == cut.batch.target_view.numel() == 0
+
+
 @pytest.mark.slow
-def test_a_run_trains_the_weights_of_one_whose_views_the_host_cuts(tmp_path):
+def test_a_run_trains_the_weights_of_one_whose_views_the_host_makes(tmp_path):
     weights = []
-    for where in ("host", "device"):
+    for where in ("host", "patches", "device"):
         recipe = small_recipe(machine={"data_on": where, "loader_workers": 0}, monitor={"every_updates": None})
         pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / where)
         last = folder.list_checkpoints(tmp_path / where / "checkpoints")[-1]
         weights.append(folder.read_tensors(last, "model.safetensors"))
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    for other in weights[1:]:
+        assert all(torch.equal(weights[0][name], other[name]) for name in weights[0])
 
 
 @pytest.mark.parametrize("views", [{"blur": 0.5}, {"speckle": 0.1}, {"rotation_degrees": 5.0}, {"zoom": 0.1}])
 def test_what_only_the_host_computes_is_refused_or_left_to_it(views):
     (name,) = views
-    with pytest.raises(UsageError, match=rf"data_on=device cannot do views\.{name}"):
-        cuts_on_device(small_recipe(views=views, machine={"data_on": "device"}), CPU, 12)
-    assert not cuts_on_device(small_recipe(views=views), CUDA, 12)
+    for where in ("patches", "device"):
+        with pytest.raises(UsageError, match=rf"data_on={where} cannot do views\.{name}"):
+            data_on(small_recipe(views=views, machine={"data_on": where}), CPU, 12)
+    assert data_on(small_recipe(views=views), CUDA, 12) == "host"
 
 
 def test_a_gpu_holds_the_voxels_where_they_fill_a_quarter_of_it(monkeypatch):
@@ -59,10 +73,10 @@ def test_a_gpu_holds_the_voxels_where_they_fill_a_quarter_of_it(monkeypatch):
     needed = stored_bytes(recipe, 100)
     assert needed == 100 * 8 * 72 * 72
     monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda device: (4 * needed, 8 * needed))
-    assert cuts_on_device(recipe, CUDA, 100)
-    assert not cuts_on_device(recipe, CUDA, 101)
-    assert not cuts_on_device(recipe, CPU, 1)
-    assert not cuts_on_device(small_recipe(machine={"data_on": "host"}), CUDA, 1)
+    assert data_on(recipe, CUDA, 100) == "device"
+    assert data_on(recipe, CUDA, 101) == "patches"
+    assert data_on(recipe, CPU, 1) == "host"
+    assert data_on(small_recipe(machine={"data_on": "host"}), CUDA, 1) == "host"
 
 
 def test_processes_and_compiled_blocks_follow_the_device(monkeypatch):

@@ -99,8 +99,9 @@ class MachineRecipe(Section):
     micro_batch: Positive | None = machine(None)  # volumes a device takes at once; null: the whole share
     # processes that make samples; null: 0 on a CPU, else one less than the device's share of cores, at most 16
     loader_workers: Annotated[int, Field(ge=0)] | None = machine(None)
-    # where views are cut: device stores all voxels there; auto: on a GPU if they fill a quarter of its memory at most
-    data_on: Literal["auto", "host", "device"] = machine("auto")
+    # where views are made. device: from all stored voxels, which it holds; patches: from those that the host cuts, a
+    # byte a voxel; auto: on a GPU the first if they fill a quarter of its memory at most, else the second
+    data_on: Literal["auto", "host", "patches", "device"] = machine("auto")
     # each block by torch.compile, faster after a slow first update; null: on a GPU, in runs of 1,000 updates and more
     compile: StrictBool | None = machine(None)
     # activation checkpointing: blocks store only their input for the backward pass (less memory, more time)

@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -23,7 +23,8 @@ from octjepa.objective.base import get_objective
 from octjepa.progress import is_quiet
 from octjepa.recipe import Recipe
 from octjepa.store.worker_pool import cores
-from octjepa.views.device_store import host_only, stored_bytes
+from octjepa.views.cuts import host_only
+from octjepa.views.device_store import stored_bytes
 
 MOST_WORKERS = 16
 COMPILE_FROM = 1000  # updates: building the blocks takes a minute or so
@@ -159,19 +160,19 @@ def choose_attention(recipe: Recipe, device: torch.device) -> Choice:
     return Choice(f"plain products up to {PLAIN_TOKENS} tokens, else scaled_dot_product_attention", found)
 
 
-def cuts_on_device(recipe: Recipe, device: torch.device, volumes: int) -> bool:
-    """Whether views are cut on the device, from voxels that are kept there.
+def data_on(recipe: Recipe, device: torch.device, volumes: int) -> Literal["host", "patches", "device"]:
+    """Where views are made, as `MachineRecipe.data_on` has it.
 
-    Raises UsageError where the recipe asks for that and for an augmentation that only the host computes.
+    Raises UsageError where the recipe asks for the device and for an augmentation that only the host computes.
     """
     wanted, reason = recipe.machine.data_on, host_only(recipe)
-    if wanted == "device" and reason is not None:
+    if wanted not in ("auto", "host") and reason is not None:
         raise UsageError(
-            f"machine.data_on=device cannot do {reason}, which is for the host: set it to 0, or data_on=auto"
+            f"machine.data_on={wanted} cannot do {reason}, which is for the host: set it to 0, or data_on=auto"
         )
     if wanted != "auto":
-        return wanted == "device"
+        return wanted
     if device.type != "cuda" or reason is not None:
-        return False
+        return "host"
     free, _ = torch.accelerator.get_memory_info(device)
-    return stored_bytes(recipe, volumes) <= DEVICE_SHARE * free
+    return "device" if stored_bytes(recipe, volumes) <= DEVICE_SHARE * free else "patches"

@@ -24,7 +24,7 @@ from octjepa.train.data import batch_shares, choose_cohort
 from octjepa.train.machine import (
     choose_for_machine,
     compiles,
-    cuts_on_device,
+    data_on,
     describe_choices,
     loader_workers,
     print_choices,
@@ -32,6 +32,7 @@ from octjepa.train.machine import (
 from octjepa.train.optimizer import build_optimizer, lr_curve, total_updates
 from octjepa.train.run_folder import chunks_hash, code_hash, data_hash, open_run
 from octjepa.train.validate import evaluate
+from octjepa.views.cuts import DeviceLookup
 from octjepa.views.device_store import DeviceStore
 from octjepa.views.loader import Batch, TrainingDataset, training_batches
 
@@ -43,7 +44,7 @@ class Run:
     """The parts of a run, equal on every rank; only the weights and their moments change while it trains.
 
     `checkpoint_dir` None: no checkpoints. `training_ids`, `validation_ids`: volume ids; the second may be empty.
-    `micro_batch`: volumes in a forward pass. `total`: updates of the whole run.
+    `micro_batch`: volumes in a forward pass. `total`: updates of the whole run. `on_device` None: the host makes views.
     """
 
     recipe: Recipe
@@ -59,7 +60,7 @@ class Run:
     model: VJEPA3D
     optimizer: torch.optim.AdamW
     start: Start
-    device_store: DeviceStore | None = None
+    on_device: DeviceStore | DeviceLookup | None = None
 
     @property
     def is_writer(self) -> bool:
@@ -80,8 +81,8 @@ class Run:
         """This rank's share of every batch from `update` on."""
         runtime = self.runtime
         share = update, self.total, self.loader_workers, runtime.rank, runtime.world_size
-        if self.device_store is not None:
-            return self.device_store.batches(self.dataset, *share)
+        if self.on_device is not None:
+            return self.on_device.batches(self.dataset, *share)
         return training_batches(self.dataset, *share, pin_memory=runtime.device.type == "cuda")
 
     def validate(self, recipe: Recipe | None = None) -> dict[str, float]:
@@ -135,9 +136,12 @@ def prepare_run(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: 
     optimizer = build_optimizer(model, recipe.train)
     start = start_from(out, checkpoint_dir, store, training_ids, model, optimizer, recipe, runtime, resume)
     dataset.exclude(start.excluded)
-    device_store = None
-    if cuts_on_device(recipe, runtime.device, len(training_ids)):
-        device_store = DeviceStore(store, recipe, training_ids, runtime.device)
+    on_device: DeviceStore | DeviceLookup | None = None
+    where = data_on(recipe, runtime.device, len(training_ids))
+    if where == "device":
+        on_device = DeviceStore(store, recipe, training_ids, runtime.device)
+    elif where == "patches":
+        on_device = DeviceLookup(runtime.device)
     return Run(
         recipe=recipe,
         store=store,
@@ -152,7 +156,7 @@ def prepare_run(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: 
         model=model,
         optimizer=optimizer,
         start=start,
-        device_store=device_store,
+        on_device=on_device,
     )
 
 
