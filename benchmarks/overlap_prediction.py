@@ -121,7 +121,7 @@ def predict(recipe_name: str, machine: str, sample_seconds: Mapping[str, float])
         "compute": compute, "sum": total, "apart": compute / apart, "overlap": compute / overlap,
         "processes": processes, "wanted_of_a_process": share / overlap / processes,
     }  # fmt: skip
-    places = ("host",) if "TPU" in machine else tuple(sample_seconds)  # on a TPU the host makes views
+    places = ("host",) if "TPU" in machine else tuple(PLACES)  # on a TPU the host makes views
     found["delivered_by_a_process"] = [1 / sample_seconds[place] for place in places]
     found["with_loader"] = [compute / max(overlap, share * sample_seconds[place] / processes) for place in places]
     return found
