@@ -38,7 +38,6 @@ from marked_tables import replace_marked, table
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 DECISION, RECORD = DOCS / "decisions" / "0004-reduce-after-agreeing.md", DOCS / "network_delay.json"
 RULE = "a sum that takes T takes T + d, d being the delay"
-OLD_RULE = "a sum that takes T takes the longer of T and d, d being the delay (the script's rule until 2026-11-25)"
 DELAYS_MS = (0, 5, 20, 50)
 RECIPE, PEOPLE, WARM_UP_UPDATES = "tiny_cpu_vjepa", 24, 6
 _DELAY, _COUNTS = "OCTJEPA_BENCH_DELAY_MS", "OCTJEPA_BENCH_COUNTS"
@@ -141,7 +140,7 @@ def delays(record: dict[str, Any]) -> str:
     waited = {mode: rows[-1]["sums_per_update"][mode] for mode in ("apart", "overlap")}
     turns = len(rows[0]["seconds"]["apart"])
     return (
-        f"{table(head, cells)}\n\nIn this record {record.get('rule', OLD_RULE)}. Medians of {turns} turns (least to "
+        f"{table(head, cells)}\n\nIn this record {record['rule']}. Medians of {turns} turns (least to "
         f"greatest). Sums of an update: {waited['apart'][0]:g} after the pass; or "
         f"{waited['overlap'][1]:g} during it and {waited['overlap'][0]:g} after it."
     )

@@ -200,6 +200,17 @@ def test_validation_batches_show_every_sample_once():
     assert sizes == [3, 3, 2]
 
 
+@pytest.mark.parametrize("gain", [0.0, 0.3])
+def test_views_that_are_one_are_copied_once(gain):
+    recipe = small_recipe(views={"gain": gain})
+    store = MemoryStore(recipe.preprocessing)
+    stream = TrainingDataset(store, recipe, sorted(store.volumes))
+    batch = collate([stream[i] for i in range(4)])
+    assert (batch.target_view is batch.context_view) == (gain == 0)
+    for number in range(4):
+        assert np.array_equal(batch.target_view[number], stream[number].sample.target_view)
+
+
 def test_micro_batches_are_slices():
     recipe = small_recipe()
     store = MemoryStore(recipe.preprocessing)

@@ -216,10 +216,13 @@ def _read(store: Store, volume_id: str, halves: bool) -> CanonicalVolume:
 def collate(items: Sequence[LoadedSample]) -> Batch:
     """Samples stacked along a new batch axis."""
     ids, samples, unreadable, retried = zip(*items, strict=True)
-    *fields, further_masks = zip(*samples, strict=True)
-    context_view, target_view, positions, grid_index, tissue, context, target = (
-        torch.from_numpy(np.stack(field)) for field in fields
+    context_views, target_views, *fields, further_masks = zip(*samples, strict=True)
+    context_view, positions, grid_index, tissue, context, target = (
+        torch.from_numpy(np.stack(field)) for field in (context_views, *fields)
     )
+    target_view = context_view  # without an augmentation both views are one: it is copied and sent once
+    if any(one is not other for one, other in zip(context_views, target_views, strict=True)):
+        target_view = torch.from_numpy(np.stack(target_views))
     for mask in zip(*further_masks, strict=True):  # the same number of every sample
         further_context, further_target = (torch.from_numpy(np.stack(part)) for part in zip(*mask, strict=True))
         context, target = torch.cat([context, further_context]), torch.cat([target, further_target])  # [r, n], [r, m]
