@@ -14,8 +14,8 @@ An update on n devices, each of which takes its share of the global batch in `ac
     apart    compute + sum                    sum = bytes of all gradients, each way of each rank, over the rate
     overlap  compute + max(last, sum - hidden)        last = the sum of the last bucket, which nothing hides
                                                       hidden = 0.26 of the arithmetic of the last micro-batch
-    loader   max(overlap, share / (processes x rate of one))      samples are made ahead, beside the arithmetic; processes
-                                                                  as many as a run takes at most (16)
+    loader   max(overlap, share / (processes x rate of one))      samples are made ahead, beside the arithmetic, by as
+                                                                  many processes as a run takes at most (16)
 
 where compute is the update without sums. Gradients of earlier micro-batches wait for the last one, so the sums hide
 behind its backward pass alone. 0.26 was fitted to docs/overlap.json, where there is one micro-batch: the whole backward

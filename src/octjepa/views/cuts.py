@@ -23,8 +23,6 @@ from octjepa.views import geometry, intensity, tokens
 from octjepa.views.loader import Batch, LoadedSample, TrainingDataset, collate, training_batches
 from octjepa.views.sample import Draw, Sample, draw_sample
 
-_MOVED = ("positions", "grid_index", "tissue", "context", "target")  # of a batch, as they come from the host
-
 
 class Cut(NamedTuple):
     """A sample without its views, and how they are made: first stored voxel, flips, look-up table of each view."""
@@ -48,10 +46,17 @@ class CutBatch(NamedTuple):
 
     def to(self, device: torch.device) -> CutBatch:
         """On `device`, without waiting for it."""
-        moved = {name: getattr(self.batch, name).to(device, non_blocking=True) for name in _MOVED}
-        parts = (self.corner, self.flips, self.tables, self.patches)
+
+        def here(part: Tensor) -> Tensor:
+            return part.to(device, non_blocking=True)
+
+        given = self.batch
+        batch = given._replace(
+            positions=here(given.positions), grid_index=here(given.grid_index), tissue=here(given.tissue),
+            context=here(given.context), target=here(given.target),
+        )  # fmt: skip
         return CutBatch(
-            self.batch._replace(**moved), *(part.to(device, non_blocking=True) for part in parts), self.one_view
+            batch, here(self.corner), here(self.flips), here(self.tables), here(self.patches), self.one_view
         )
 
     def with_views(self, stored: Int[Tensor, "b values"]) -> Batch:
