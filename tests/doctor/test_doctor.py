@@ -220,14 +220,15 @@ def test_every_choice_of_a_run_is_named_with_its_reason(tmp_path, monkeypatch):
     monkeypatch.setattr("octjepa.train.machine.cores", lambda: 2)
     monkeypatch.setattr(machine.torch, "get_num_threads", lambda: 2)
     found = by_name(machine.choice_checks(Setup(tmp_path, recipe)))
-    assert list(found) == ["threads", "compile", "attention", "loader workers"]
+    assert list(found) == ["threads", "compile", "attention", "loader workers", "data on"]
     assert {found[name].state for name in ("threads", "compile", "attention")} == {"ok"}
     assert found["compile"].found.startswith("no: ")
     assert found["attention"].found.startswith("scaled_dot_product_attention: fp32 on ")
+    assert found["data on"].found == "host: views are made on a GPU or by the host, and this is cpu"
     assert found["loader workers"].state == "warning"
     assert found["loader workers"].found == "3: 3 loader processes in one process share 2 cores"
     recipe = small_recipe(machine={"compile": True})
-    found = by_name(machine.choice_checks(Setup(tmp_path, recipe, {"updates": 4})))
+    found = by_name(machine.choice_checks(Setup(tmp_path, recipe, {"updates": 4, "volumes": 12})))
     assert found["compile"].found == "yes: the recipe asks for it"
 
 

@@ -152,7 +152,7 @@ def test_a_plan_names_every_choice_and_why(monkeypatch: pytest.MonkeyPatch, mach
     assert (planned["threads"], planned["compile"], planned["loader_workers"]) == (8, False, 0)
     assert planned["attention"] == "scaled_dot_product_attention"
     assert planned["threads_reason"] == "8 threads in one process on 2 cores slow each other down"
-    assert all(planned[f"{name}_reason"] for name in choose_for_machine(small_recipe(), CPU, 1))
+    assert all(planned[f"{name}_reason"] for name in choose_for_machine(small_recipe(), CPU, 1, 1))
 
 
 def prepared(out: Path, recipe: Recipe) -> Any:
@@ -177,7 +177,7 @@ def test_a_run_records_what_it_takes_and_prints_it_once(
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
         "on cpu: precision fp32 (of the test), threads 8, compile no, attention scaled_dot_product_attention, "
-        "loader_workers 3"
+        "loader_workers 3, data_on host"
     )
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert [message.partition(":")[0] for message in warnings] == ["threads", "loader_workers"]

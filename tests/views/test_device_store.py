@@ -8,7 +8,7 @@ import torch
 from octjepa.checkpoint import folder
 from octjepa.errors import UsageError
 from octjepa.train.loop import pretrain
-from octjepa.train.machine import compiles, data_on, loader_workers
+from octjepa.train.machine import choose_data_on, compiles, loader_workers
 from octjepa.views.cuts import DeviceLookup, cut_batches, make_patches
 from octjepa.views.device_store import DeviceStore, stored_bytes
 from octjepa.views.loader import TrainingDataset, training_batches
@@ -64,8 +64,8 @@ def test_what_only_the_host_computes_is_refused_or_left_to_it(views):
     (name,) = views
     for where in ("patches", "device"):
         with pytest.raises(UsageError, match=rf"data_on={where} cannot do views\.{name}"):
-            data_on(small_recipe(views=views, machine={"data_on": where}), CPU, 12)
-    assert data_on(small_recipe(views=views), CUDA, 12) == "host"
+            choose_data_on(small_recipe(views=views, machine={"data_on": where}), CPU, 12)
+    assert choose_data_on(small_recipe(views=views), CUDA, 12).value == "host"
 
 
 def test_a_gpu_holds_the_voxels_where_they_fill_a_quarter_of_it(monkeypatch):
@@ -73,10 +73,10 @@ def test_a_gpu_holds_the_voxels_where_they_fill_a_quarter_of_it(monkeypatch):
     needed = stored_bytes(recipe, 100)
     assert needed == 100 * 8 * 72 * 72
     monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda device: (4 * needed, 8 * needed))
-    assert data_on(recipe, CUDA, 100) == "device"
-    assert data_on(recipe, CUDA, 101) == "patches"
-    assert data_on(recipe, CPU, 1) == "host"
-    assert data_on(small_recipe(machine={"data_on": "host"}), CUDA, 1) == "host"
+    assert choose_data_on(recipe, CUDA, 100).value == "device"
+    assert choose_data_on(recipe, CUDA, 101).value == "patches"
+    assert choose_data_on(recipe, CPU, 1).value == "host"
+    assert choose_data_on(small_recipe(machine={"data_on": "host"}), CUDA, 1).value == "host"
 
 
 def test_processes_and_compiled_blocks_follow_the_device(monkeypatch):

@@ -40,6 +40,7 @@ _EXPECTED = {
     "compile": "a compiler, where a run would compile its blocks",
     "attention": "the faster of two ways",
     "loader_workers": "no more processes than cores",
+    "data_on": "views made where their voxels fit",
 }
 _GRADIENT = "a finite gradient norm above 0 after one forward and backward pass"
 
@@ -116,13 +117,15 @@ def nearest(out: Path) -> Path:
     return next(path for path in (out, *out.parents) if path.exists())
 
 
-@register("choices", "threads, compile, attention and loader processes that suit the machine")
+@register("choices", "threads, compile, attention, loader processes and place of the views that suit the machine")
 def choice_checks(setup: Setup) -> Iterator[Check]:
     """What the recipe's run takes of this machine; without a recipe, a long run of the small model."""
     recipe, device = setup.recipe or load_recipe("smoke_test"), Runtime("fp32").device
     recipe = with_precision(recipe, choose_precision(recipe.train.precision, device)[0])
-    updates = COMPILE_FROM if setup.planned is None else int(setup.planned["updates"])
-    for name, choice in choose_for_machine(recipe, device, updates).items():
+    updates, volumes = COMPILE_FROM, recipe.train.global_batch
+    if setup.planned is not None:
+        updates, volumes = int(setup.planned["updates"]), int(setup.planned["volumes"])
+    for name, choice in choose_for_machine(recipe, device, updates, volumes).items():
         state: State = "warning" if choice.to_do else "ok"
         yield Check(name.replace("_", " "), state, f"{choice.text}: {choice.reason}", _EXPECTED[name], choice.to_do)
 

@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -46,13 +46,17 @@ class Choice(NamedTuple):
         return {True: "yes", False: "no"}[self.value] if isinstance(self.value, bool) else str(self.value)
 
 
-def choose_for_machine(recipe: Recipe, device: torch.device, updates: int) -> dict[str, Choice]:
-    """Every choice for a run of `updates` on `device`; the precision of `recipe` is fp32 or bf16."""
+def choose_for_machine(recipe: Recipe, device: torch.device, updates: int, volumes: int) -> dict[str, Choice]:
+    """Every choice for a run of `updates` on `volumes` on `device`; the precision of `recipe` is fp32 or bf16.
+
+    Raises as `choose_data_on`.
+    """
     return {
         "threads": choose_threads(),
         "compile": choose_compile(recipe, device, updates),
         "attention": choose_attention(recipe, device),
         "loader_workers": choose_loader_workers(recipe.machine.loader_workers, device),
+        "data_on": choose_data_on(recipe, device, volumes),
     }
 
 
@@ -160,8 +164,8 @@ def choose_attention(recipe: Recipe, device: torch.device) -> Choice:
     return Choice(f"plain products up to {PLAIN_TOKENS} tokens, else scaled_dot_product_attention", found)
 
 
-def data_on(recipe: Recipe, device: torch.device, volumes: int) -> Literal["host", "patches", "device"]:
-    """Where views are made, as `MachineRecipe.data_on` has it.
+def choose_data_on(recipe: Recipe, device: torch.device, volumes: int) -> Choice:
+    """Where views are made: "host", "patches" or "device", as `MachineRecipe.data_on` has them.
 
     Raises UsageError where the recipe asks for the device and for an augmentation that only the host computes.
     """
@@ -171,8 +175,11 @@ def data_on(recipe: Recipe, device: torch.device, volumes: int) -> Literal["host
             f"machine.data_on={wanted} cannot do {reason}, which is for the host: set it to 0, or data_on=auto"
         )
     if wanted != "auto":
-        return wanted
-    if device.type != "cuda" or reason is not None:
-        return "host"
-    free, _ = torch.accelerator.get_memory_info(device)
-    return "device" if stored_bytes(recipe, volumes) <= DEVICE_SHARE * free else "patches"
+        return Choice(wanted, _REQUESTED)
+    if device.type != "cuda":
+        return Choice("host", f"views are made on a GPU or by the host, and this is {device.type}")
+    if reason is not None:
+        return Choice("host", f"{reason} is for the host")
+    needed, (free, _) = stored_bytes(recipe, volumes), torch.accelerator.get_memory_info(device)
+    found = f"{needed / 1e9:.3g} GB of stored voxels, {free / 1e9:.3g} GB free"
+    return Choice("device" if needed <= DEVICE_SHARE * free else "patches", found)

@@ -53,8 +53,8 @@ def plan(recipe: Recipe, volumes: int | None = None) -> dict[str, Any]:
 
     `peak_memory_bytes` is of one device: weights, gradients, moments, activations and views together (`peak_bytes` says
     of how many, and what is not in it; in sharded mode it is not divided). `precision`, `threads`, `compile`,
-    `attention` and `loader_workers` are what the run would take of this machine. Raises UsageError when the batch
-    cannot be divided over `machine.devices`.
+    `attention`, `loader_workers` and `data_on` are what the run would take of this machine. Raises UsageError when the
+    batch cannot be divided over `machine.devices`, or the views cannot be made where the recipe wants them.
     """
     device = Runtime("fp32").device
     precision, reason = choose_precision(recipe.train.precision, device)
@@ -77,7 +77,7 @@ def plan(recipe: Recipe, volumes: int | None = None) -> dict[str, Any]:
         "recipe": recipe.name,
         "precision": precision,
         "precision_reason": reason,
-        **describe_choices(choose_for_machine(recipe, device, updates)),
+        **describe_choices(choose_for_machine(recipe, device, updates, counted)),
         "tokens": recipe.token_count,
         "grid": list(recipe.grid),
         "grid_tokens": recipe.grid_tokens,

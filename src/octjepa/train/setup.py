@@ -24,7 +24,6 @@ from octjepa.train.data import batch_shares, choose_cohort
 from octjepa.train.machine import (
     choose_for_machine,
     compiles,
-    data_on,
     describe_choices,
     loader_workers,
     print_choices,
@@ -93,7 +92,8 @@ class Run:
     def print_choices(self) -> None:
         """On rank 0, prints what the run takes of its machine, and warns of what that lacks."""
         if self.is_writer:
-            choices = choose_for_machine(self.recipe, self.runtime.device, self.total - self.start.update)
+            left, volumes = self.total - self.start.update, len(self.training_ids)
+            choices = choose_for_machine(self.recipe, self.runtime.device, left, volumes)
             print_choices(self.runtime.device, self.runtime.precision, self.runtime.precision_reason, choices)
 
     def shard_and_compile(self) -> None:
@@ -121,7 +121,8 @@ def prepare_run(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: 
     total = total_updates(recipe.train, len(training_ids))
     lr_curve(recipe.train, total)  # raises where it is not positive
     checkpoint_dir = None if recipe.checkpoint.dir is None else parse_location(recipe.checkpoint.dir, within=out)
-    devices = runtime.describe() | describe_choices(choose_for_machine(recipe, runtime.device, total))
+    choices = choose_for_machine(recipe, runtime.device, total, len(training_ids))
+    devices = runtime.describe() | describe_choices(choices)
     runtime.run_on_rank_zero(
         lambda: open_run(out, checkpoint_dir, recipe, store, training_ids, devices, resume, cohort.about())
     )
@@ -137,10 +138,9 @@ def prepare_run(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: 
     start = start_from(out, checkpoint_dir, store, training_ids, model, optimizer, recipe, runtime, resume)
     dataset.exclude(start.excluded)
     on_device: DeviceStore | DeviceLookup | None = None
-    where = data_on(recipe, runtime.device, len(training_ids))
-    if where == "device":
+    if choices["data_on"].value == "device":
         on_device = DeviceStore(store, recipe, training_ids, runtime.device)
-    elif where == "patches":
+    elif choices["data_on"].value == "patches":
         on_device = DeviceLookup(runtime.device)
     return Run(
         recipe=recipe,
