@@ -1,19 +1,27 @@
 """Ingest of full-size scans in one process of one thread, against pydicom with MONAI or SciPy (`octjepa.bench.ingest`).
 
-    .venv/bin/python benchmarks/full_size_ingest.py [--real FOLDER] [--turns 3] [--out docs/full_size_ingest.json]
+    .venv/bin/python benchmarks/full_size_ingest.py [--real FOLDER] [--syntaxes] [--turns 3] [--out FILE.json]
 
 One phantom of full size of each instrument, each in its transfer syntax (JPEG 2000, JPEG, RLE, uncompressed), and the
 DICOM files of --real, each by itself, to the grid of `tiny_cpu_vjepa`: medians in CPU-seconds, which other work on the
-machine changes little. The ways take turns, in an order that is reversed from turn to turn.
+machine changes little. --syntaxes takes the uncompressed one in every other transfer syntax instead, which no
+instrument's phantom has. The ways take turns, in an order that is reversed from turn to turn. --out keeps what other
+runs measured there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
+
+import pydicom
+from pydicom.encaps import encapsulate
+from pydicom.uid import DeflatedExplicitVRLittleEndian
 
 from octjepa.bench.data import bench_recipe, one_thread
 from octjepa.bench.ingest import by_monai, by_scipy
@@ -21,30 +29,60 @@ from octjepa.files import write_json
 from octjepa.phantom import write_cohort
 from octjepa.store import build_store
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
+from performance import machine
+
+from syntaxes import CODED
+
 DEVICES = ("heidelberg_spectralis", "topcon_maestro2", "topcon_triton", "zeiss_cirrus")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--real", type=Path)
+    parser.add_argument("--syntaxes", action="store_true")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    found = {}
+    found = json.loads(given.out.read_text(encoding="utf-8")) if given.out and given.out.is_file() else {}
     with tempfile.TemporaryDirectory() as name, one_thread():
         work = Path(name)
         paths = {}
-        for device in DEVICES:
+        for device in DEVICES[-1:] if given.syntaxes else DEVICES:
             write_cohort(work / device, 1, 3, devices=[device], size="full", workers=1, eyes_per_person=1)
             paths[device] = next((work / device).rglob("*.dcm"))
+        if given.syntaxes:
+            paths = in_other_syntaxes(paths[DEVICES[-1]], work)
         paths |= {path.stem: path for path in sorted(given.real.glob("*.dcm"))} if given.real else {}
         for scan, path in paths.items():
             seconds = measure(path, work / "out" / scan, given.turns)
             medians = {way: round(statistics.median(all_), 3) for way, all_ in seconds.items()}
-            found[scan] = {"megabytes": round(path.stat().st_size / 1e6, 1), **medians, "seconds": seconds}
+            about = {"megabytes": round(path.stat().st_size / 1e6, 1), "machine": machine()}
+            found[scan] = {**about, **medians, "seconds": seconds}
             print(scan, medians, flush=True)
-    if given.out:
-        write_json(given.out, found)
+            if given.out:
+                write_json(given.out, found)
+
+
+def in_other_syntaxes(path: Path, out: Path) -> dict[str, Path]:
+    """The uncompressed scan of 8 bits in each transfer syntax of `CODED`, and deflated."""
+    paths = {}
+    for coded in CODED:
+        if 8 in coded.depths:
+            data = pydicom.dcmread(path)
+            frames = [coded.encode(frame, 8) for frame in data.pixel_array]
+            data.file_meta.TransferSyntaxUID = coded.syntax
+            data.PixelData = encapsulate(frames)
+            data["PixelData"].VR = "OB"
+            data["PixelData"].is_undefined_length = True
+            paths[f"zeiss_cirrus, {coded.name}"] = out / f"{coded.syntax}.dcm"
+            data.save_as(out / f"{coded.syntax}.dcm")
+    data = pydicom.dcmread(path)
+    data.file_meta.TransferSyntaxUID = DeflatedExplicitVRLittleEndian
+    paths["zeiss_cirrus, deflated"] = out / "deflated.dcm"
+    data.save_as(out / "deflated.dcm")
+    return paths
 
 
 def measure(path: Path, out: Path, turns: int) -> dict[str, list[float]]:
