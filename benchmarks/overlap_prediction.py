@@ -69,7 +69,7 @@ MACHINES = {
 RECIPES = ("pretrain_vjepa_single_domain", "pretrain_vjepa_multi_domain", "one_gpu")
 PEOPLE, BATCH, BATCHES, WARM_UP_BATCHES = 4, 4, 15, 3
 # machine.data_on -> what a loader process makes of a volume, and of such samples
-PLACES = {
+LOCATIONS = {
     "host": (make_sample, collate), "patches": (make_patches, collate_cuts), "device": (make_cut, collate_cuts),
 }  # fmt: skip
 
@@ -121,9 +121,10 @@ def predict(recipe_name: str, machine: str, sample_seconds: Mapping[str, float])
         "compute": compute, "sum": total, "apart": compute / apart, "overlap": compute / overlap,
         "processes": processes, "wanted_of_a_process": share / overlap / processes,
     }  # fmt: skip
-    places = ("host",) if "TPU" in machine else tuple(PLACES)  # on a TPU the host makes views
-    found["delivered_by_a_process"] = [1 / sample_seconds[place] for place in places]
-    found["with_loader"] = [compute / max(overlap, share * sample_seconds[place] / processes) for place in places]
+    locations = ("host",) if "TPU" in machine else tuple(LOCATIONS)  # on a TPU the host makes views
+    seconds = [sample_seconds[location] for location in locations]
+    found["delivered_by_a_process"] = [1 / one for one in seconds]
+    found["with_loader"] = [compute / max(overlap, share * one / processes) for one in seconds]
     return found
 
 
@@ -177,7 +178,7 @@ def measure_loader(out: Path) -> None:
             recipe = load_recipe(recipe_name)
             build_store([work / "phantom"], work / recipe_name, recipe.preprocessing)
             _, dataset = choose_cohort(Store.open(work / recipe_name), recipe)
-            seconds = {place: round(sample_seconds(dataset, *how), 5) for place, how in PLACES.items()}
+            seconds = {location: round(sample_seconds(dataset, *how), 5) for location, how in LOCATIONS.items()}
             found[recipe_name] = {"cpu_seconds_a_sample": seconds, "batches": BATCHES, "batch": BATCH}
             print(recipe_name, found[recipe_name], flush=True)
     write_json(out, found)

@@ -63,5 +63,5 @@ def test_a_row_by_another_pooling_is_read_anew_and_replaced(tmp_path: Path) -> N
     assert [one["auroc_30"] for one in ablations._rows(tmp_path)] == [0.7]
 
 
-def test_the_rows_kept_are_of_one_pooling() -> None:
+def test_all_recorded_rows_are_of_one_pooling() -> None:
     assert {one["pool"] for one in ablations._rows(DOCS)} == {ablations.POOL}
