@@ -116,8 +116,8 @@ NOTES = {
     "step sincos": "rotary positions, the default, turn queries and keys in every layer; sin-cos ones are added once",
     "ingest pydicom": "it trusts the header, finds no surfaces, checks nothing and writes no index; decoding is alike",
     "ingest monai": "as `pydicom`; MONAI's resampling costs more",
-    "embed single": "the same networks on the same volumes: no difference beyond the spread of the runs. Ours also hashes "
-    "weights and contents and writes parts that survive a kill",
+    "embed single": "the same networks on the same volumes: no difference beyond the spread of the runs. Ours also "
+    "hashes weights and contents and writes parts that survive a kill",
     "memory measured": "what a kernel takes for itself, and an allocator holds back, is not predicted",
 }
 
