@@ -20,7 +20,6 @@ import time
 from pathlib import Path
 
 import pydicom
-from pydicom.encaps import encapsulate
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 
 from octjepa.bench.data import bench_recipe, one_thread
@@ -33,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"
 
 from performance import machine
 
+from oct_dicom import put_frames
 from syntaxes import CODED
 
 DEVICES = ("heidelberg_spectralis", "topcon_maestro2", "topcon_triton", "zeiss_cirrus")
@@ -71,11 +71,8 @@ def in_other_syntaxes(path: Path, out: Path) -> dict[str, Path]:
     for coded in CODED:
         if 8 in coded.depths:
             data = pydicom.dcmread(path)
-            frames = [coded.encode(frame, 8) for frame in data.pixel_array]
+            put_frames(data, [coded.encode(frame, 8) for frame in data.pixel_array])
             data.file_meta.TransferSyntaxUID = coded.syntax
-            data.PixelData = encapsulate(frames)
-            data["PixelData"].VR = "OB"
-            data["PixelData"].is_undefined_length = True
             paths[f"zeiss_cirrus, {coded.name}"] = out / f"{coded.syntax}.dcm"
             data.save_as(out / f"{coded.syntax}.dcm")
     data = pydicom.dcmread(path)

@@ -14,8 +14,9 @@ from command_line import Outcome, call, run
 
 NAME, FIRST_NAME = "Quixano", "Alonsina"
 BIRTH_DATE = "19470929"
-# The year stands alone: four digits inside a measured time or a hash are chance.
-SECRETS = re.compile(rf"{NAME}|{FIRST_NAME}|{BIRTH_DATE}|(?<![\w.])1947(?![\w.])", re.IGNORECASE)
+SECRETS = (NAME, FIRST_NAME, BIRTH_DATE)
+YEAR = "1947"
+_MEASURED = re.compile(r"(?<=\d)\.\d{6,}")  # the digits of a measured time, which hold any year by chance
 
 
 def named_copy(scan: Path, path: Path, spoil: str = "") -> Path:
@@ -48,8 +49,9 @@ def everything_in(folder: Path) -> str:
 
 
 def assert_silent(text: str) -> None:
-    found = SECRETS.search(text)
-    assert found is None, text[max(found.start() - 40, 0) : found.end() + 40]
+    for secret in SECRETS:
+        assert secret.lower() not in text.lower()
+    assert YEAR not in _MEASURED.sub("", text)
 
 
 def assert_nothing_reported(result: Outcome) -> None:
@@ -67,14 +69,16 @@ def named(line: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("text", ["ALONSINA", "x19470929y", "born 1947", "(1947)", "29 Q 1947, 12"])
+@pytest.mark.parametrize(
+    "text", ["ALONSINA", "x19470929y", "born 1947.", "(1947)", "P1947", "_1947_", "a51947f0", "29 Q 1947, 12"]
+)
 def test_a_name_or_a_year_is_seen(text: str) -> None:
     with pytest.raises(AssertionError):
         assert_silent(text)
 
 
 def test_digits_of_a_measured_time_are_no_year() -> None:
-    assert_silent("1.0919475504996745, 0.1947, a51947f0")
+    assert_silent("1.0919475504996745")
 
 
 def test_the_files_do_hold_the_name(named: Path) -> None:

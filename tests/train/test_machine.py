@@ -184,6 +184,15 @@ def test_a_run_records_what_it_takes_and_prints_it_once(
     assert "set OMP_NUM_THREADS=2" in warnings[0]
 
 
+def test_a_run_prints_where_it_makes_views_also_when_memory_is_used_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = prepared(tmp_path / "run", small_recipe())
+    monkeypatch.setattr("octjepa.train.machine.choose_data_on", lambda *_: Choice("patches", "less memory is free"))
+    run.print_choices()
+    assert capsys.readouterr().err.rstrip().endswith("data_on host")
+
+
 def test_a_quiet_run_prints_warnings_alone(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -22,6 +22,8 @@ from octjepa.store import Store
 from octjepa.train.checkpointing import Start, start_from
 from octjepa.train.data import batch_shares, choose_cohort
 from octjepa.train.machine import (
+    Choice,
+    choose_compile,
     choose_for_machine,
     compiles,
     describe_choices,
@@ -43,7 +45,8 @@ class Run:
     """The parts of a run, equal on every rank; only the weights and their moments change while it trains.
 
     `checkpoint_dir` None: no checkpoints. `training_ids`, `validation_ids`: volume ids; the second may be empty.
-    `micro_batch`: volumes in a forward pass. `total`: updates of the whole run. `on_device` None: the host makes views.
+    `micro_batch`: volumes in a forward pass. `total`: updates of the whole run. `choices`: what it takes of its
+    machine, chosen before anything lies on the device. `on_device` None: the host makes views.
     """
 
     recipe: Recipe
@@ -59,6 +62,7 @@ class Run:
     model: VJEPA3D
     optimizer: torch.optim.AdamW
     start: Start
+    choices: dict[str, Choice]
     on_device: DeviceStore | DeviceLookup | None = None
 
     @property
@@ -92,9 +96,9 @@ class Run:
     def print_choices(self) -> None:
         """On rank 0, prints what the run takes of its machine, and warns of what that lacks."""
         if self.is_writer:
-            left, volumes = self.total - self.start.update, len(self.training_ids)
-            choices = choose_for_machine(self.recipe, self.runtime.device, left, volumes)
-            print_choices(self.runtime.device, self.runtime.precision, self.runtime.precision_reason, choices)
+            runtime, left = self.runtime, self.total - self.start.update
+            choices = self.choices | {"compile": choose_compile(self.recipe, runtime.device, left)}
+            print_choices(runtime.device, runtime.precision, runtime.precision_reason, choices)
 
     def shard_and_compile(self) -> None:
         """Shards the model over the ranks or overlaps their sums with the backward pass, and compiles its blocks.
@@ -156,6 +160,7 @@ def prepare_run(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: 
         model=model,
         optimizer=optimizer,
         start=start,
+        choices=choices,
         on_device=on_device,
     )
 

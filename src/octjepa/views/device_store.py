@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from octjepa.recipe import Recipe
@@ -59,8 +59,7 @@ class DeviceStore:
     def _patches(self, numbers: Int[Tensor, " b"], cut: CutBatch) -> Int[Tensor, "b values"]:
         """Stored values of the patches of each view, patch after patch, as indices of a table."""
         size, patch, grid = self.recipe.preprocessing.image_size, self.recipe.tokens.patch_size, self.recipe.grid
-        corner, index = cut.corner, cut.batch.grid_index
-        flips: Bool[Tensor, "b 2"] = cut.flips
+        corner, flips, index = cut.corner, cut.flips, cut.batch.grid_index
         steps = (index // (grid[1] * grid[2]), index // grid[2] % grid[1], index % grid[2])  # each [b, k]
         along = []
         for axis in range(3):
