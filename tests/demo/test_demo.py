@@ -26,8 +26,8 @@ def made(tmp_path_factory):
     [
         (0.1, 1200, 4.0),  # a fast machine: no more than was asked for, and it ends early
         (0.28, 642, 5.0),  # the training fills the time that is left
-        (0.4, FEWEST_UPDATES, 6.0),  # the claims need these
-        (1.0, FEWEST_UPDATES, 12.0),  # and here it says that they take twice as long
+        (0.8, FEWEST_UPDATES, 6.0),  # the claims need these
+        (2.0, FEWEST_UPDATES, 12.0),  # and here it says that they take twice as long
     ],
 )
 def test_the_training_is_as_long_as_the_machine_allows(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from command_line import Outcome, call
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PEOPLE, EFFECT, SEED = 100, 12, 11
+DEALS = 30
 
 
 @dataclass(frozen=True)
@@ -100,20 +102,20 @@ def test_the_effect_is_recovered_above_all_baselines_but_intensity_by_zone(made:
 
 
 def test_shuffled_labels_leave_chance_in_nearly_every_interval(made: Made) -> None:
-    """An interval of 95 % may miss; one deal of the labels moves many rows alike, but no row misses twice in three."""
-    missed: list[str] = []
-    for seed in range(3):
+    """Intervals of 95 % miss once in twenty. One deal of the labels moves many rows alike: a few deals show nothing."""
+    missed: Counter[str] = Counter()
+    for seed in range(DEALS):
 
         def shuffled(people: pd.DataFrame, seed: int = seed) -> pd.DataFrame:
             return people.assign(study_group=np.random.default_rng(seed).permutation(people["study_group"].to_numpy()))
 
-        message = probe(made.table, made.labels(f"dealt{seed}.tsv", shuffled)).json
-        intervals = {name: row for name, row in auroc(message).items() if name != "majority"}  # fixed at 0.5
-        now = [name for name, row in intervals.items() if not row["low"] <= 0.5 <= row["high"]]
-        now += ["paired"] * (not message["paired"]["low"] < 0 < message["paired"]["high"])
-        assert seed != 1 or set(now) <= {"intensity"}  # the deal of which every row but that one holds chance
-        missed += now
-    assert len(missed) == len(set(missed)), missed
+        message = probe(made.table, made.labels("dealt.tsv", shuffled)).json
+        learned = {name: row for name, row in auroc(message).items() if name != "majority"}  # that one is 0.5 always
+        rows = {name: (row["low"] - 0.5, row["high"] - 0.5) for name, row in learned.items()}
+        rows["paired"] = (message["paired"]["low"], message["paired"]["high"])
+        missed.update(name for name, (low, high) in rows.items() if not low <= 0 <= high)
+    assert sum(missed.values()) <= 0.1 * DEALS * len(rows), missed
+    assert max(missed.values()) <= 0.2 * DEALS, missed
 
 
 def test_a_constant_predictor_is_named_by_probe_and_report(made: Made, tmp_path: Path) -> None:
