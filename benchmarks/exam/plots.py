@@ -81,7 +81,7 @@ def _plot_started(axes: Axes, results: Results, plan: Plan, first: Plan, key: st
 
 
 def _curves(results: Results) -> dict[str, set[str]]:
-    """Encoders by curve: those that differ in the number of updates alone share one, named by the shortest name.
+    """Encoders by curve: those that differ in updates or precision alone share one, named by the shortest name.
 
     What starts from another run's weights has seen their views, too: `_plot_started` draws it.
     """
@@ -89,7 +89,8 @@ def _curves(results: Results) -> dict[str, set[str]]:
     by_recipe: dict[tuple[str, ...], set[str]] = {}
     for entry in results.entries:
         if entry.get("views") and entry["encoder"] not in started:
-            by_recipe.setdefault(tuple(entry.get("overrides", ())), set()).add(entry["encoder"])
+            recipe = tuple(one for one in entry.get("overrides", ()) if not one.startswith("train.precision="))
+            by_recipe.setdefault(recipe, set()).add(entry["encoder"])
     return dict(sorted((min(names, key=len), names) for names in by_recipe.values()))
 
 

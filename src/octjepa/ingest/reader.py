@@ -253,7 +253,10 @@ def _sort_frames(pixels: UInt8[np.ndarray, "F H W"], geometry: Geometry) -> UInt
     """Frames in the resolved order, unless neighbours correlate clearly better as they are stored."""
     order = geometry.order
     if "frames_unordered" not in geometry.notes:
-        return pixels if np.array_equal(order, np.arange(len(order))) else pixels[order]
+        ascending = np.arange(len(order))
+        if np.array_equal(order, ascending[::-1]):
+            return pixels[::-1]  # the usual order of a raster from below: no copy of the scan
+        return pixels if np.array_equal(order, ascending) else pixels[order]
     small = pixels[:, ::8, ::8].reshape(len(pixels), -1).astype(np.float32)  # [F, N]
     small -= small.mean(axis=1, keepdims=True)
     small /= np.linalg.norm(small, axis=1, keepdims=True) + 1e-6
