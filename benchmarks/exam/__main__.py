@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--train", metavar="NAME:SEED", help="only train one run of encoders.yaml")
     add("--read", metavar="RUN", help="read an encoder of your own beside its untrained twin")
     add("--ship", metavar="NAME:SEED", help="put this run into the package as the encoder phantom-tiny")
-    add("--sealed", action="store_true", help="the package's encoder on people that nobody has looked at; once")
+    add("--sealed", action="store_true", help="the package's encoder on people that nobody has looked at")
     add("--again", action="store_true", help="open the sealed cohort a second time; the record says so")
     add("--people", type=int, help="a trial with so many test people, for an --out of its own")
     add("--threads", type=int, default=2)

@@ -1,4 +1,4 @@
-"""The aims that were set before any encoder was read, and what the package's encoder reaches: a table for the pages.
+"""The aims of the exam, and what the package's encoder reaches: a table for the pages.
 
 The verdicts follow from the figures alone. An aim whose figures are not there has none.
 """

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from octjepa.checkpoint.state import uid_key
 from octjepa.config import load_recipe, science_hash
 from octjepa.errors import UsageError
 from octjepa.locks import writer_lock
 from octjepa.phantom import DECOYS, LESIONS, Decoy, Truth, read_truth, write_cohort, write_decoys
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store, build_store
+from octjepa.store.recorded_scans import uid_key
 
 from .results import Signature
 from .settings import RECIPE, Settings

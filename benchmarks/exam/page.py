@@ -59,6 +59,8 @@ OTHER_FIGURES = (
     ("same_eye/top_1/0", "same eye, top-1"),
     ("tuning/auroc/30", "tuned: AUROC, 30 people"),
     ("tuning/auroc/100", "100"),
+    ("frozen/auroc/30", "frozen, those people: AUROC, 30"),
+    ("frozen/auroc/100", "100"),
     ("real_fluid/dice/1", "real fluid: Dice"),
     ("real_fluid/ap/1", "AP"),
     ("real_surfaces/error_um/1", "real surfaces in um"),

@@ -28,7 +28,7 @@ from .results import CENTERED, EYES, SAME_EYE, Finding, LeftOut, Results, RowNam
 from .tokens import Featurise, TokenTable, of_encoder, of_intensity, of_raw_patches, of_tissue, token_table
 from .training import ENCODERS
 from .truth import COLUMNS
-from .tuning import tuning
+from .tuning import frozen, tuning
 
 REAL = ("real_fluid", "real_surfaces")  # the tasks that test real eyes
 
@@ -204,6 +204,7 @@ class _Row:
         yield "severity", lambda: measurement_tasks.severity(main, self.centered)
         yield "same_eye", self._same_eye
         yield "decoys", self._decoys
+        yield "frozen", lambda: frozen(main, self.eyes, self.row.seed)
         if self.kind == "encoder":
             yield "tuning", lambda: tuning(main, self.encoder, self.row.seed)
         recipe = self.encoder.recipe

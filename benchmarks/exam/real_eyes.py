@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float
 
-from octjepa.checkpoint.state import uid_key
 from octjepa.config import science_hash
 from octjepa.ingest import read_volume
 from octjepa.recipe import Preprocessing
 from octjepa.store import CanonicalVolume, Store, build_store
 from octjepa.store.canonical import volume_id
 from octjepa.store.native_mapping import NativeMap
+from octjepa.store.recorded_scans import uid_key
 from octjepa.volume import OCTVolume, hash_pixels
 
 from .truth import COLUMNS, surface_depths, view_voxels

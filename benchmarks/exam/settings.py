@@ -63,4 +63,4 @@ class Settings:
 
 EXAM = Settings()
 SEALED = Settings(seed=9200)  # the same tasks on people that nobody has looked at; 9100 until 2026-11-25
-NOT_SEALED = ("tuning", "real_fluid", "real_surfaces")  # tasks that the sealed cohort is not asked
+NOT_SEALED = ("tuning", "frozen", "real_fluid", "real_surfaces")  # tasks that the sealed cohort is not asked

@@ -40,7 +40,8 @@ from octjepa.views.loader import Batch, TrainingDataset, training_batches
 
 from .cohorts import Cohort
 from .lesion_tasks import auroc, lesions_mean
-from .results import Finding, LeftOut
+from .readings import choose_strength, logistic_scores
+from .results import Finding, LeftOut, left_out_mean
 from .settings import LABELLED_PEOPLE, MIN_POSITIVES, RESAMPLES
 
 TEST_PEOPLE = 400  # the first of the test people
@@ -124,30 +125,68 @@ def tuning(
 ) -> Iterator[Finding | LeftOut]:
     """AUROC of each lesion, and their mean, on test people, of the network tuned on each number of labelled people."""
     train, val, test = cohort.indices("train"), cohort.indices("val"), cohort.indices("test")[:TEST_PEOPLE]
-    people = cohort.people[test]
-    draws = Draws(people.tolist(), RESAMPLES, 0)
     for count in counts:
         labelled = draw_people(train, cohort.lesions[train], count, seed)
-        if len(labelled) < count:
-            yield LeftOut("tuning", "auroc", count, f"there are {len(labelled)} training people, {count} are needed")
-            continue
-        measured: list[int] = []
-        for number, name in enumerate(LESIONS):
-            known, positives = (int(cohort.lesions[some, number].sum()) for some in (labelled, test))
-            if known < MIN_LABELLED or positives < MIN_POSITIVES:
-                reason = f"{known} of {count} labelled and {positives} of {len(test)} test people have it"
-                needed = f"{MIN_LABELLED} and {MIN_POSITIVES} are needed"
-                yield LeftOut("tuning", f"auroc_{name}", count, f"{reason}; {needed}")
-            else:
-                measured.append(number)
-        parts: dict[str, Estimate] = {}
+        measured, left_out = _lesions_to_measure("tuning", cohort, labelled, test, count)
+        yield from left_out
         if measured:
             scores = logits(tune(cohort, encoder, labelled, val, seed, updates), cohort, test)
+            yield from _aurocs("tuning", cohort, {number: scores[:, number] for number in measured}, test, count)
+
+
+def frozen(
+    cohort: Cohort, x: Float[np.ndarray, "V f"], seed: int, counts: Sequence[int] = LABELLED_PEOPLE
+) -> Iterator[Finding | LeftOut]:
+    """What the vectors `x` of eyes tell from the people that `tuning` learns from, of those that it is tested on.
+
+    `eye_lesion` draws people for each lesion, half of them with it, which are more people and easier ones.
+    """
+    train, test = cohort.indices("train"), cohort.indices("test")[:TEST_PEOPLE]
+    for count in counts:
+        labelled = draw_people(train, cohort.lesions[train], count, seed)
+        measured, left_out = _lesions_to_measure("frozen", cohort, labelled, test, count)
+        yield from left_out
+        scores: dict[int, np.ndarray] = {}
         for number in measured:
-            name = LESIONS[number]
-            parts[name] = auroc(cohort.lesions[test, number], [scores[:, number]], draws, people, name)
-            yield Finding("tuning", f"auroc_{name}", count, parts[name])
-        yield lesions_mean("tuning", "auroc", count, parts, len(test))
+            has = cohort.lesions[labelled, number]
+            scores[number] = logistic_scores(x[labelled], has, x[test], choose_strength(x[labelled], has))
+        if measured:
+            yield from _aurocs("frozen", cohort, scores, test, count)
+
+
+def _lesions_to_measure(
+    task: str, cohort: Cohort, labelled: Int[np.ndarray, " n"], test: Int[np.ndarray, " m"], count: int
+) -> tuple[list[int], list[LeftOut]]:
+    """The lesions that enough of `labelled` and `test` have, and why others, or all, are left out."""
+    if len(labelled) < count:
+        return [], [LeftOut(task, "auroc", count, f"there are {len(labelled)} training people, {count} are needed")]
+    measured: list[int] = []
+    left_out: list[LeftOut] = []
+    for number, name in enumerate(LESIONS):
+        known, positives = (int(cohort.lesions[some, number].sum()) for some in (labelled, test))
+        if known < MIN_LABELLED or positives < MIN_POSITIVES:
+            reason = f"{known} of {count} labelled and {positives} of {len(test)} test people have it"
+            needed = f"{MIN_LABELLED} and {MIN_POSITIVES} are needed"
+            left_out.append(LeftOut(task, f"auroc_{name}", count, f"{reason}; {needed}"))
+        else:
+            measured.append(number)
+    if not measured:
+        left_out.append(left_out_mean(task, "auroc", count, LESIONS))
+    return measured, left_out
+
+
+def _aurocs(
+    task: str, cohort: Cohort, scores: dict[int, np.ndarray], test: Int[np.ndarray, " m"], count: int
+) -> Iterator[Finding | LeftOut]:
+    """AUROC of each lesion with scores, on `test`, and their mean."""
+    people = cohort.people[test]
+    draws = Draws(people.tolist(), RESAMPLES, 0)
+    parts: dict[str, Estimate] = {}
+    for number, one in scores.items():
+        name = LESIONS[number]
+        parts[name] = auroc(cohort.lesions[test, number], [one], draws, people, name)
+        yield Finding(task, f"auroc_{name}", count, parts[name])
+    yield lesions_mean(task, "auroc", count, parts, len(test))
 
 
 def draw_people(

@@ -13,6 +13,7 @@ from octjepa.checkpoint import state
 from octjepa.embed.leakage import check_leakage, training_volumes
 from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D
+from octjepa.store.recorded_scans import uid_key
 from octjepa.train.optimizer import build_optimizer
 from synthetic import small_recipe
 
@@ -77,6 +78,23 @@ def test_weights_whose_store_is_gone_are_compared_by_content(trained: Path) -> N
     found = check_leakage(other, trained / "run")
     assert found["compared_by"] == ["person_id", "content_hash"]
     assert found["seen"] == {"test": {"people": 1, "volumes": 2}}
+
+
+def test_weights_whose_store_is_gone_know_a_scan_that_was_compressed_anew(trained: Path) -> None:
+    seen = index_entry(0)
+    manifest = trained / "run" / "checkpoints" / "step-00000004" / "manifest.json"
+    message = json.loads(manifest.read_text(encoding="utf-8"))
+    message["trained_on"].append(uid_key(seen["sop_instance_uid"]))
+    manifest.write_text(json.dumps(message), encoding="utf-8")
+    (trained / "store" / "store.json").unlink()
+    anew = index_entry(70, split="test", sop_instance_uid=seen["sop_instance_uid"], person_id="7000")
+    fellow = index_entry(71, split="test", person_id="7000")
+    found = check_leakage(store_of(trained / "other", [anew, fellow, index_entry(52, split="test")]), trained / "run")
+    assert found["compared_by"] == ["person_id", "content_hash", "sop_instance_uid"]
+    assert found["leaks"] == [
+        {"kind": "person_id", "split": "test", "volumes": sorted([anew["volume_id"], fellow["volume_id"]])},
+        {"kind": "sop_instance_uid", "split": "test", "volumes": [anew["volume_id"]]},
+    ]
 
 
 def test_what_says_nothing_is_refused(trained: Path) -> None:

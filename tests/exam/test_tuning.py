@@ -9,7 +9,7 @@ import pytest
 import torch
 from benchmarks.exam import tuning as module
 from benchmarks.exam.results import Finding, LeftOut
-from benchmarks.exam.tuning import draw_people, logits, training_recipe, tune, tuning
+from benchmarks.exam.tuning import draw_people, frozen, logits, training_recipe, tune, tuning
 
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.model import VJEPA3D
@@ -91,3 +91,15 @@ def test_figures_have_their_number_of_people_and_too_few_are_left_out(monkeypatc
     }
     monkeypatch.setattr(module, "MIN_POSITIVES", 20)
     assert all(isinstance(one, LeftOut) for one in tuning(eyes, encoder(), 0, counts=(10,), updates=2))
+
+
+def test_the_frozen_row_learns_from_the_people_of_the_tuning_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MIN_POSITIVES", 5)
+    eyes: Any = Eyes(train=40)
+    labelled = draw_people(eyes.indices("train"), eyes.lesions[eyes.indices("train")], 10, 5)
+    told = np.where(eyes.lesions[:, :1], 1.0, -1.0)  # the others are told the opposite
+    told[np.setdiff1d(eyes.indices("train"), labelled)] *= -1
+    found = {(one.metric, one.labels): one for one in frozen(eyes, told, 5, counts=(10, 100))}
+    assert isinstance(one := found["auroc", 10], Finding)
+    assert one.estimate.value == 1.0
+    assert isinstance(found["auroc", 100], LeftOut)

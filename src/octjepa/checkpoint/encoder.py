@@ -21,7 +21,7 @@ from octjepa.checkpoint.folder import check_schema, list_checkpoints, read_manif
 from octjepa.checkpoint.location import MANIFEST, Location, has_file, parse_location
 from octjepa.checkpoint.module import VolumeEncoder, collate_images, prepare_volume
 from octjepa.checkpoint.pooling import TokenFeatures, check_pools, pool_tokens, tissue_layers
-from octjepa.checkpoint.state import MODEL_FILE, UID, read_recipe
+from octjepa.checkpoint.state import MODEL_FILE, read_recipe
 from octjepa.config import load_run_recipe, stored_recipe
 from octjepa.errors import CheckpointError, WrongCheckpointError
 from octjepa.model import VJEPA3D, Encoder
@@ -30,6 +30,7 @@ from octjepa.recipe import Recipe
 from octjepa.remote import info, local_copy
 from octjepa.shipped import shipped, shipped_names
 from octjepa.store import CanonicalVolume
+from octjepa.store.recorded_scans import split_recorded
 from octjepa.views import geometry, intensity, tokens
 from octjepa.views.sample import select_tissue_tokens, token_positions
 from octjepa.volume import OCTVolume
@@ -56,7 +57,7 @@ class PretrainedEncoder:
     """A frozen encoder with its recipe, as `octjepa.load_encoder` returns it.
 
     Attributes: `dim`, the width of a token's features; `recipe`, its settings; `trained_on`, the content ids of its
-    training volumes, and `trained_on_uids`, the `state.uid_key` of those that have a UID, in newer weights; `which`,
+    training volumes, and `trained_on_uids`, the `uid_key` of those that have a UID, in newer weights; `which`,
     "target" for the EMA target or "student" for the encoder that was trained.
     """
 
@@ -65,8 +66,7 @@ class PretrainedEncoder:
     ) -> None:
         self.encoder, self.which = encoder.eval().requires_grad_(False), which
         self.recipe, self.name, self.dim = recipe, name, encoder.width
-        uids = frozenset(one for one in trained_on if one.startswith(UID))
-        self.trained_on, self.trained_on_uids = frozenset(trained_on) - uids, uids
+        self.trained_on, self.trained_on_uids = split_recorded(trained_on)
 
     @property
     def recorded_training(self) -> frozenset[str]:

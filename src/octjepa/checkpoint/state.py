@@ -5,7 +5,6 @@ Nothing else is needed for an exact resume: order, masks and augmentation are fu
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,6 @@ from octjepa.recipe import Recipe
 
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimiser.safetensors"
-UID = "uid:"  # what begins so in `trained_on` is of `uid_key`, and no content id
 
 
 def snapshot(model: VJEPA3D, optimizer: torch.optim.AdamW) -> dict[str, dict[str, Tensor]]:
@@ -35,15 +33,6 @@ def snapshot(model: VJEPA3D, optimizer: torch.optim.AdamW) -> dict[str, dict[str
         file: {name: full_tensor(value).detach().to("cpu", copy=True) for name, value in content.items()}
         for file, content in tensors.items()
     }
-
-
-def uid_key(sop_instance_uid: str) -> str:
-    """What weights record of a scan beside its content id: a hash of its SOP instance UID.
-
-    A phantom has the same UID on every machine, while processors round its voxels, and with them its content id,
-    differently.
-    """
-    return UID + hashlib.sha256(sop_instance_uid.encode()).hexdigest()[:16]
 
 
 def save(

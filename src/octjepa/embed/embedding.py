@@ -24,7 +24,7 @@ from octjepa.checkpoint.pooling import DEFAULT_POOLS, check_pools
 from octjepa.config import science_hash
 from octjepa.distributed.runtime import Runtime, distributed_context
 from octjepa.embed import token_folder
-from octjepa.embed.leakage import count_leaked_people, training_volumes_of_ids
+from octjepa.embed.leakage import count_leaked_people, recorded_training_set
 from octjepa.embed.parts import PART_VOLUMES, lock_outputs, parts_folder, read_part, remove_parts
 from octjepa.embed.shard import Embedder, EmbeddingOptions, Job, job_key, weights_hash
 from octjepa.embed.table import UNPOOLED, write_bscan_table, write_embeddings
@@ -94,7 +94,7 @@ def embed_store(
                     shown.advance(len(parts[number]))
         _wait_for_all(runtime, job, len(parts))
         seconds = time.perf_counter() - started
-        leaked = count_leaked_people(rows, training_volumes_of_ids(encoder.trained_on, parse_location(checkpoint)))
+        leaked = count_leaked_people(rows, recorded_training_set(encoder.recorded_training, parse_location(checkpoint)))
         counts: list[float] = []
         join = partial(_join, out, job, parts, rows, store, encoder, weights, leaked)
         runtime.run_on_rank_zero(lambda: counts.extend(join()))

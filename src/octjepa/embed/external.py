@@ -21,7 +21,7 @@ from octjepa.config import science_hash
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed import token_folder
 from octjepa.embed.embedding import add_participants
-from octjepa.embed.leakage import count_leaked_people, training_volumes_of_ids
+from octjepa.embed.leakage import count_leaked_people, recorded_training_set
 from octjepa.embed.parts import PART_VOLUMES, lock_outputs, parts_folder, read_part, remove_parts
 from octjepa.embed.shard import EmbeddingOptions, Job, intensity_histogram, job_key
 from octjepa.embed.table import write_embeddings
@@ -96,7 +96,7 @@ def embed_external(
             frame[name] = list(joined[name])
         leaked = 0
         if tuned is not None:
-            leaked = count_leaked_people(rows, training_volumes_of_ids(tuned.volume_ids, tuned.folder))
+            leaked = count_leaked_people(rows, recorded_training_set(tuned.volume_ids, tuned.folder))
         write_embeddings(out, frame, dim, encoder.name, contract, leaked, tuple(pools), weights)
         remove_parts(out)
     counts = map(float, np.quantile(joined["token_count"], (0, 0.5, 1)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from octjepa.outside import OutsideError, named_by
 from octjepa.shipped import shipped, shipped_names
 from octjepa.store import Store
 from octjepa.store.leaks import TrainingSet, pretraining_overlap
+from octjepa.store.recorded_scans import split_recorded
 
 _log = logging.getLogger(__name__)
 
@@ -40,26 +43,27 @@ def training_volumes(source: str | Path) -> TrainingSet:
         table = Store.open(source).table
         rows = table[table["split"] == "train"]
         return TrainingSet(frozenset(rows["volume_id"]), rows)
-    ids = load_encoder(source).trained_on
-    if not ids:
+    recorded = load_encoder(source).recorded_training
+    if not recorded:
         raise UsageError(f"the weights of {source} do not say what they were trained on: give the store instead")
-    return training_volumes_of_ids(ids, location)
+    return recorded_training_set(recorded, location)
 
 
-def training_volumes_of_ids(ids: frozenset[str], location: Location) -> TrainingSet:
-    """What weights at `location` that name `ids` were trained on, with the rows of their store where it is at hand."""
+def recorded_training_set(recorded: Collection[str], location: Location) -> TrainingSet:
+    """What weights at `location` record of their training, with the rows of their store where it is at hand."""
+    ids, uid_keys = split_recorded(recorded)
     index = _store_of(location) if isinstance(location, Path) else None
     rows = None if index is None else index[index["volume_id"].isin(ids)]
-    return TrainingSet(ids, None if rows is None or rows.empty else rows)
+    return TrainingSet(ids, None if rows is None or rows.empty else rows, uid_keys)
 
 
 def count_leaked_people(rows: pd.DataFrame, trained: TrainingSet) -> int:
     """How many people of val and test were pretrained on: by person, content or instance; look-alikes do not count."""
-    if not trained.volume_ids:
+    if not (trained.volume_ids or trained.uid_keys):
         return 0
     exact = rows.drop(columns="enface_hash", errors="ignore")
     known = None if trained.entries is None else trained.entries.drop(columns="enface_hash", errors="ignore")
-    leaks = pretraining_overlap(exact, TrainingSet(trained.volume_ids, known))["leaks"]
+    leaks = pretraining_overlap(exact, replace(trained, entries=known))["leaks"]
     leaked = {volume for leak in leaks for volume in leak["volumes"]}
     return int(rows.loc[rows["volume_id"].isin(leaked), "person_id"].nunique())
 
@@ -72,7 +76,7 @@ def _store_of(source: Path) -> Any:
             try:
                 location = named_by(folder, about.name, json.loads(about.read_text(encoding="utf-8"))["store"])
             except OutsideError as error:
-                _log.warning("%s. People are compared by the contents of their scans alone", error)
+                _log.warning("%s. Scans are compared by content and UID alone", error)
                 return None
             except (ValueError, KeyError, TypeError):
                 return None

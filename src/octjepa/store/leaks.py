@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from octjepa.store.cohort_flow import text_column
 from octjepa.store.near_duplicates import near_duplicates
+from octjepa.store.recorded_scans import uid_key
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,10 +40,14 @@ def find_leaks(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """What an encoder was trained on: volume ids, and the index entries of those that are still in their store."""
+    """What an encoder was trained on: volume ids, the index entries of those that are still in their store, UIDs.
+
+    The UIDs as `uid_key`, where weights record them.
+    """
 
     volume_ids: frozenset[str]
     entries: pd.DataFrame | None
+    uid_keys: frozenset[str] = frozenset()
 
 
 def pretraining_overlap(table: pd.DataFrame, trained: TrainingSet) -> dict[str, Any]:
@@ -50,7 +55,8 @@ def pretraining_overlap(table: pd.DataFrame, trained: TrainingSet) -> dict[str, 
 
     train, val, test: people of `table`; seen: {split: {people, volumes}} of which the pretraining had anything; leaks:
     [{kind, split, volumes}] of val and test, volumes being those of `table`. Without the entries of the pretraining
-    store, contents are compared, and people by what `table` itself holds of the volumes trained on.
+    store, contents are compared, UIDs where they are recorded, and people by what `table` itself holds of the volumes
+    trained on.
     """
     import pandas as pd
 
@@ -59,6 +65,7 @@ def pretraining_overlap(table: pd.DataFrame, trained: TrainingSet) -> dict[str, 
     known = table[table["volume_id"].isin(trained.volume_ids)]
     if trained.entries is not None:  # `table` may still have entries of volumes that are gone there
         known = pd.concat([trained.entries, known[~known["volume_id"].isin(trained.entries["volume_id"])]])
+    known = pd.concat([known, _known_by_uid(table, trained)])
     both = pd.concat([known.assign(volume_id="0" + text_column(known["volume_id"])), here], ignore_index=True)
     split_of = dict(zip(here["volume_id"], text_column(here["split"]), strict=True))
     shared: set[str] = set()
@@ -88,9 +95,16 @@ def pretraining_overlap(table: pd.DataFrame, trained: TrainingSet) -> dict[str, 
 def _compared_by(known: pd.DataFrame, here: pd.DataFrame, trained: TrainingSet) -> list[str]:
     """The kinds of leak that could be found; en face images only where both sides have hashes of them."""
     if trained.entries is None:
-        return list(_COLUMNS[:2])
+        return list(_COLUMNS[: 3 if trained.uid_keys else 2])
     hashed = all("enface_hash" in side and (text_column(side["enface_hash"]) != "").any() for side in (known, here))
     return [*_COLUMNS, *([NEAR] if hashed else [])]
+
+
+def _known_by_uid(table: pd.DataFrame, trained: TrainingSet) -> pd.DataFrame:
+    """The scans of `table` that were trained on with another content: their UIDs and people are the same."""
+    keys = text_column(table["sop_instance_uid"]).map(uid_key)
+    rows = table[keys.isin(trained.uid_keys) & ~table["volume_id"].isin(trained.volume_ids)]
+    return rows.assign(content_hash="", **({"enface_hash": ""} if "enface_hash" in rows else {}))
 
 
 def _groups(table: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:

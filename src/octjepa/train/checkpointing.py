@@ -27,6 +27,7 @@ from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.store.cohort_flow import text_column
+from octjepa.store.recorded_scans import uid_key
 from octjepa.train.guards import SKIPPED_IN_A_ROW
 from octjepa.train.run_folder import check_data, last_saved, read_summary, record_code_change, record_saved
 from octjepa.train.tracking import RunLogger
@@ -152,7 +153,7 @@ def start_from(
         if start.update == 0:  # a resumed run may have been stopped before its first checkpoint
             inherited = start_weights(model, recipe) - set(ids)
         own = store.table.loc[store.table["volume_id"].isin(ids), "sop_instance_uid"]
-        uids = {state.uid_key(uid) for uid in text_column(own) if uid}
+        uids = {uid_key(uid) for uid in text_column(own) if uid}
         start = replace(start, inherited=tuple(sorted({*inherited, *uids})))
 
     runtime.run_on_rank_zero(read)

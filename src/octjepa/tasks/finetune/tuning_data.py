@@ -19,7 +19,7 @@ from octjepa.checkpoint import PretrainedEncoder
 from octjepa.checkpoint.location import parse_location
 from octjepa.embed.alignment import result_names
 from octjepa.embed.embedding import add_participants, select_volumes
-from octjepa.embed.leakage import count_leaked_people, training_volumes_of_ids
+from octjepa.embed.leakage import count_leaked_people, recorded_training_set
 from octjepa.embed.table import complete_keys
 from octjepa.errors import UsageError
 from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Task
@@ -139,7 +139,7 @@ def prepare_tuning_data(
 
 def refuse_leaks(volumes: pd.DataFrame, encoder: PretrainedEncoder, checkpoint: str | Path) -> None:
     """Raises UsageError where the encoder was pretrained on people whom `volumes` (of the store) has in val or test."""
-    leaked = count_leaked_people(volumes, training_volumes_of_ids(encoder.trained_on, parse_location(checkpoint)))
+    leaked = count_leaked_people(volumes, recorded_training_set(encoder.recorded_training, parse_location(checkpoint)))
     if leaked:
         raise UsageError(
             f"leak: the encoder of {checkpoint} was pretrained on eyes of {leaked} people who are now in val or test, "

@@ -1,0 +1,26 @@
+"""What weights record of the scans that they learned from: content ids, and hashes of SOP instance UIDs.
+
+Hashes alone, so that weights name no scan to who does not hold it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+
+_UID = "uid:"  # what begins so is of `uid_key`, and no content id
+
+
+def uid_key(sop_instance_uid: str) -> str:
+    """A hash of a scan's SOP instance UID.
+
+    A scan that was compressed anew has another content and the same UID. A phantom has the same UID on every machine,
+    while processors round its voxels, and with them its content id, differently.
+    """
+    return _UID + hashlib.sha256(sop_instance_uid.encode()).hexdigest()[:16]
+
+
+def split_recorded(recorded: Collection[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """(content ids, `uid_key` of those that have a UID) of what weights record."""
+    uids = frozenset(one for one in recorded if one.startswith(_UID))
+    return frozenset(recorded) - uids, uids
