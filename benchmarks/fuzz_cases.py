@@ -307,11 +307,6 @@ def _saved(data: Any) -> bytes:
     return buffer.getvalue()
 
 
-_FRAME_DAMAGE = (
-    "leave out", "double", "change over", "empty", "cut", "noise", "other", "offsets", "no end", "split",
-)  # fmt: skip
-
-
 def _encapsulated(chance: random.Random, content: bytes) -> tuple[str, bytes]:
     """Frames left out, doubled, changed over, emptied, cut, swollen; offsets that lie; a delimiter that is missing."""
     from pydicom import dcmread

@@ -37,7 +37,7 @@ from .unet import train_unet
 THRESHOLDS = tuple(float(t) for t in np.round(np.geomspace(0.02, 0.7, 18), 4))
 LABELLED = 1  # eye
 # Where the labelled eye is learned from: moved down and right by so many voxels, so that surfaces and cysts lie
-# everywhere within a patch; the same for every row.
+# everywhere within a patch; the same for every row of tokens.
 SHIFTS = ((0, 0), (2, 4), (4, -4), (6, 8), (-2, -8), (-4, 4), (-6, -4), (7, 0))
 _RANKS = 1024  # bins of rank for average precision
 _WIDTHS = (1.5, 3.0, 6.0)  # of the Gaussian means of intensity, in voxels of depth
