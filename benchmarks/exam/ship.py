@@ -18,7 +18,7 @@ from octjepa.errors import UsageError
 from octjepa.files import write_json
 
 from .page import HEADLINES, cell, table
-from .results import Results, RowName
+from .results import CENTERED, EYES, SAME_EYE, Results, RowName
 from .settings import EXAM
 from .training import NAME, Plan, finished_run, first_plan, is_trained, run_folder, twin_name
 
@@ -95,7 +95,8 @@ It has seen no human eye. It shows how a pretrained encoder is used, and is a st
 foundation model.
 
 On people that it has not seen, frozen but for `tuning`, with so many labelled eyes or people (docs/exam says what each
-figure is; 95 % interval over people, of the two real eyes over their B-scans):
+figure is; whole eyes by `{EYES}`, `eye_lesion_centered` and `severity` by `{CENTERED}`, `same_eye` by `{SAME_EYE}`;
+95 % interval over people, of the two real eyes over their B-scans):
 
 {table(["task", "figure", "labelled", *rows], lines)}
 """
