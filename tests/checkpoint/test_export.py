@@ -50,6 +50,14 @@ def test_one_file_gives_the_same_embedding(run: Path, tmp_path: Path) -> None:
     assert "Not a medical device" in card
 
 
+def test_equal_exports_are_equal_files(tmp_path: Path) -> None:
+    for number in range(6):  # metadata comes in any order
+        export("phantom-tiny", "safetensors", tmp_path / str(number))
+    assert len({(tmp_path / str(number) / "SHA256SUMS").read_bytes() for number in range(6)}) == 1
+    assert load_encoder(tmp_path / "0").trained_on == load_encoder("phantom-tiny").trained_on
+    export("phantom-tiny", "safetensors", tmp_path / "0")  # as after one that was killed
+
+
 @pytest.mark.slow
 def test_transformers_reads_the_other_form(run: Path, tmp_path: Path) -> None:
     encoder = load_encoder(run)

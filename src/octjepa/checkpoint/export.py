@@ -72,8 +72,18 @@ def export(
 
 def _bytes(content: Content, about: dict[str, str]) -> bytes:
     if isinstance(content, dict):
-        return save(content, about)
+        return _with_sorted_metadata(save(content, about))
     return content.encode() if isinstance(content, str) else content
+
+
+def _with_sorted_metadata(data: bytes) -> bytes:
+    """The file with its metadata in order: safetensors writes them in any, and equal exports should be equal files."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8
+    return len(text).to_bytes(8, "little") + text + data[start:]
 
 
 def _write(data: bytes, file: IO[bytes]) -> None:
