@@ -97,9 +97,9 @@ def test_the_frozen_row_learns_from_the_people_of_the_tuning_and_no_others(monke
     monkeypatch.setattr(module, "MIN_POSITIVES", 5)
     eyes: Any = Eyes(train=40)
     labelled = draw_people(eyes.indices("train"), eyes.lesions[eyes.indices("train")], 10, 5)
-    told = np.where(eyes.lesions[:, :1], 1.0, -1.0)  # the others are told the opposite
-    told[np.setdiff1d(eyes.indices("train"), labelled)] *= -1
-    found = {(one.metric, one.labels): one for one in frozen(eyes, told, 5, counts=(10, 100))}
+    features = np.where(eyes.lesions[:, :1], 1.0, -1.0)  # of the others they say the opposite
+    features[np.setdiff1d(eyes.indices("train"), labelled)] *= -1
+    found = {(one.metric, one.labels): one for one in frozen(eyes, features, 5, counts=(10, 100))}
     assert isinstance(one := found["auroc", 10], Finding)
     assert one.estimate.value == 1.0
     assert isinstance(found["auroc", 100], LeftOut)
