@@ -75,6 +75,8 @@ def _held(lock_path: Path, held: Path) -> Iterator[None]:
         raise UsageError(f"another process is writing to {held}{_holder(lock_path)}: wait for it to end") from None
     except OSError as error:
         lock.release()
+        if isinstance(error, PermissionError):
+            raise UsageError(f"{held} may not be written ({error.strerror}): name another place") from None
         raise UsageError(
             f"{held} cannot be locked ({error.strerror}): name a place on a file system that knows locks, which you "
             "may write to"

@@ -241,6 +241,6 @@ def test_nothing_read_still_prints_what_was_done(tmp_path: Path) -> None:
         (tmp_path / "eyes" / name).write_bytes(b"")
     result = call("ingest", tmp_path / "eyes", "--store", tmp_path / "store", "--workers", 1, "--max-lost", 1, "--json")
     assert result.code == 2
-    assert "none of the 2 files can be read" in result.err
+    assert "no file can be read, of 2" in result.err
     assert result.json["by_reason"] == {"empty_file": 2}
     assert (result.json["accepted"], result.json["quarantined"], result.json["people"]) == (0, 2, 0)

@@ -98,3 +98,17 @@ def test_plan_counts_the_cohort_and_a_criterion_that_takes_the_last_is_named(tmp
     assert "500 B-scans at least took out the last 8" in empty.err
     twice = call("plan", "smoke_test", "data.min_frames=5", "data.max_frames=4")
     assert (twice.code, "nothing can pass" in twice.err) == (2, True)
+
+
+def test_a_label_that_is_alike_everywhere_or_too_rare_to_balance_is_named(
+    store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    people = sorted(set(Store.open(store).table["person_id"]))
+    labels = tmp_path / "labels.tsv"
+    words = ("split", store, "--by", "stratified", "--labels", labels, "--target", "disease")
+    labels.write_text("person_id\tdisease\n" + "".join(f"{one}\t0\n" for one in people), encoding="utf-8")
+    assert "every labelled eye of the store has the value 0" in (done := call(*words)).err
+    assert done.code == 2
+    labels.write_text(labels.read_text(encoding="utf-8").replace("\t0\n", "\t1\n", 1), encoding="utf-8")
+    assert call(*words).code == 0
+    assert "label 1 is not in every split (people: " in caplog.text

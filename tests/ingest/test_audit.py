@@ -91,4 +91,4 @@ def test_a_reader_that_fails_ends_neither_file_nor_folder(tmp_path: Path, monkey
         Image.fromarray(frame).save(folder / f"b{number}.png")
     found = audit([tmp_path])
     assert found["files"] == 2
-    assert all(kind.endswith("that cannot be read") for kind in found["by_kind"])
+    assert all(kind.endswith(", refused") for kind in found["by_kind"])

@@ -252,7 +252,7 @@ def test_wrong_stores_and_sources_are_reported_apart(built: tuple[Path, dict], c
         build_store([tmp_path / "in"], tmp_path / "never", PREPROCESSING)
     assert not (tmp_path / "never").exists()
     (tmp_path / "in" / "a.dcm").write_bytes(b"")
-    with pytest.raises(UsageError, match=r"none of the 1 files can be read"):
+    with pytest.raises(UsageError, match=r"no file can be read, of 1"):
         build_store([tmp_path / "in"], tmp_path / "none", PREPROCESSING)
 
 

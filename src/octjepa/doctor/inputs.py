@@ -21,9 +21,9 @@ def recipe_check(setup: Setup) -> Iterator[Check]:
         return
     batch, lr = setup.planned["batch"], setup.planned["lr"]
     found = (
-        f"{setup.planned['recipe']}: batch {setup.planned['effective_batch']} = {batch['devices']} devices x "
-        f"{batch['micro']} x {batch['accumulation']}, {setup.planned['updates']} updates, rate {lr['first']:.2g} to "
-        f"{lr['peak']:.2g} to {lr['last']:.2g}, precision {setup.planned['precision']}"
+        f"{setup.planned['recipe']}: batch {setup.planned['effective_batch']} = {batch['devices']} (devices) x "
+        f"{batch['micro']} (micro-batch) x {batch['accumulation']} (accumulation), {setup.planned['updates']} updates, "
+        f"rate {lr['first']:.2g} to {lr['peak']:.2g} to {lr['last']:.2g}, precision {setup.planned['precision']}"
     )
     yield Check("recipe", "ok", found, "a batch that divides evenly, a rate that is positive and falls after warm-up")
 

@@ -71,6 +71,13 @@ def embed_store(
     weights, contents = weights_hash(encoder), (rows["volume_id"] + rows["content_hash"]).tolist()
     key = job_key(weights, science_hash(store.preprocessing), contents, options, part)
     job = Job(_absolute(checkpoint), _absolute(store.location), parts_folder(out, key), key, options)
+    leaked = count_leaked_people(rows, recorded_training_set(encoder.recorded_training, parse_location(checkpoint)))
+    if leaked:
+        _log.warning(
+            "the encoder was pretrained on eyes of people who are now in val or test (%d of them): probes will refuse "
+            "the table. Give the store the split that it was trained with, or take another encoder",
+            leaked,
+        )
     ids = rows["volume_id"].tolist()
     parts = [ids[start : start + part] for start in range(0, len(ids), part)]
     started = time.perf_counter()
@@ -94,7 +101,6 @@ def embed_store(
                     shown.advance(len(parts[number]))
         _wait_for_all(runtime, job, len(parts))
         seconds = time.perf_counter() - started
-        leaked = count_leaked_people(rows, recorded_training_set(encoder.recorded_training, parse_location(checkpoint)))
         counts: list[float] = []
         join = partial(_join, out, job, parts, rows, store, encoder, weights, leaked)
         runtime.run_on_rank_zero(lambda: counts.extend(join()))

@@ -57,7 +57,7 @@ def _other(path: Path) -> dict[str, str]:
             warnings.simplefilter("ignore")
             return {"kind": format, "personal": ";".join(read_scan(path, format).personal)}
     except Exception:  # a damaged file may raise anything, as in `read_volume`; ingest will name the reason
-        return {"kind": f"{format} that cannot be read"}
+        return {"kind": f"{format}, refused"}
 
 
 def personal_fields_in_file(path: Path) -> tuple[str, ...]:

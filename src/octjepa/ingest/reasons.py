@@ -31,7 +31,7 @@ REASONS: dict[str, Reason] = {
     "not_dicom": Reason("named as DICOM, but the content is something else", "download it again: often an HTML page"),
     "broken_header": Reason("a header, or the JSON beside a scan, that cannot be parsed", "copy or export it again"),
     "not_structural_oct": Reason(
-        "an image of another kind (photograph, en face, flow, height map, segmentation)", "none", lost=False
+        "an image of another kind (photograph, en face, flow, height map, segmentation)", "nothing to do", lost=False
     ),
     "not_retina": Reason(
         "by its header or its shape another part of the eye than the retina, or an animal's eye",
@@ -88,12 +88,14 @@ REASONS: dict[str, Reason] = {
         "all B-scans show one position: a film, or repeats to be averaged", "export the volume scan"
     ),
     "no_tissue": Reason("no retina could be found in the scan", "look at it with `octjepa inspect`"),
-    "duplicate_content": Reason("the same pixels are in the store under another file", "none", lost=False),
+    "duplicate_content": Reason("the same pixels are in the store under another file", "nothing to do", lost=False),
     "duplicate_sop_uid": Reason(
         "the SOP instance UID is in the store with other pixels", "find which copy is right", lost=False
     ),
     "manifest_row_without_file": Reason(
-        "a manifest or list of files names a file that is not there", "finish the download", lost=False
+        "a manifest or list of files names a file that is not there",
+        "finish the download, or correct the list",
+        lost=False,
     ),
     "manifest_disagrees": Reason("rows of the manifest for this file contradict each other", "correct the manifest"),
     "path_escapes": Reason("a listed path leads out of the data set; it is not followed", "correct the manifest"),

@@ -96,11 +96,15 @@ def check_classes(target: str, classes: tuple[str, ...], values: dict[str, np.nd
     notes: list[str] = []
     required = "train" if lacking["train"] else "test" if len(classes) - len(lacking["test"]) < 2 else ""
     if required:
-        counts = "; ".join(f"{split} {len(values[split])} volumes" for split in SPLITS)
+        counts = "; ".join(
+            f"{split} {', '.join(f'{(values[split] == code).sum()} of {name}' for code, name in enumerate(classes))}"
+            for split in SPLITS
+        )
         raise UsageError(
-            f"{target}: split {required} has no volume of class {', '.join(lacking[required])} ({counts}). Balance the "
-            "splits over it with `octjepa split STORE --by stratified --shares 0.6,0.1,0.3 --labels LABELS --target "
-            f"{target}`, and embed again (before that pretrain again, if on this store); or label more people"
+            f"{target}: split {required} has no volume of class {', '.join(lacking[required])} (volumes: {counts}). "
+            "Where at least three people have it, balance the splits over it with `octjepa split STORE --by stratified "
+            f"--shares 0.6,0.1,0.3 --labels LABELS --target {target}`, and embed again "
+            "(before that pretrain again, if on this store); or label more people"
         )
     if lacking["test"]:
         absent = ", ".join(lacking["test"])
@@ -197,8 +201,8 @@ def join_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: str 
     if not labelled.all():
         people = {person for (person, _), has_label in zip(keys, labelled, strict=True) if not has_label}
         notes.append(
-            f"{target}: {int((~labelled).sum())} of {len(frame)} volumes ({len(people)} people) have no label and are "
-            "left out"
+            f"{target}: {int((~labelled).sum())} of {len(frame)} volumes "
+            f"({len(people)} {'person' if len(people) == 1 else 'people'}) have no label and are left out"
         )
     splits = frame["split"].to_numpy()
     unsplit = int((labelled & (splits == "")).sum())

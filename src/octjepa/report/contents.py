@@ -194,7 +194,7 @@ def _kind(root: Path, shown: Path) -> Kind:
         return "segmentation"
     raise UsageError(
         f"{shown} is no run or fine-tuning (run.json), no segmentation (head), no store (store.json) and no demo "
-        f"folder ({', '.join(DEMO_PARTS)}): there is nothing to report on"
+        f"folder ({', '.join(DEMO_PARTS)}): there is nothing to show"
     )
 
 

@@ -337,7 +337,7 @@ def _check_lost(
         for (device, reason), count in sorted(counts.items())
     )
     if not len(store.table):
-        raise NothingReadError(f"none of the {files} files can be read:\n{lines}", summary)
+        raise NothingReadError(f"no file can be read, of {files}:\n{lines}", summary)
     lost = summary["lost"]
     total = summary["accepted"] + summary["skipped"] + lost
     if lost / max(1, total) > max_lost:

@@ -108,7 +108,7 @@ def cohort_coverage(table: pd.DataFrame, volume_ids: Sequence[str], preprocessin
 def coverage_line(coverage: Mapping[str, Any]) -> str:
     """One sentence about `cohort_coverage` for people."""
     parts = ", ".join(f"{axis} {coverage[axis]:.1%}" for axis in AXES)
-    needed = ", ".join(f"{count} along {axis}" for axis, count in coverage["image_size_needed"].items())
+    needed = ", ".join(f"{count} voxels along {axis}" for axis, count in coverage["image_size_needed"].items())
     return (
         f"{parts} outside the view of preprocessing.image_size; of {coverage['volumes']} volumes "
         f"{coverage['field_cut']} lose more than {NOTE_FIELD:.0%} of the field, {coverage['depth_cut']} more than "

@@ -7,6 +7,7 @@ Assignment with Balancing for Prognostic Factors, Biometrics 1975). A person sca
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from octjepa.store.cohort_flow import UNKNOWN, text_column
 from octjepa.store.folder import SPLIT_NAMES, Store
 from octjepa.store.leaks import find_leaks
 
+_log = logging.getLogger(__name__)
 SHARES = (0.8, 0.1, 0.1)
 Shares = tuple[float, float, float]
 Labels = Mapping[tuple[str, str], str]  # (person, eye) -> value
@@ -104,6 +106,8 @@ def _label_strata(labels: Labels, people: Iterable[str]) -> dict[str, set[str]]:
     if not known:
         raise UsageError(f"none of the {len({person for person, _ in labels})} labelled people is in the store")
     values = sorted(set(known.values()))
+    if len(values) == 1:
+        raise UsageError(f"every labelled eye of the store has the value {values[0]}: there is nothing to balance")
     name = {value: value for value in values}
     if len(values) > _MOST_VALUES:
         try:
@@ -196,6 +200,10 @@ def apply_split(
     for person, own in strata_of(store, labels).items():
         for stratum in own:
             strata[stratum][splits[person]] += 1
+    for stratum, counts in sorted(strata.items()):
+        if stratum.startswith("label ") and 0 in counts.values():
+            shown = ", ".join(f"{split} {count}" for split, count in counts.items())
+            _log.warning("%s is not in every split (people: %s)", stratum, shown)
     return {**split_counts(store), "leaks": find_leaks(store.table), "strata": dict(sorted(strata.items()))}
 
 

@@ -129,7 +129,8 @@ def check_data(out: Path, store: Store, volume_ids: Sequence[str], recipe: Recip
     if started.get("data_hash") != data_hash(store, volume_ids) or started.get("chunks_hash", chunks) != chunks:
         raise UsageError(
             f"store {store.location} no longer holds the {started.get('volumes')} training volumes that run {out} "
-            f"began with ({len(volume_ids)} now, or other contents): resume with that store, or start a new run"
+            f"began with ({len(volume_ids)} now, or other contents): resume with that store, split as it was, or start "
+            "a new run"
         )
 
 

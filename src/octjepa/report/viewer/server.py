@@ -95,9 +95,9 @@ def open_scans(
 ) -> Scans:
     """The volumes of a store, a run, a fine-tuning, a segmentation or a demo folder, with the encoder it has.
 
-    Raises UsageError where the source has no volumes, a folder of `scans` is absent, or `labels`,
+    Raises UsageError where the source has no volumes, a folder of `scans` is absent, or `labels`, `encoder`,
     `predictions` or `embeddings` cannot be read. Without
-    its encoder (no checkpoint yet, another contract) the eyes are shown all the same, and the page says why.
+    an encoder of its own (no checkpoint yet, another contract) the eyes are shown all the same, and the page says why.
     """
     contents = read_contents(source)
     training, store = contents.training, contents.store
@@ -151,6 +151,8 @@ def _model(contents: Contents, store: Store, head: Callable[[], Any] | None, nam
             recipe = None
             raise UsageError(f"its store has another contract ({'; '.join(differences)})")
     except (CheckpointError, ContractError, UsageError) as error:
+        if named is not None:
+            raise UsageError(f"{error}") from None
         if recipe is not None and contract_differences(store.preprocessing, recipe):
             recipe = None
         return recipe, None, str(error)
