@@ -68,7 +68,7 @@ def check_not_empty(selection: Selection, store: Store, split: str) -> None:
         return
     if store.table.empty:
         refused = len(store.quarantine)
-        why = f": {refused} files were refused, `octjepa report {store.location}` lists why" if refused else ""
+        why = f"; refused files: {refused} (`octjepa report {store.location}` lists why)" if refused else ""
         raise UsageError(f"the store {store.location} holds no volume{why}")
     stages = selection.flow.stages
     emptied = next((stage for stage in stages if not stage.left.volumes), stages[-1])
