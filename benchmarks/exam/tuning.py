@@ -16,7 +16,7 @@ either weights (lab/LOG.md).
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -41,7 +41,7 @@ from octjepa.views.loader import Batch, TrainingDataset, training_batches
 from .cohorts import Cohort
 from .lesion_tasks import auroc, lesions_mean
 from .readings import choose_strength, logistic_scores
-from .results import Finding, LeftOut, left_out_mean
+from .results import Finding, LeftOut
 from .settings import LABELLED_PEOPLE, MIN_POSITIVES, RESAMPLES
 
 TEST_PEOPLE = 400  # the first of the test people
@@ -124,14 +124,12 @@ def tuning(
     updates: int = UPDATES,
 ) -> Iterator[Finding | LeftOut]:
     """AUROC of each lesion, and their mean, on test people, of the network tuned on each number of labelled people."""
-    train, val, test = cohort.indices("train"), cohort.indices("val"), cohort.indices("test")[:TEST_PEOPLE]
-    for count in counts:
-        labelled = draw_people(train, cohort.lesions[train], count, seed)
-        measured, left_out = _lesions_to_measure("tuning", cohort, labelled, test, count)
-        yield from left_out
-        if measured:
-            scores = logits(tune(cohort, encoder, labelled, val, seed, updates), cohort, test)
-            yield from _aurocs("tuning", cohort, {number: scores[:, number] for number in measured}, test, count)
+    val, test = cohort.indices("val"), _tested(cohort)
+
+    def scores(labelled: Int[np.ndarray, " n"], _: Sequence[int]) -> Float[np.ndarray, "m lesions"]:
+        return logits(tune(cohort, encoder, labelled, val, seed, updates), cohort, test)
+
+    yield from _read("tuning", cohort, seed, counts, scores)
 
 
 def frozen(
@@ -141,52 +139,55 @@ def frozen(
 
     `eye_lesion` draws people for each lesion, half of them with it, which are more people and easier ones.
     """
-    train, test = cohort.indices("train"), cohort.indices("test")[:TEST_PEOPLE]
-    for count in counts:
-        labelled = draw_people(train, cohort.lesions[train], count, seed)
-        measured, left_out = _lesions_to_measure("frozen", cohort, labelled, test, count)
-        yield from left_out
-        scores: dict[int, np.ndarray] = {}
-        for number in measured:
+    tested = x[_tested(cohort)]
+
+    def scores(labelled: Int[np.ndarray, " n"], lesions: Sequence[int]) -> Float[np.ndarray, "m lesions"]:
+        found = np.full((len(tested), len(LESIONS)), np.nan)
+        for number in lesions:
             has = cohort.lesions[labelled, number]
-            scores[number] = logistic_scores(x[labelled], has, x[test], choose_strength(x[labelled], has))
-        if measured:
-            yield from _aurocs("frozen", cohort, scores, test, count)
+            found[:, number] = logistic_scores(x[labelled], has, tested, choose_strength(x[labelled], has))
+        return found
+
+    yield from _read("frozen", cohort, seed, counts, scores)
 
 
-def _lesions_to_measure(
-    task: str, cohort: Cohort, labelled: Int[np.ndarray, " n"], test: Int[np.ndarray, " m"], count: int
-) -> tuple[list[int], list[LeftOut]]:
-    """The lesions that enough of `labelled` and `test` have, and why others, or all, are left out."""
-    if len(labelled) < count:
-        return [], [LeftOut(task, "auroc", count, f"there are {len(labelled)} training people, {count} are needed")]
-    measured: list[int] = []
-    left_out: list[LeftOut] = []
-    for number, name in enumerate(LESIONS):
-        known, positives = (int(cohort.lesions[some, number].sum()) for some in (labelled, test))
-        if known < MIN_LABELLED or positives < MIN_POSITIVES:
-            reason = f"{known} of {count} labelled and {positives} of {len(test)} test people have it"
-            needed = f"{MIN_LABELLED} and {MIN_POSITIVES} are needed"
-            left_out.append(LeftOut(task, f"auroc_{name}", count, f"{reason}; {needed}"))
-        else:
-            measured.append(number)
-    if not measured:
-        left_out.append(left_out_mean(task, "auroc", count, LESIONS))
-    return measured, left_out
+def _tested(cohort: Cohort) -> Int[np.ndarray, " m"]:
+    return cohort.indices("test")[:TEST_PEOPLE]
 
 
-def _aurocs(
-    task: str, cohort: Cohort, scores: dict[int, np.ndarray], test: Int[np.ndarray, " m"], count: int
+def _read(
+    task: str,
+    cohort: Cohort,
+    seed: int,
+    counts: Sequence[int],
+    scores: Callable[[np.ndarray, Sequence[int]], Float[np.ndarray, "m lesions"]],
 ) -> Iterator[Finding | LeftOut]:
-    """AUROC of each lesion with scores, on `test`, and their mean."""
+    """AUROC of each lesion, and their mean, by `scores(labelled people, lesions)` of those that are tested."""
+    train, test = cohort.indices("train"), _tested(cohort)
     people = cohort.people[test]
     draws = Draws(people.tolist(), RESAMPLES, 0)
-    parts: dict[str, Estimate] = {}
-    for number, one in scores.items():
-        name = LESIONS[number]
-        parts[name] = auroc(cohort.lesions[test, number], [one], draws, people, name)
-        yield Finding(task, f"auroc_{name}", count, parts[name])
-    yield lesions_mean(task, "auroc", count, parts, len(test))
+    for count in counts:
+        labelled = draw_people(train, cohort.lesions[train], count, seed)
+        if len(labelled) < count:
+            yield LeftOut(task, "auroc", count, f"there are {len(labelled)} training people, {count} are needed")
+            continue
+        measured: list[int] = []
+        for number, name in enumerate(LESIONS):
+            known, positives = (int(cohort.lesions[some, number].sum()) for some in (labelled, test))
+            if known < MIN_LABELLED or positives < MIN_POSITIVES:
+                reason = f"{known} of {count} labelled and {positives} of {len(test)} test people have it"
+                needed = f"{MIN_LABELLED} and {MIN_POSITIVES} are needed"
+                yield LeftOut(task, f"auroc_{name}", count, f"{reason}; {needed}")
+            else:
+                measured.append(number)
+        parts: dict[str, Estimate] = {}
+        if measured:
+            found = scores(labelled, measured)
+        for number in measured:
+            name = LESIONS[number]
+            parts[name] = auroc(cohort.lesions[test, number], [found[:, number]], draws, people, name)
+            yield Finding(task, f"auroc_{name}", count, parts[name])
+        yield lesions_mean(task, "auroc", count, parts, len(test))
 
 
 def draw_people(
