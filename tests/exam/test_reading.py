@@ -163,11 +163,12 @@ def test_tiny_cohorts_are_read_once_and_every_figure_is_there_or_left_out(
             assert (again.value(row, key) is not None) != again.is_left_out(row, key), (row.name, key)
             assert again.is_left_out(row, key) or again.estimate(row, key) is not None  # with its resamples
     measured = {entry["task"] for entry in again.entries}
-    assert measured == set(READINGS) - set(without)
+    assert measured == set(READINGS) - {*without, "frozen"}
+    assert again.is_left_out(TWIN, "frozen/auroc/30")  # twelve people are not thirty
     assert all(one["reason"] for one in again.left_out)
     assert again.is_left_out(TWIN, "surfaces/error_um/30")  # five eyes are not thirty
     assert {entry["exam_code"] for entry in again.entries} == {"e"}
-    assert len(list((out / "samples").glob("*.npz"))) == 7 + 8 + 2
+    assert len(list((out / "samples").glob("*.npz"))) == 8 + 9 + 2
 
     def fail(*_: Any) -> None:
         raise AssertionError("it was read again")
