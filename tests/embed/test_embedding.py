@@ -291,7 +291,7 @@ def test_intensity_is_the_intensity_of_the_encoders_own_patches_by_zone(run, tmp
     assert (part.intensity == table.intensity[[6, 3]]).all()
 
 
-def test_people_seen_in_pretraining_cannot_be_tested_on(run, tmp_path):
+def test_people_seen_in_pretraining_cannot_be_tested_on(run, tmp_path, caplog):
     store = store_of()
     assert embed_store(run, store, tmp_path / "e.parquet")["leaked"] == 0
     store.table.loc[store.table["person_id"].isin(["1000", "1003"]), "split"] = "test"
@@ -299,6 +299,7 @@ def test_people_seen_in_pretraining_cannot_be_tested_on(run, tmp_path):
     store.table.loc[14, ["person_id", "split"]] = ["1005", "test"]
     store.table.loc[15, ["content_hash", "split"]] = ["hash-volume0002", "test"]
     assert embed_store(run, store, tmp_path / "e.parquet")["leaked"] == 4
+    assert "pretrained on eyes of people who are now in val or test (4 of them)" in caplog.text
     labels = tmp_path / "labels.tsv"
     labels.write_text("person_id\tsick\n" + "".join(f"{1000 + n}\t{n % 2}\n" for n in range(20)))
     store.table.loc[14, "person_id"] = "1014"

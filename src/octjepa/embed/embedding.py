@@ -24,7 +24,7 @@ from octjepa.checkpoint.pooling import DEFAULT_POOLS, check_pools
 from octjepa.config import science_hash
 from octjepa.distributed.runtime import Runtime, distributed_context
 from octjepa.embed import token_folder
-from octjepa.embed.leakage import count_leaked_people, recorded_training_set
+from octjepa.embed.leakage import count_leaked_people, recorded_training_set, warn_of_leaks
 from octjepa.embed.parts import PART_VOLUMES, lock_outputs, parts_folder, read_part, remove_parts
 from octjepa.embed.shard import Embedder, EmbeddingOptions, Job, job_key, weights_hash
 from octjepa.embed.table import UNPOOLED, write_bscan_table, write_embeddings
@@ -72,16 +72,12 @@ def embed_store(
     key = job_key(weights, science_hash(store.preprocessing), contents, options, part)
     job = Job(_absolute(checkpoint), _absolute(store.location), parts_folder(out, key), key, options)
     leaked = count_leaked_people(rows, recorded_training_set(encoder.recorded_training, parse_location(checkpoint)))
-    if leaked:
-        _log.warning(
-            "the encoder was pretrained on eyes of people who are now in val or test (%d of them): probes will refuse "
-            "the table. Give the store the split that it was trained with, or take another encoder",
-            leaked,
-        )
     ids = rows["volume_id"].tolist()
     parts = [ids[start : start + part] for start in range(0, len(ids), part)]
     started = time.perf_counter()
     with distributed_context() as runtime, ExitStack() as locks:
+        if runtime.rank == 0:
+            warn_of_leaks(leaked, "pretrained")
         runtime.run_on_rank_zero(partial(lock_outputs, locks, out, tokens, job.folder))
         todo = [number for number in range(len(parts)) if not job.file(number).is_file()]
         before = len(parts) - len(todo)

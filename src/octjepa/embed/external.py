@@ -21,7 +21,7 @@ from octjepa.config import science_hash
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed import token_folder
 from octjepa.embed.embedding import add_participants
-from octjepa.embed.leakage import count_leaked_people, recorded_training_set
+from octjepa.embed.leakage import count_leaked_people, recorded_training_set, warn_of_leaks
 from octjepa.embed.parts import PART_VOLUMES, lock_outputs, parts_folder, read_part, remove_parts
 from octjepa.embed.shard import EmbeddingOptions, Job, intensity_histogram, job_key
 from octjepa.embed.table import write_embeddings
@@ -65,6 +65,8 @@ def embed_external(
     rows = store.table[store.table["pattern"].isin(PATTERNS)].sort_values("volume_id")
     if rows.empty:
         raise UsageError(f"store {store.location} holds no {' or '.join(PATTERNS)} volume to embed")
+    leaked = 0 if tuned is None else count_leaked_people(rows, recorded_training_set(tuned.volume_ids, tuned.folder))
+    warn_of_leaks(leaked, "fine-tuned")
     grid = None if tokens is None else _token_grid(encoder, store)
     if tokens is not None:
         token_folder.check_folder(tokens)
@@ -94,9 +96,6 @@ def embed_external(
         frame = add_participants(rows, store.participants)
         for name in _BLOCKS:
             frame[name] = list(joined[name])
-        leaked = 0
-        if tuned is not None:
-            leaked = count_leaked_people(rows, recorded_training_set(tuned.volume_ids, tuned.folder))
         write_embeddings(out, frame, dim, encoder.name, contract, leaked, tuple(pools), weights)
         remove_parts(out)
     counts = map(float, np.quantile(joined["token_count"], (0, 0.5, 1)))

@@ -68,6 +68,17 @@ def count_leaked_people(rows: pd.DataFrame, trained: TrainingSet) -> int:
     return int(rows.loc[rows["volume_id"].isin(leaked), "person_id"].nunique())
 
 
+def warn_of_leaks(leaked: int, trained: str) -> None:
+    """Says that probes will refuse a table, before the work that it costs; `trained`: "pretrained" or "fine-tuned"."""
+    if leaked:
+        _log.warning(
+            "the encoder was %s on eyes of people who are now in val or test (%d of them): probes will refuse the "
+            "table. Give the store the split that it was trained with, or take another encoder",
+            trained,
+            leaked,
+        )
+
+
 def _store_of(source: Path) -> Any:
     """The index of the store that the run of `source` names; None where it is gone, or may not be opened."""
     for folder in (source, *source.resolve().parents[:2]):

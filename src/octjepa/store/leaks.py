@@ -102,6 +102,8 @@ def _compared_by(known: pd.DataFrame, here: pd.DataFrame, trained: TrainingSet) 
 
 def _known_by_uid(table: pd.DataFrame, trained: TrainingSet) -> pd.DataFrame:
     """The scans of `table` that were trained on with another content: their UIDs and people are the same."""
+    if not trained.uid_keys:
+        return table.iloc[:0]
     keys = text_column(table["sop_instance_uid"]).map(uid_key)
     rows = table[keys.isin(trained.uid_keys) & ~table["volume_id"].isin(trained.volume_ids)]
     return rows.assign(content_hash="", **({"enface_hash": ""} if "enface_hash" in rows else {}))

@@ -114,7 +114,7 @@ def test_views_are_those_of_pretraining_as_intensities(planted) -> None:
 
 
 @pytest.mark.slow
-def test_a_module_of_a_package_is_tuned_written_predicted_and_embedded(tune, planted, mine, tmp_path) -> None:
+def test_a_module_of_a_package_is_tuned_written_predicted_and_embedded(tune, planted, mine, tmp_path, caplog) -> None:
     out = tmp_path / "out"
     message = tune(out, checkpoint=mine, target=("mark", "size"))
     rows = {(row["name"], row["probe"]) for row in message["rows"]}
@@ -138,8 +138,10 @@ def test_a_module_of_a_package_is_tuned_written_predicted_and_embedded(tune, pla
     embed_external(out, planted, tmp_path / "tuned.parquet")
     assert read_embeddings(tmp_path / "tuned.parquet").leaked == 0
     planted.table = planted.table.assign(split="test")
+    caplog.clear()
     try:
         assert embed_external(out, planted, tmp_path / "leaky.parquet")["leaked"] == 20
+        assert "fine-tuned on eyes of people who are now in val or test (20 of them)" in caplog.text
     finally:
         planted.table = PlantedStore().table
     assert call("inspect", out, "--json").json["encoder"] == "weights"
