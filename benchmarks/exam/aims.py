@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from .real_decoder import TASK
 from .results import NO_PATCH, SUPERVISED, UNTRAINED, Results, RowName, compare, difference_text, digits_of
 
 LONGER, SHORTER = "mae_long", "mae"  # encoders that differ in their updates alone
@@ -65,6 +66,14 @@ AIMS = (
         Aim(f"real fluid, {name}: above {label}, every seed", f"real_fluid/{metric}/1", other, "every", 0)
         for metric, name in (("ap", "AP"), ("dice", "Dice"))
         for other, label in ((UNTRAINED, "the twin"), *_FLOORS, (SUPERVISED, "a U-Net"))
+    ),
+    *(
+        Aim(
+            f"real fluid by a decoder, {name}: above {label}, every seed", f"{TASK}/{metric}/1", other, "every", 0,
+            their_key=None if other != SUPERVISED else f"real_fluid/{metric}/1",
+        )
+        for metric, name in (("ap", "AP"), ("dice", "Dice"))
+        for other, label in ((UNTRAINED, "the twin"), ("intensity", "it without tokens"), (SUPERVISED, "a U-Net"))
     ),
     *(
         Aim(f"real surfaces: below {label}, every seed", "real_surfaces/error_um/1", other, "every", 0, less=True)

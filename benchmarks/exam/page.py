@@ -63,12 +63,15 @@ OTHER_FIGURES = (
     ("frozen/auroc/100", "100"),
     ("real_fluid/dice/1", "real fluid: Dice"),
     ("real_fluid/ap/1", "AP"),
+    ("real_fluid_decoder/dice/1", "by a decoder: Dice"),
+    ("real_fluid_decoder/ap/1", "AP"),
     ("real_surfaces/error_um/1", "real surfaces in um"),
 )
 HEADLINES = (*LESION_FIGURES, *OTHER_FIGURES)
 # The tasks that a row without an encoder of its own is asked; an encoder is asked those of its plan.
 TASKS_OF = {
-    "intensity": set(READINGS) - {"added_value", "tuning"}, "raw_patches": set(READINGS) - {"tuning"},
+    "intensity": set(READINGS) - {"added_value", "tuning"},
+    "raw_patches": set(READINGS) - {"tuning", "real_fluid_decoder"},
     "covariates": {"eye_lesion", "severity"}, "graders": {"real_surfaces"}, SUPERVISED: {"real_fluid"},
     "tissue": {"surfaces", "real_surfaces"},
 }  # fmt: skip

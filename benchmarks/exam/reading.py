@@ -19,7 +19,7 @@ from octjepa.errors import UsageError
 from octjepa.phantom import DECOYS
 from octjepa.store.contract import contract_differences
 
-from . import lesion_tasks, measurement_tasks, real_tasks
+from . import lesion_tasks, measurement_tasks, real_decoder, real_tasks
 from .cohorts import EXAMINED, SECOND_VISIT, UNFLATTENED, Cohort
 from .lesion_tasks import EyeProbe, TokenTruth
 from .readings import Projection
@@ -30,7 +30,7 @@ from .training import ENCODERS
 from .truth import COLUMNS
 from .tuning import frozen, tuning
 
-REAL = ("real_fluid", "real_surfaces")  # the tasks that test real eyes
+REAL = ("real_fluid", "real_fluid_decoder", "real_surfaces")  # the tasks that test real eyes
 
 
 class Exam:
@@ -84,7 +84,7 @@ class Exam:
         """Raises UsageError where the encoder was trained on the real eyes that are tested."""
         if encoder.recorded_training & self._real_eyes:
             raise UsageError(
-                f"{encoder.name} was trained on the real eyes that the tasks {' and '.join(REAL)} test: leave both out "
+                f"{encoder.name} was trained on the real eyes that the tasks {', '.join(REAL)} test: leave them out "
                 f"({' '.join(f'--without {task}' for task in REAL)}), or add it to {ENCODERS.name} with cohort: real"
             )
 
@@ -209,6 +209,12 @@ class _Row:
             yield "tuning", lambda: tuning(main, self.encoder, self.row.seed)
         recipe = self.encoder.recipe
         yield "real_fluid", lambda: real_tasks.read_fluid(self.exam.folder, self.kind, self.featurise, recipe)
+        if self.kind != "raw_patches":
+            blind = self.kind == "intensity"
+            yield (
+                "real_fluid_decoder",
+                lambda: real_decoder.read_decoded(self.exam.folder, self.encoder, blind, self.row.seed),
+            )
 
     def _same_eye(self) -> Iterator[Finding | LeftOut]:
         main = self.exam.cohort("main")

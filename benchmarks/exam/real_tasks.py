@@ -54,7 +54,7 @@ class Segmentation:
 Segment = Callable[[RealEye, RealEye], Segmentation]  # learned from the first eye, of the second
 
 
-def fluid(eyes: Sequence[RealEye], segment: Segment) -> Iterator[Finding]:
+def fluid(eyes: Sequence[RealEye], segment: Segment, task: str = "real_fluid") -> Iterator[Finding]:
     """Dice and average precision by voxel: of both ways (their mean for average precision), and of each.
 
     Intervals are of B-scans: 22 of them, of two people.
@@ -70,13 +70,13 @@ def fluid(eyes: Sequence[RealEye], segment: Segment) -> Iterator[Finding]:
 
     both = np.concatenate([counts for counts, _ in found])
     together = draws.estimate(partial(dice_of, both), [scan for way in scans for scan in way], "fluid")
-    yield Finding("real_fluid", "dice", LABELLED, together)
+    yield Finding(task, "dice", LABELLED, together)
     precision = []
     for name, of_way, (counts, ranks) in zip(names, scans, found, strict=True):
-        yield Finding("real_fluid", f"dice_{name}", LABELLED, draws.estimate(partial(dice_of, counts), of_way, name))
+        yield Finding(task, f"dice_{name}", LABELLED, draws.estimate(partial(dice_of, counts), of_way, name))
         precision.append(draws.estimate(partial(precision_of_ranks, ranks), of_way, name))
-        yield Finding("real_fluid", f"ap_{name}", LABELLED, precision[-1])
-    yield Finding("real_fluid", "ap", LABELLED, mean_estimate(precision, 2 * BSCANS))
+        yield Finding(task, f"ap_{name}", LABELLED, precision[-1])
+    yield Finding(task, "ap", LABELLED, mean_estimate(precision, 2 * BSCANS))
 
 
 def _counts(eye: RealEye, found: Segmentation) -> tuple[Float[np.ndarray, "scans 3"], Float[np.ndarray, "2 scans k"]]:

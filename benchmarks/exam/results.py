@@ -70,7 +70,7 @@ EYES, CENTERED, SAME_EYE = "zones_whitened", "zones_centered", "zones"
 READINGS = {
     "token_lesion": "tokens", "eye_lesion": EYES, "eye_lesion_centered": CENTERED, "added_value": EYES, "decoys": EYES,
     "surfaces": "tokens", "severity": CENTERED, "same_eye": SAME_EYE, "tuning": "tuned", "frozen": EYES,
-    "real_fluid": "tokens", "real_surfaces": "tokens",
+    "real_fluid": "tokens", "real_fluid_decoder": "tokens and voxels", "real_surfaces": "tokens",
 }  # fmt: skip
 SUPERVISED = "supervised"  # the row of networks that learn from labels alone
 _WITHOUT_TOKENS = {SUPERVISED: "voxels", "covariates": "columns", "graders": "surfaces"}

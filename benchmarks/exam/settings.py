@@ -63,4 +63,5 @@ class Settings:
 
 EXAM = Settings()
 SEALED = Settings(seed=9200)  # the same tasks on people that nobody has looked at; 9100 until 2026-11-25
-NOT_SEALED = ("tuning", "frozen", "real_fluid", "real_surfaces")  # tasks that the sealed cohort is not asked
+# Tasks that the sealed cohort is not asked
+NOT_SEALED = ("tuning", "frozen", "real_fluid", "real_fluid_decoder", "real_surfaces")

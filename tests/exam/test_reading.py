@@ -67,7 +67,7 @@ def test_an_encoder_that_saw_the_real_eyes_is_not_tested_on_them_unless_its_row_
     refusing: Exam, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = encoder(trained_on=("elsewhere", "eye-01"))
-    with pytest.raises(UsageError, match="--without real_fluid --without real_surfaces"):
+    with pytest.raises(UsageError, match="--without real_fluid --without real_fluid_decoder --without real_surfaces"):
         read_nothing(refusing, one)
     read_nothing(refusing, one, REAL)
     monkeypatch.setattr(refusing.results, "has", lambda *_: True)

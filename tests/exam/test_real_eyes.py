@@ -9,16 +9,20 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.exam import real_eyes, real_tasks
+from benchmarks.exam.real_decoder import fluid_from_decoder, labels_of, prior_by_depth, read_decoded
 from benchmarks.exam.real_eyes import BSCANS, GRADED, RealEye, fill_up, shifted
 from benchmarks.exam.results import Finding, LeftOut, Results, RowName
 from benchmarks.exam.settings import RECIPE
 from benchmarks.exam.tokens import Featurise
 from benchmarks.exam.unet import UNet, shift_and_mirror, train_unet
 
+from octjepa.checkpoint import PretrainedEncoder
 from octjepa.checkpoint.pooling import TokenFeatures
 from octjepa.config import load_recipe
 from octjepa.embed.shard import patch_intensity
+from octjepa.model import VJEPA3D
 from octjepa.store import CanonicalVolume
+from octjepa.tasks.segment.recipe import DecoderRecipe
 from octjepa.views import geometry, intensity, tokens
 from octjepa.views.sample import select_tissue_tokens
 
@@ -70,6 +74,11 @@ def of_patches(noise: bool = False) -> Featurise:
     return featurise
 
 
+def encoder() -> PretrainedEncoder:
+    torch.manual_seed(0)
+    return PretrainedEncoder(VJEPA3D.from_recipe(RECIPE_READ).target_encoder, RECIPE_READ, "small")
+
+
 @pytest.fixture(scope="module")
 def eyes() -> list[RealEye]:
     return [drawn(1), drawn(2)]
@@ -90,6 +99,30 @@ def test_dark_pockets_are_found_by_voxels_and_patches_and_not_by_noise(eyes: lis
     nothing = figures(list(real_tasks.fluid(eyes, real_tasks.fluid_from_tokens(of_patches(noise=True), RECIPE_READ))))
     assert patches["ap"] > 0.6
     assert nothing["ap"] < 0.2
+
+
+@pytest.mark.slow
+def test_a_decoder_finds_dark_pockets_wherever_the_labelled_eye_had_them(eyes: list[RealEye]) -> None:
+    settings = DecoderRecipe(width=4, updates=12, batch=1, lr=2e-2)
+    segment = fluid_from_decoder(encoder(), True, 0, settings)
+    found = list(real_tasks.fluid(eyes, segment, "real_fluid_decoder"))
+    assert {one.task for one in found} == {"real_fluid_decoder"}
+    assert figures(found)["dice"] > 0.5
+    again = figures(list(real_tasks.fluid(eyes, fluid_from_decoder(encoder(), False, 0, settings))))
+    assert again["ap"] != figures(found)["ap"]  # it reads tokens, too
+
+
+def test_the_decoders_prior_knows_no_position_of_the_labelled_eye(eyes: list[RealEye]) -> None:
+    labels = labels_of(eyes[0], RECIPE_READ.preprocessing)
+    margin = RECIPE_READ.preprocessing.margin[1]
+    assert (labels == 1).sum() == eyes[0].fluid.sum()
+    assert (labels[GRADED:] == 255).all()
+    assert (labels[:, :margin] == 255).all()
+    shares = prior_by_depth([(eyes[0].volume, labels)]).shares
+    assert (shares == shares[:, :1, :, :1]).all()
+    graded = eyes[0].graded.any(axis=(0, 2))
+    true = eyes[0].fluid.sum(axis=(0, 2)) / np.maximum(eyes[0].graded.sum(axis=(0, 2)), 1)
+    assert np.allclose(shares[1, 0, margin:-margin, 0][graded], true[graded], atol=0.05)  # of every fourth column
 
 
 def test_surfaces_are_found_better_by_patches_than_by_noise_and_graders_differ_by_what_was_drawn(
@@ -155,6 +188,7 @@ def test_without_the_data_folder_the_task_is_left_out_with_a_reason(
     assert "OCTJEPA_DATA" in again.left_out[0]["reason"]
     assert not again.has(row, "real_fluid")
     assert isinstance(next(real_tasks.read_surfaces(tmp_path, None, RECIPE_READ)), LeftOut)
+    assert isinstance(next(read_decoded(tmp_path, encoder(), False, 0)), LeftOut)
     assert isinstance(next(real_tasks.read_unet(tmp_path, RECIPE_READ, 1.0, 0)), LeftOut)
 
 

@@ -13,6 +13,7 @@ import torch
 
 from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.errors import UsageError, install_command
+from octjepa.recipe import ViewRecipe
 from octjepa.tasks.segment import decoder
 from octjepa.tasks.segment.dice import dice, mean_dice, voxel_counts
 from octjepa.tasks.segment.evaluation import hd95_mm
@@ -20,6 +21,7 @@ from octjepa.tasks.segment.folder import load_head, save_head
 from octjepa.tasks.segment.linear import PENALTIES, fit_linear_head
 from octjepa.tasks.segment.recipe import DecoderRecipe, SegmentRecipe
 from octjepa.tasks.segment.windows import (
+    Cut,
     LabelledVolume,
     PositionPrior,
     corners,
@@ -28,6 +30,8 @@ from octjepa.tasks.segment.windows import (
     refine_columns,
     window,
 )
+from octjepa.views.geometry import sample_transform
+from octjepa.views.intensity import sample_augmentation
 from synthetic import small_recipe, volume
 
 from .conftest import write_encoder
@@ -97,6 +101,20 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_weights(
     assert chosen == [update, found]
     for name, value in whole.decoder.state_dict().items():
         assert torch.equal(value, again.decoder.state_dict()[name]), name
+
+
+def test_a_few_labelled_eyes_say_less_of_a_position_than_of_a_depth() -> None:
+    labels = np.zeros((2, 3, 4, 8), np.uint8)
+    labels[0, 0, 1] = 1  # at one depth of one slice
+    labels[1, :, 3] = 255
+    shares = PositionPrior.from_labels(labels, 2, 4).shares
+    at_depth = 1 / 6  # of the six slices
+    assert shares[1, 0, 1] == pytest.approx((1 + 4 * at_depth) / 6)
+    assert shares[1, 1, 1] == pytest.approx(4 * at_depth / 6)
+    assert shares[0, 0, 3] == pytest.approx(1)
+    assert np.allclose(shares.sum(axis=0), 1)
+    nothing = PositionPrior.from_labels(np.full((1, 3, 4, 8), 255, np.uint8), 2, 4).shares
+    assert np.allclose(nothing[0], 1)
 
 
 def test_before_the_first_update_it_says_the_prior(encoder: PretrainedEncoder) -> None:
@@ -196,7 +214,7 @@ def test_a_window_is_encoded_as_embedding_does_it_and_windows_cover_the_volume(e
     starts = sorted({corner[2] for corner in corners((8, 72, 200), RECIPE)})
     assert max(np.diff(starts)) <= 32
     middle = RECIPE.preprocessing.margin
-    seen = window(made, middle, RECIPE)
+    seen = window(made, Cut.at(middle), RECIPE)
     found = encode(encoder.encoder, [seen])[0].detach().numpy()
     known = encoder.encode_volumes([made])[0]
     assert np.array_equal(seen.index, known.grid_index)
@@ -209,6 +227,28 @@ def test_a_window_is_encoded_as_embedding_does_it_and_windows_cover_the_volume(e
     theirs = whole.encode_volumes([made])[0]
     assert np.array_equal(ours.index, theirs.grid_index)
     assert np.allclose(ours.features, theirs.features, atol=1e-5)
+
+
+def test_labels_and_prior_follow_a_mirrored_window_and_its_light_is_the_tokens_too() -> None:
+    made, labels = labelled(0)
+    views = ViewRecipe(flip_slow=1.0, flip_fast=1.0, gain=0.3, gamma=0.3)
+    rng = np.random.default_rng(0)
+    cut = Cut(sample_transform(RECIPE.preprocessing, views, rng), sample_augmentation(views, rng))
+    seen, plain = window(made, cut, RECIPE), window(made, Cut.at(cut.transform.corner), RECIPE)
+    assert not np.allclose(seen.image[::-1, :, ::-1], plain.image)
+    order = np.argsort(seen.image[::-1, :, ::-1].ravel(), kind="stable")
+    assert (np.diff(plain.image.ravel()[order]) >= 0).all()  # gain and gamma keep the order of voxels
+    assert np.array_equal(cut.of(labels, RECIPE)[::-1, :, ::-1], Cut.at(cut.transform.corner).of(labels, RECIPE))
+    shares = PRIOR.scores(made.pixels.shape)
+    assert np.array_equal(cut.of(shares, RECIPE)[1, ::-1, :, ::-1], Cut.at(cut.transform.corner).of(shares, RECIPE)[1])
+    first = np.unravel_index(seen.index[0], RECIPE.grid)
+    where = tuple(slice(n * p, (n + 1) * p) for n, p in zip(first, RECIPE.tokens.patch_size, strict=True))
+    assert np.array_equal(seen.image[where].ravel(), seen.patches[0])
+
+
+def test_a_decoder_refuses_views_that_labels_do_not_follow() -> None:
+    with pytest.raises(ValueError, match="zoom: a decoder's windows are changed by crop, flips, gain and gamma alone"):
+        DecoderRecipe(views=ViewRecipe(zoom=0.1))
 
 
 def test_coarse_columns_come_back_where_they_were() -> None:

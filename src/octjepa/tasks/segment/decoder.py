@@ -31,7 +31,7 @@ from octjepa.tasks.segment.dice import mean_dice, voxel_counts
 from octjepa.tasks.segment.label_files import UNLABELLED
 from octjepa.tasks.segment.recipe import DecoderRecipe
 from octjepa.tasks.segment.windows import (
-    Corner,
+    Cut,
     LabelledVolume,
     PositionPrior,
     corners,
@@ -41,6 +41,8 @@ from octjepa.tasks.segment.windows import (
 )
 from octjepa.train.learner import Learner, adamw, layer_decay_groups
 from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervised
+from octjepa.views.geometry import sample_transform
+from octjepa.views.intensity import sample_augmentation
 
 _VALIDATIONS = 4
 _MIN_SHARE = 1e-3  # of the prior, so that a class may be where no training label had it
@@ -107,14 +109,14 @@ class DecoderHead:
         self.network, self.decoder, self.prior, self.recipe, self.blind = network, decoder, prior, recipe, blind
 
     def logits(
-        self, volumes: Sequence[CanonicalVolume], at: Sequence[Corner], learning: bool
+        self, volumes: Sequence[CanonicalVolume], cuts: Sequence[Cut], learning: bool
     ) -> Float[Tensor, "b classes d h w"]:
         """Of a window of each volume."""
         device = self.decoder.missing.device
-        windows = [window(volume, corner, self.recipe) for volume, corner in zip(volumes, at, strict=True)]
+        windows = [window(volume, cut, self.recipe) for volume, cut in zip(volumes, cuts, strict=True)]
         shares = np.stack([
-            self.prior.scores(volume.pixels.shape)[(slice(None), *window_slices(corner, self.recipe))]
-            for volume, corner in zip(volumes, at, strict=True)
+            cut.of(self.prior.scores(volume.pixels.shape), self.recipe)
+            for volume, cut in zip(volumes, cuts, strict=True)
         ])  # fmt: skip
         with torch.set_grad_enabled(
             learning and any(parameter.requires_grad for parameter in self.network.parameters())
@@ -133,7 +135,7 @@ class DecoderHead:
         shape, total = volume.pixels.shape, None
         self.decoder.eval()
         for corner in corners(shape, self.recipe):
-            probabilities = self.logits([volume], [corner], False)[0].softmax(dim=0).cpu().numpy()
+            probabilities = self.logits([volume], [Cut.at(corner)], False)[0].softmax(dim=0).cpu().numpy()
             total = np.zeros((len(probabilities), *shape), np.float32) if total is None else total
             total[(slice(None), *window_slices(corner, self.recipe))] += probabilities
         assert total is not None
@@ -141,8 +143,8 @@ class DecoderHead:
         return np.where(weight > 0, total / np.maximum(weight, 1), self.prior.scores(shape)).astype(np.float32)
 
 
-class DecoderTask(SupervisedTask[list[tuple[LabelledVolume, Corner]]]):
-    """Training of a decoder head on random windows of the training volumes."""
+class DecoderTask(SupervisedTask[list[tuple[LabelledVolume, Cut]]]):
+    """Training of a decoder head on random windows of the training volumes, changed as the recipe's `views` say."""
 
     def __init__(
         self, head: DecoderHead, decoder: DecoderRecipe, seed: int, train: Sequence[ReadVolume],
@@ -159,22 +161,22 @@ class DecoderTask(SupervisedTask[list[tuple[LabelledVolume, Corner]]]):
             group["lr"] = one_cycle(update, self.settings.updates + 1, peak)
         return {"lr": self.optimizer.param_groups[0]["lr"]}
 
-    def batches(self, start: int) -> Iterator[list[tuple[LabelledVolume, Corner]]]:
-        recipe, rng = self.head.recipe, keys.generator(self.seed, "segment batches")
-        positions = corners(recipe.preprocessing.stored_size, recipe)
+    def batches(self, start: int) -> Iterator[list[tuple[LabelledVolume, Cut]]]:
+        views, preprocessing = self.settings.views, self.head.recipe.preprocessing
+        rng = keys.generator(self.seed, "segment batches")
         for update in count():
             chosen = rng.integers(len(self.train), size=self.settings.batch)
-            at = [positions[int(rng.integers(len(positions)))] for _ in chosen]
+            cuts = [Cut(sample_transform(preprocessing, views, rng), sample_augmentation(views, rng)) for _ in chosen]
             if update >= start:  # what was drawn for earlier updates is not read again
-                yield [(self.train[int(number)](), corner) for number, corner in zip(chosen, at, strict=True)]
+                yield [(self.train[int(number)](), cut) for number, cut in zip(chosen, cuts, strict=True)]
 
     def losses(
-        self, learner: Learner, batch: list[tuple[LabelledVolume, Corner]], update: int, micro_batch: int
+        self, learner: Learner, batch: list[tuple[LabelledVolume, Cut]], update: int, micro_batch: int
     ) -> Iterator[Tensor]:
         for start in range(0, len(batch), micro_batch):
             part = batch[start : start + micro_batch]
-            logits = self.head.logits([volume for (volume, _), _ in part], [corner for _, corner in part], True)
-            labels = np.stack([labels[window_slices(corner, self.head.recipe)] for (_, labels), corner in part])
+            logits = self.head.logits([volume for (volume, _), _ in part], [cut for _, cut in part], True)
+            labels = np.stack([cut.of(labels, self.head.recipe) for (_, labels), cut in part])
             yield masked_loss(logits, labels, self.loss) * (len(part) / len(batch))
 
     def validate(self, learners: Sequence[Learner]) -> list[float | None]:

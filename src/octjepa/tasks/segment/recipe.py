@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from octjepa.config import RecipeKind
-from octjepa.recipe import Section
+from octjepa.recipe import Section, ViewRecipe
 from octjepa.recipe.base import machine
 
 Whole = Annotated[int, Field(gt=0)]
@@ -26,7 +26,17 @@ class DecoderRecipe(Section):
     batch: Whole = 2  # windows
     lr: Annotated[float, Field(gt=0, le=1)] = 3e-3
     encoder_decay: Annotated[float, Field(gt=0, le=1)] | None = None  # null: frozen
+    # how training windows are changed: by crop, flips, gain and gamma
+    views: ViewRecipe = ViewRecipe(flip_slow=0.5, flip_fast=0.5, gain=0.2, gamma=0.2)
     save_every: Whole = machine(100)  # updates between two states to resume from
+
+    @field_validator("views")
+    @classmethod
+    def _only_what_labels_follow(cls, views: ViewRecipe) -> ViewRecipe:
+        for key in ("rotation_degrees", "zoom", "speckle", "blur", "halves"):
+            if getattr(views, key):
+                raise ValueError(f"{key}: a decoder's windows are changed by crop, flips, gain and gamma alone")
+        return views
 
 
 class SegmentRecipe(Section):

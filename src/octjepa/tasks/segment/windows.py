@@ -44,6 +44,7 @@ class Window:
     image: Float[np.ndarray, "d h w"]
 
 
+_PROFILE_VOLUMES = 4.0  # volumes that the shares at a depth count as, at each position of it
 ExtractTokens = Callable[[CanonicalVolume, Corner], Tokens]  # of one window of a volume
 
 
@@ -66,10 +67,29 @@ def window_slices(corner: Corner, recipe: Recipe) -> tuple[slice, slice, slice]:
     return first, second, third
 
 
-def window(volume: CanonicalVolume, corner: Corner, recipe: Recipe) -> Window:
+@dataclass(frozen=True)
+class Cut:
+    """Where a window is cut, whether it is mirrored, and how its voxels are changed; training alone does the latter."""
+
+    transform: ViewTransform
+    light: intensity.IntensityAugmentation | None = None
+
+    @classmethod
+    def at(cls, corner: Corner) -> Cut:
+        """The window at `corner` as it is."""
+        return cls(ViewTransform(corner))
+
+    def of(self, voxels: np.ndarray, recipe: Recipe) -> np.ndarray:
+        """The same window of what lies on the stored volume [..., D, H, W], as labels do."""
+        slow, fast = (-1 if flip else 1 for flip in (self.transform.flip_slow, self.transform.flip_fast))
+        cut: np.ndarray = voxels[(..., *window_slices(self.transform.corner, recipe))]
+        return cut[..., ::slow, :, ::fast]
+
+
+def window(volume: CanonicalVolume, cut: Cut, recipe: Recipe) -> Window:
     """Tokens are selected as in embedding: every patch that holds tissue."""
-    view, index, _ = select_tissue_tokens(volume, recipe, ViewTransform(corner=corner))
-    table = intensity.lookup_table(volume.tissue_mean, volume.tissue_std)
+    view, index, _ = select_tissue_tokens(volume, recipe, cut.transform)
+    table = intensity.lookup_table(volume.tissue_mean, volume.tissue_std, cut.light)
     patches = table[tokens.extract_patches(view, recipe.tokens.patch_size, index)]
     return Window(patches, token_positions(index, recipe), index, table[view])
 
@@ -91,7 +111,7 @@ def encoder_tokens(encoder: PretrainedEncoder) -> ExtractTokens:
 
     @torch.inference_mode()
     def extract(volume: CanonicalVolume, corner: Corner) -> Tokens:
-        one = window(volume, corner, encoder.recipe)
+        one = window(volume, Cut.at(corner), encoder.recipe)
         return Tokens(encode(encoder.encoder, [one])[0].float().cpu().numpy(), one.index)
 
     return extract
@@ -101,7 +121,7 @@ def pixel_tokens(recipe: Recipe) -> ExtractTokens:
     """The z-scored voxels of each selected patch: what a linear map can read without any encoder."""
 
     def extract(volume: CanonicalVolume, corner: Corner) -> Tokens:
-        one = window(volume, corner, recipe)
+        one = window(volume, Cut.at(corner), recipe)
         return Tokens(one.patches, one.index)
 
     return extract
@@ -119,16 +139,22 @@ class PositionPrior:
 
     @classmethod
     def from_labels(cls, labels: Iterable[UInt8[np.ndarray, "D H W"]], classes: int, columns: int) -> PositionPrior:
-        """`classes` counts the background. A position without a label is background."""
+        """`classes` counts the background. A voxel without a label has no vote; a depth without any is background.
+
+        The shares at each depth count as `_PROFILE_VOLUMES` volumes more at every position of it, so that the lesions
+        of a few labelled eyes are not taken for their positions in every eye.
+        """
         votes: np.ndarray | None = None
         for volume in labels:
             coarse = coarsen_columns(volume, columns)
             here = np.stack([(coarse == code) for code in range(classes)]).astype(np.float32)
             votes = here if votes is None else votes + here
         assert votes is not None
-        total = votes.sum(axis=0)
-        votes[0] += total == 0
-        return cls(votes / np.maximum(total, 1), columns)
+        by_depth = votes.sum(axis=(1, 3), keepdims=True)
+        total = by_depth.sum(axis=0)
+        by_depth[0] += total == 0
+        votes = votes + _PROFILE_VOLUMES * (by_depth / np.maximum(total, 1))
+        return cls((votes / votes.sum(axis=0)).astype(np.float32), columns)
 
     def scores(self, shape: Sequence[int]) -> Float[np.ndarray, "classes D H W"]:
         """For a volume of `shape`, of the stored depth; beyond the stored size the edge is repeated."""
