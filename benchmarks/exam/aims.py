@@ -73,7 +73,7 @@ AIMS = (
             their_key=None if other != SUPERVISED else f"real_fluid/{metric}/1",
         )
         for metric, name in (("ap", "AP"), ("dice", "Dice"))
-        for other, label in ((UNTRAINED, "the twin"), ("intensity", "it without tokens"), (SUPERVISED, "a U-Net"))
+        for other, label in ((UNTRAINED, "the twin"), ("intensity", "the same without tokens"), (SUPERVISED, "a U-Net"))
     ),
     *(
         Aim(f"real surfaces: below {label}, every seed", "real_surfaces/error_um/1", other, "every", 0, less=True)
