@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from .real_decoder import TASK
 from .results import NO_PATCH, SUPERVISED, UNTRAINED, Results, RowName, compare, difference_text, digits_of
 
 LONGER, SHORTER = "mae_long", "mae"  # encoders that differ in their updates alone
@@ -69,7 +68,7 @@ AIMS = (
     ),
     *(
         Aim(
-            f"real fluid by a decoder, {name}: above {label}, every seed", f"{TASK}/{metric}/1", other, "every", 0,
+            f"real fluid by a decoder, {name}: above {label}, every seed", f"real_fluid_decoder/{metric}/1", other, "every", 0,
             their_key=None if other != SUPERVISED else f"real_fluid/{metric}/1",
         )
         for metric, name in (("ap", "AP"), ("dice", "Dice"))

@@ -25,12 +25,11 @@ from .lesion_tasks import EyeProbe, TokenTruth
 from .readings import Projection
 from .real_eyes import data_folder, recorded_real_eyes
 from .results import CENTERED, EYES, SAME_EYE, Finding, LeftOut, Results, RowName
+from .settings import REAL_EYES
 from .tokens import Featurise, TokenTable, of_encoder, of_intensity, of_raw_patches, of_tissue, token_table
 from .training import ENCODERS
 from .truth import COLUMNS
 from .tuning import frozen, tuning
-
-REAL = ("real_fluid", "real_fluid_decoder", "real_surfaces")  # the tasks that test real eyes
 
 
 class Exam:
@@ -84,8 +83,8 @@ class Exam:
         """Raises UsageError where the encoder was trained on the real eyes that are tested."""
         if encoder.recorded_training & self._real_eyes:
             raise UsageError(
-                f"{encoder.name} was trained on the real eyes that the tasks {', '.join(REAL)} test: leave them out "
-                f"({' '.join(f'--without {task}' for task in REAL)}), or add it to {ENCODERS.name} with cohort: real"
+                f"{encoder.name} was trained on the real eyes that the tasks {', '.join(REAL_EYES)} test: leave them out "
+                f"({' '.join(f'--without {task}' for task in REAL_EYES)}), or add it to {ENCODERS.name} with cohort: real"
             )
 
     @cached_property
@@ -124,7 +123,7 @@ class Exam:
         """
         self.check_contract(encoder)
         self.check_unseen(encoder)
-        if not real_eyes_seen and set(REAL) - set(without):
+        if not real_eyes_seen and set(REAL_EYES) - set(without):
             self.check_real_eyes_unseen(encoder)
         makers: dict[str, Callable[[], Featurise]] = {
             "encoder": lambda: of_encoder(encoder),

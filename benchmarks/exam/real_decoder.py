@@ -21,25 +21,19 @@ from octjepa.tasks.segment.recipe import DecoderRecipe
 from octjepa.tasks.segment.windows import LabelledVolume, PositionPrior
 from octjepa.views import geometry
 
-from .real_eyes import RealEye, data_folder, read_eyes, shifted, why_absent
-from .real_tasks import LABELLED, SHIFTS, Segment, Segmentation, fluid
+from .real_eyes import RealEye, shifted
+from .real_tasks import SHIFTS, Segment, Segmentation, read_segmented
 from .results import Finding, LeftOut
 from .truth import COLUMNS
 
-TASK = "real_fluid_decoder"
 SETTINGS = DecoderRecipe(width=8, updates=400, batch=2, lr=3e-3, encoder_decay=None)
 _CLASSES = 2  # background, fluid
 
 
 def read_decoded(work: Path, encoder: PretrainedEncoder, blind: bool, seed: int) -> Iterator[Finding | LeftOut]:
     """Fluid by a decoder above one encoder, or by the same without its tokens."""
-    data = data_folder()
-    absent = why_absent(data)
-    if absent is not None:
-        yield LeftOut(TASK, "dice", LABELLED, absent, retry=True)
-        return
-    eyes = read_eyes(work, data, encoder.recipe.preprocessing)
-    yield from fluid(eyes, fluid_from_decoder(encoder, blind, seed), TASK)
+    segment = fluid_from_decoder(encoder, blind, seed)
+    return read_segmented(work, encoder.recipe, segment, "real_fluid_decoder")
 
 
 def fluid_from_decoder(

@@ -258,13 +258,25 @@ def real_surfaces(eyes: Sequence[RealEye], featurise: Featurise, recipe: Recipe)
 
 def read_fluid(work: Path, kind: str, featurise: Featurise, recipe: Recipe) -> Iterator[Finding | LeftOut]:
     """Fluid by one row of the exam: `intensity` by voxel, others by their tokens."""
+    segment = fluid_from_voxels(recipe) if kind == "intensity" else fluid_from_tokens(featurise, recipe)
+    return read_segmented(work, recipe, segment)
+
+
+def read_unet(work: Path, recipe: Recipe, cpu_seconds: float, seed: int) -> Iterator[Finding | LeftOut]:
+    """Fluid by a U-Net that has `cpu_seconds` for both ways together, as many as the encoder's pretraining had."""
+    return read_segmented(work, recipe, fluid_from_unet(recipe, cpu_seconds / 2, seed))
+
+
+def read_segmented(
+    work: Path, recipe: Recipe, segment: Segment, task: str = "real_fluid"
+) -> Iterator[Finding | LeftOut]:
+    """Fluid by `segment`, or why the real eyes are not there."""
     data = data_folder()
     absent = why_absent(data)
     if absent is not None:
-        yield LeftOut("real_fluid", "dice", LABELLED, absent, retry=True)
+        yield LeftOut(task, "dice", LABELLED, absent, retry=True)
         return
-    segment = fluid_from_voxels(recipe) if kind == "intensity" else fluid_from_tokens(featurise, recipe)
-    yield from fluid(read_eyes(work, data, recipe.preprocessing), segment)
+    yield from fluid(read_eyes(work, data, recipe.preprocessing), segment, task)
 
 
 def read_surfaces(work: Path, featurise: Featurise | None, recipe: Recipe) -> Iterator[Finding | LeftOut]:
@@ -276,17 +288,6 @@ def read_surfaces(work: Path, featurise: Featurise | None, recipe: Recipe) -> It
         return
     eyes = read_eyes(work, data, recipe.preprocessing.model_copy(update={"flatten": "none"}))
     yield from graders(eyes, recipe) if featurise is None else real_surfaces(eyes, featurise, recipe)
-
-
-def read_unet(work: Path, recipe: Recipe, cpu_seconds: float, seed: int) -> Iterator[Finding | LeftOut]:
-    """Fluid by a U-Net that has `cpu_seconds` for both ways together, as many as the encoder's pretraining had."""
-    data = data_folder()
-    absent = why_absent(data)
-    if absent is not None:
-        yield LeftOut("real_fluid", "dice", LABELLED, absent, retry=True)
-        return
-    eyes = read_eyes(work, data, recipe.preprocessing)
-    yield from fluid(eyes, fluid_from_unet(recipe, cpu_seconds / 2, seed))
 
 
 def graders(eyes: Sequence[RealEye], recipe: Recipe) -> Iterator[Finding]:
