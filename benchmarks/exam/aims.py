@@ -68,8 +68,8 @@ AIMS = (
     ),
     *(
         Aim(
-            f"real fluid by a decoder, {name}: above {label}, every seed", f"real_fluid_decoder/{metric}/1", other, "every", 0,
-            their_key=None if other != SUPERVISED else f"real_fluid/{metric}/1",
+            f"real fluid by a decoder, {name}: above {label}, every seed", f"real_fluid_decoder/{metric}/1", other,
+            "every", 0, their_key=None if other != SUPERVISED else f"real_fluid/{metric}/1",
         )
         for metric, name in (("ap", "AP"), ("dice", "Dice"))
         for other, label in ((UNTRAINED, "the twin"), ("intensity", "the same without tokens"), (SUPERVISED, "a U-Net"))

@@ -83,8 +83,9 @@ class Exam:
         """Raises UsageError where the encoder was trained on the real eyes that are tested."""
         if encoder.recorded_training & self._real_eyes:
             raise UsageError(
-                f"{encoder.name} was trained on the real eyes that the tasks {', '.join(REAL_EYES)} test: leave them out "
-                f"({' '.join(f'--without {task}' for task in REAL_EYES)}), or add it to {ENCODERS.name} with cohort: real"
+                f"{encoder.name} was trained on the real eyes that the tasks {', '.join(REAL_EYES)} test: leave them "
+                f"out ({' '.join(f'--without {task}' for task in REAL_EYES)}), or add it to {ENCODERS.name} with "
+                "cohort: real"
             )
 
     @cached_property
