@@ -13,9 +13,9 @@ import torch
 from benchmarks.exam import lesion_tasks, measurement_tasks, page, reading
 from benchmarks.exam import real_eyes as real_eyes_module
 from benchmarks.exam.cohorts import EXAMINED, Cohort, make_cohorts, signature
-from benchmarks.exam.reading import REAL, Exam
+from benchmarks.exam.reading import Exam
 from benchmarks.exam.results import READINGS, Results, RowName
-from benchmarks.exam.settings import RECIPE, Settings
+from benchmarks.exam.settings import REAL_EYES, RECIPE, Settings
 
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.config import load_recipe
@@ -51,7 +51,7 @@ def refusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Exam:
 
 
 def read_nothing(exam: Exam, one: PretrainedEncoder, without: tuple[str, ...] = (), **options: Any) -> None:
-    exam.read(ROW, one, "encoder", {}, [*set(READINGS) - set(REAL), *without], **options)
+    exam.read(ROW, one, "encoder", {}, [*set(READINGS) - set(REAL_EYES), *without], **options)
 
 
 @pytest.mark.parametrize("name", EXAMINED)
@@ -59,8 +59,8 @@ def read_nothing(exam: Exam, one: PretrainedEncoder, without: tuple[str, ...] = 
 def test_an_encoder_that_saw_a_volume_of_any_cohort_is_refused(name: str, by_uid: bool, refusing: Exam) -> None:
     seen = uid_key(f"1.2.{name}.1") if by_uid else f"{name}-b"  # another processor has other ids, and the same UIDs
     with pytest.raises(UsageError, match=f"mine was trained on 1 volumes of the exam's cohort {name}: .*it has seen"):
-        read_nothing(refusing, encoder(trained_on=("elsewhere", seen)), REAL)
-    read_nothing(refusing, encoder(trained_on=("elsewhere", uid_key("1.2.other"))), REAL)
+        read_nothing(refusing, encoder(trained_on=("elsewhere", seen)), REAL_EYES)
+    read_nothing(refusing, encoder(trained_on=("elsewhere", uid_key("1.2.other"))), REAL_EYES)
 
 
 def test_an_encoder_that_saw_the_real_eyes_is_not_tested_on_them_unless_its_row_says_so(
@@ -69,7 +69,7 @@ def test_an_encoder_that_saw_the_real_eyes_is_not_tested_on_them_unless_its_row_
     one = encoder(trained_on=("elsewhere", "eye-01"))
     with pytest.raises(UsageError, match="--without real_fluid --without real_fluid_decoder --without real_surfaces"):
         read_nothing(refusing, one)
-    read_nothing(refusing, one, REAL)
+    read_nothing(refusing, one, REAL_EYES)
     monkeypatch.setattr(refusing.results, "has", lambda *_: True)
     read_nothing(refusing, one, real_eyes_seen=True)
     read_nothing(refusing, encoder())
@@ -80,10 +80,10 @@ def test_an_encoder_of_another_preprocessing_is_refused_with_what_differs(refusi
     with pytest.raises(
         UsageError, match=r"(?s)mine expects other volumes .*target_spacing_mm: exam .*, recipe .*0\.05"
     ):
-        read_nothing(refusing, other, REAL)
+        read_nothing(refusing, other, REAL_EYES)
     with pytest.raises(UsageError, match=r"patches of 2 columns; .* every 4th column"):
-        read_nothing(refusing, encoder(("tokens.patch_size=[4, 8, 2]", "tokens.budget=128")), REAL)
-    read_nothing(refusing, encoder(), REAL)
+        read_nothing(refusing, encoder(("tokens.patch_size=[4, 8, 2]", "tokens.budget=128")), REAL_EYES)
+    read_nothing(refusing, encoder(), REAL_EYES)
 
 
 @pytest.mark.data
@@ -148,7 +148,7 @@ def test_tiny_cohorts_are_read_once_and_every_figure_is_there_or_left_out(
     folder, out = make_cohorts(tmp_path, TINY, EXAMINED, workers=1), tmp_path / "out"
     results = Results(out)
     results.check_cohorts(signature(folder, EXAMINED))
-    without, about, network = ("tuning", *REAL), {"code": "c", "exam_code": "e"}, encoder()
+    without, about, network = ("tuning", *REAL_EYES), {"code": "c", "exam_code": "e"}, encoder()
 
     def read(results: Results) -> None:
         exam = Exam(folder, results)
