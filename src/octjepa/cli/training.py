@@ -33,19 +33,20 @@ def plan(
 ) -> None:
     """Predicts the cost of a run. Tokens, parameters, FLOPs, memory, disk, updates, learning rates before it starts."""
     from octjepa.config import load_recipe
-    from octjepa.train.plan import plan as plan_recipe
 
-    resolved = load_recipe(recipe, overrides or ())
+    resolved = load_recipe(recipe, overrides or ())  # mistakes are told before torch is imported
     if measure and store is None:
         raise UsageError("--measure times micro-batches of a store: give it by --store")
     about: dict[str, Any] = {}
     opened, ids, stream = None, None, None
     if store is not None:
         from octjepa.store import Store
+
+        opened = Store.open(store)
+
         from octjepa.store.grid_coverage import cohort_coverage, coverage_line
         from octjepa.train.data import choose_cohort
 
-        opened = Store.open(store)
         cohort, stream = choose_cohort(opened, resolved)
         cohort.print_flow()
         ids = cohort.train.volume_ids
@@ -59,6 +60,8 @@ def plan(
         from octjepa.report.figures.masks import report_masks
 
         about["masks"] = report_masks(resolved, opened, ids, masks)
+    from octjepa.train.plan import plan as plan_recipe
+
     planned = plan_recipe(resolved, None if ids is None else len(ids))
     if measure and stream is not None:
         from octjepa.train.plan import time_run
