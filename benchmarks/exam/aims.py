@@ -46,6 +46,10 @@ AIMS = (
         "the same, the twin by the pooling that is better for it, zones_centered",
         "eye_lesion/auroc/30", UNTRAINED, "difference", 0.10, 0.05, their_key="eye_lesion_centered/auroc/30",
     ),
+    Aim(
+        "the same, both by zones_centered",
+        "eye_lesion_centered/auroc/30", UNTRAINED, "difference", 0.10, 0.05,
+    ),
     Aim("the same of the admitted lesions", "eye_lesion/auroc_admitted/30", UNTRAINED, "difference", 0.10, 0.05),
     *(
         Aim(f"added to intensity, {labels} people: above 0", f"added_value/added_auroc/{labels}", None, "alone", 0, 0)
@@ -56,7 +60,7 @@ AIMS = (
     Aim("the same eye, top-1: 3 times the twin's", "same_eye/top_1/0", UNTRAINED, "ratio", 3),
     *(
         Aim(
-            f"tuned, {labels} people: 0.05 above tuning from first weights, lower limit above 0",
+            f"tuned, {labels} people: 0.05 above tuning from random weights, lower limit above 0",
             f"tuning/auroc/{labels}", UNTRAINED, "difference", 0.05, 0,
         )
         for labels in ("30", "100")

@@ -14,7 +14,18 @@ from .admission import add_admitted_means, questions
 from .aims import aims_lines
 from .openings import described
 from .plots import plot_compute
-from .results import READINGS, SUPERVISED, UNTRAINED, Patch, Results, RowName, compare, difference_text, digits_of
+from .results import (
+    NO_PATCH,
+    READINGS,
+    SUPERVISED,
+    UNTRAINED,
+    Patch,
+    Results,
+    RowName,
+    compare,
+    difference_text,
+    digits_of,
+)  # fmt: skip
 from .settings import (
     BOUNDARY_EYES,
     COMPONENTS,
@@ -96,6 +107,7 @@ def write_page(results: Results, folder: Path) -> None:
         token_share=TOKEN_SHARE, labelled_eyes=_listed(LABELLED_EYES), labelled_people=_listed(LABELLED_PEOPLE),
         boundary_eyes=_listed(BOUNDARY_EYES), components=COMPONENTS, draws=DRAWS, max_intensity=MAX_INTENSITY,
         min_cnn=MIN_CNN, max_few=MAX_CNN_FEW,
+        few_labels=_few_labels(results),
     )  # fmt: skip
     write_atomic(folder / "README.md", lambda file: file.write(text.encode()))
     plot_compute(results, folder / "compute.svg")
@@ -117,6 +129,11 @@ def write_sealed_page(results: Results, main: Results, folder: Path) -> None:
         details=details(results), left_out=left_out(results),
     )  # fmt: skip
     write_atomic(folder / "README.md", lambda file: file.write(text.encode()))
+
+
+def _few_labels(results: Results) -> str:
+    """AUROC of the CNN that learned from 30 people."""
+    return ", ".join(f"{one:.3f}" for one in results.values(SUPERVISED, "eye_lesion/auroc/30").values()) or MISSING
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -170,13 +187,17 @@ def tasks_of(name: str) -> set[str]:
 def rows_table(results: Results, figures: Figures) -> str:
     """Every row that was asked any of `figures`, with what it answered."""
     lines = [
-        [f"`{name}`", "x".join(map(str, patch)), _views(results, name), str(len(rows))]
+        [f"`{name}`", _patch(patch), _views(results, name), str(len(rows))]
         + [cell(results, rows, key) for key, _ in figures]
         for (name, patch), rows in row_names(results).items()
         if tasks_of(name) & {key.partition("/")[0] for key, _ in figures}
     ]
     heads = ["row", "patch", "views", "seeds", *(heading for _, heading in figures)]
     return table(heads, lines) if lines else MISSING
+
+
+def _patch(patch: Patch) -> str:
+    return "-" if patch == NO_PATCH else "x".join(map(str, patch))
 
 
 def encoders_table(results: Results) -> str:
@@ -238,7 +259,7 @@ def admission(results: Results) -> str:
         for one in questions(results, patch):
             verdict = {None: MISSING, True: "admitted", False: "not admitted"}[one.admitted]
             figures = [MISSING if x is None else f"{x:.3f}" for x in (one.intensity, one.ample, one.few)]
-            lines.append([one.name, "x".join(map(str, patch)), *figures, verdict])
+            lines.append([one.name, _patch(patch), *figures, verdict])
     return table(["question", "patch", "intensity, 30", "CNN, ample", "CNN, 30", ""], lines) if lines else MISSING
 
 
@@ -248,7 +269,7 @@ def details(results: Results) -> str:
     keys += [(f"decoy: {name}", f"decoys/auroc_{name}/100") for name in DECOYS]
     keys += [(f"token AP: {name}", f"token_lesion/token_ap_{name}/30") for name in LESIONS]
     lines = [
-        [f"`{name}`", "x".join(map(str, patch)), *(cell(results, rows, key) for _, key in keys)]
+        [f"`{name}`", _patch(patch), *(cell(results, rows, key) for _, key in keys)]
         for (name, patch), rows in row_names(results).items()
         if tasks_of(name) & {"eye_lesion", "decoys", "token_lesion"}
     ]
