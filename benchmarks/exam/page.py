@@ -25,7 +25,7 @@ from .results import (
     compare,
     difference_text,
     digits_of,
-)  # fmt: skip
+)
 from .settings import (
     BOUNDARY_EYES,
     COMPONENTS,
