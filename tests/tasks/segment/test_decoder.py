@@ -19,6 +19,7 @@ from octjepa.tasks.segment.dice import dice, mean_dice, voxel_counts
 from octjepa.tasks.segment.evaluation import hd95_mm
 from octjepa.tasks.segment.folder import load_head, save_head
 from octjepa.tasks.segment.linear import PENALTIES, fit_linear_head
+from octjepa.tasks.segment.network import Decoder
 from octjepa.tasks.segment.recipe import DecoderRecipe, SegmentRecipe
 from octjepa.tasks.segment.windows import (
     Cut,
@@ -119,7 +120,7 @@ def test_a_few_labelled_eyes_say_less_of_a_position_than_of_a_depth() -> None:
 
 def test_before_the_first_update_it_says_the_prior(encoder: PretrainedEncoder) -> None:
     made, _ = labelled(0)
-    blank = decoder.Decoder(encoder.dim, RECIPE.grid, 4, 2)
+    blank = Decoder(encoder.dim, RECIPE.grid, 4, 2)
     head = decoder.DecoderHead(encoder.encoder, blank, PRIOR, RECIPE)
     assert np.array_equal(head.scores(made).argmax(axis=0), PRIOR.scores(made.pixels.shape).argmax(axis=0))
 
@@ -259,8 +260,8 @@ def test_coarse_columns_come_back_where_they_were() -> None:
 
 def test_windows_of_different_counts_are_decoded_together_as_alone() -> None:
     torch.manual_seed(0)
-    network = decoder.Decoder(4, (2, 2, 2), 4, 2)
-    torch.nn.init.normal_(network.say.weight)
+    network = Decoder(4, (2, 2, 2), 4, 2)
+    torch.nn.init.normal_(network.output.weight)
     features, index = [torch.randn(5, 4), torch.randn(3, 4)], [torch.arange(5), torch.tensor([1, 4, 7])]
     images = torch.randn(2, 1, 2, 8, 8)
     together = network(features, index, images)

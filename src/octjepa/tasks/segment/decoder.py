@@ -1,9 +1,9 @@
-"""The light decoder: tokens brought up to voxels in two steps, with a skip from the volume itself at both.
+"""The head that reads tokens and voxels, and its training.
 
-It corrects the position prior: its scores are added to the prior's logarithms, and are zero before the first update.
-Trained with Dice plus cross-entropy of MONAI (extra `segment`). The encoder stays frozen, or learns at a rate that
-falls block by block. Grid positions without a token hold a learned vector. The weights that are kept are those of
-highest mean Dice on validation volumes, measured four times.
+It corrects the position prior: the network's scores are added to the prior's logarithms, and are zero before the first
+update. Trained with Dice plus cross-entropy of MONAI (extra `segment`). The encoder stays frozen, or learns at a rate
+that falls block by block. The weights that are kept are those of highest mean Dice on validation volumes, measured four
+times.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from octjepa import keys
@@ -29,6 +28,7 @@ from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
 from octjepa.tasks.segment.dice import mean_dice, voxel_counts
 from octjepa.tasks.segment.label_files import UNLABELLED
+from octjepa.tasks.segment.network import Decoder
 from octjepa.tasks.segment.recipe import DecoderRecipe
 from octjepa.tasks.segment.windows import (
     Cut,
@@ -49,55 +49,6 @@ _MIN_SHARE = 1e-3  # of the prior, so that a class may be where no training labe
 _CERTAIN = 20.0  # the logit given to background where nothing is labelled: no loss, no gradient
 ReadVolume = Callable[[], LabelledVolume]
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-class Decoder(nn.Module):
-    """Tokens of b windows, and these z-scored [b, 1, d, h, w], to scores of the classes, background first.
-
-    The number of tokens differs by window; `index` is the place of each in the raster order of `grid`.
-    """
-
-    def __init__(self, dim: int, grid: tuple[int, int, int], channels: int, classes: int) -> None:
-        super().__init__()
-        self.grid = grid
-        self.missing = nn.Parameter(torch.zeros(dim))
-        self.squeeze = nn.Conv3d(dim, 4 * channels, 1)
-        self.near = _block(1, channels, (1, 3, 3))
-        self.far = _block(channels, 2 * channels, (3, 3, 3))
-        self.middle = _block(6 * channels, 2 * channels, (3, 3, 3))
-        self.last = _block(3 * channels, channels, (1, 3, 3))
-        self.say = nn.Conv3d(channels, classes, 1)  # the name is in saved heads
-        nn.init.zeros_(self.say.weight)
-        nn.init.zeros_(self.say.bias)  # type: ignore[arg-type]
-
-    def forward(
-        self,
-        features: Sequence[Float[Tensor, "_ dim"]],
-        index: Sequence[Int[Tensor, " _"]],
-        image: Float[Tensor, "b 1 d h w"],
-    ) -> Float[Tensor, "b classes d h w"]:
-        empty = self.missing.expand(math.prod(self.grid), -1)
-        whole = torch.stack(
-            [
-                empty.scatter(0, at[:, None].expand(-1, own.shape[-1]), own)
-                for own, at in zip(features, index, strict=True)
-            ]
-        )  # b tokens dim
-        coarse = self.squeeze(whole.transpose(1, 2).unflatten(2, self.grid))  # b channels, grid
-        near = self.near(image)
-        far = self.far(F.avg_pool3d(near, (1, 4, 4)))  # depth and columns at a quarter
-        up = F.interpolate(coarse, far.shape[2:], mode="trilinear")
-        middle = self.middle(torch.cat([up, far], dim=1))
-        up = F.interpolate(middle, image.shape[2:], mode="trilinear")
-        scores: Tensor = self.say(self.last(torch.cat([up, near], dim=1)))
-        return scores
-
-
-def _block(inputs: int, outputs: int, size: tuple[int, int, int]) -> nn.Sequential:
-    padding = (size[0] // 2, size[1] // 2, size[2] // 2)
-    return nn.Sequential(
-        nn.Conv3d(inputs, outputs, size, padding=padding), nn.GroupNorm(math.gcd(4, outputs), outputs), nn.GELU()
-    )
 
 
 class DecoderHead:

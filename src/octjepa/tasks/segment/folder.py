@@ -19,8 +19,9 @@ from octjepa.files import read_json_object
 from octjepa.model import VJEPA3D
 from octjepa.probe.results import differences_by_name
 from octjepa.tasks import TASKS
-from octjepa.tasks.segment.decoder import Decoder, DecoderHead
+from octjepa.tasks.segment.decoder import DecoderHead
 from octjepa.tasks.segment.linear import LinearHead
+from octjepa.tasks.segment.network import Decoder
 from octjepa.tasks.segment.recipe import RECIPES, SegmentRecipe
 from octjepa.tasks.segment.windows import PositionPrior, encoder_tokens
 from octjepa.train.learner import load_weights
