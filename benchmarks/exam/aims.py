@@ -46,10 +46,7 @@ AIMS = (
         "the same, the twin by the pooling that is better for it, zones_centered",
         "eye_lesion/auroc/30", UNTRAINED, "difference", 0.10, 0.05, their_key="eye_lesion_centered/auroc/30",
     ),
-    Aim(
-        "the same, both by zones_centered",
-        "eye_lesion_centered/auroc/30", UNTRAINED, "difference", 0.10, 0.05,
-    ),
+    Aim("the same, both by zones_centered", "eye_lesion_centered/auroc/30", UNTRAINED, "difference", 0.10, 0.05),
     Aim("the same of the admitted lesions", "eye_lesion/auroc_admitted/30", UNTRAINED, "difference", 0.10, 0.05),
     *(
         Aim(f"added to intensity, {labels} people: above 0", f"added_value/added_auroc/{labels}", None, "alone", 0, 0)

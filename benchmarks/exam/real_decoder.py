@@ -8,6 +8,7 @@ more of the probability. The row `intensity` is the same decoder without tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from octjepa.tasks.segment.windows import LabelledVolume, PositionPrior
 from octjepa.views import geometry
 
 from .real_eyes import RealEye, shifted
-from .real_tasks import SHIFTS, Segment, Segmentation, read_segmented
+from .real_tasks import SHIFTS, Segment, Segmentation, fluid, on_real_eyes
 from .results import Finding, LeftOut
 from .truth import COLUMNS
 
@@ -33,7 +34,8 @@ _CLASSES = 2  # background, fluid
 def read_decoded(work: Path, encoder: PretrainedEncoder, blind: bool, seed: int) -> Iterator[Finding | LeftOut]:
     """Fluid by a decoder above one encoder, or by the same without its tokens."""
     segment = fluid_from_decoder(encoder, blind, seed)
-    return read_segmented(work, encoder.recipe, segment, "real_fluid_decoder")
+    measure = partial(fluid, segment=segment, task="real_fluid_decoder")
+    return on_real_eyes(work, encoder.recipe.preprocessing, "real_fluid_decoder", "dice", measure)
 
 
 def fluid_from_decoder(

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from scipy.ndimage import gaussian_filter
 
 from octjepa.metrics.bootstrap import Draws, mean_estimate
-from octjepa.recipe import Recipe
+from octjepa.recipe import Preprocessing, Recipe
 from octjepa.tasks.segment.dice import dice
 from octjepa.tasks.segment.linear import PENALTIES, Ridge, patch_cells, with_intercept
 from octjepa.views import geometry, intensity
@@ -259,35 +259,40 @@ def real_surfaces(eyes: Sequence[RealEye], featurise: Featurise, recipe: Recipe)
 def read_fluid(work: Path, kind: str, featurise: Featurise, recipe: Recipe) -> Iterator[Finding | LeftOut]:
     """Fluid by one row of the exam: `intensity` by voxel, others by their tokens."""
     segment = fluid_from_voxels(recipe) if kind == "intensity" else fluid_from_tokens(featurise, recipe)
-    return read_segmented(work, recipe, segment)
+    return on_real_eyes(work, recipe.preprocessing, "real_fluid", "dice", partial(fluid, segment=segment))
 
 
 def read_unet(work: Path, recipe: Recipe, cpu_seconds: float, seed: int) -> Iterator[Finding | LeftOut]:
     """Fluid by a U-Net that has `cpu_seconds` for both ways together, as many as the encoder's pretraining had."""
-    return read_segmented(work, recipe, fluid_from_unet(recipe, cpu_seconds / 2, seed))
-
-
-def read_segmented(
-    work: Path, recipe: Recipe, segment: Segment, task: str = "real_fluid"
-) -> Iterator[Finding | LeftOut]:
-    """Fluid by `segment`, or why the real eyes are not there."""
-    data = data_folder()
-    absent = why_absent(data)
-    if absent is not None:
-        yield LeftOut(task, "dice", LABELLED, absent, retry=True)
-        return
-    yield from fluid(read_eyes(work, data, recipe.preprocessing), segment, task)
+    segment = fluid_from_unet(recipe, cpu_seconds / 2, seed)
+    return on_real_eyes(work, recipe.preprocessing, "real_fluid", "dice", partial(fluid, segment=segment))
 
 
 def read_surfaces(work: Path, featurise: Featurise | None, recipe: Recipe) -> Iterator[Finding | LeftOut]:
     """Surfaces by one row of the exam; without `featurise` by the second grader."""
+    measure = (
+        partial(graders, recipe=recipe)
+        if featurise is None
+        else partial(real_surfaces, featurise=featurise, recipe=recipe)
+    )
+    unflattened = recipe.preprocessing.model_copy(update={"flatten": "none"})
+    return on_real_eyes(work, unflattened, "real_surfaces", "error_um", measure)
+
+
+def on_real_eyes(
+    work: Path,
+    preprocessing: Preprocessing,
+    task: str,
+    metric: str,
+    measure: Callable[[Sequence[RealEye]], Iterator[Finding]],
+) -> Iterator[Finding | LeftOut]:
+    """What `measure` finds in the real eyes, or why they are not there."""
     data = data_folder()
     absent = why_absent(data)
     if absent is not None:
-        yield LeftOut("real_surfaces", "error_um", LABELLED, absent, retry=True)
+        yield LeftOut(task, metric, LABELLED, absent, retry=True)
         return
-    eyes = read_eyes(work, data, recipe.preprocessing.model_copy(update={"flatten": "none"}))
-    yield from graders(eyes, recipe) if featurise is None else real_surfaces(eyes, featurise, recipe)
+    yield from measure(read_eyes(work, data, preprocessing))
 
 
 def graders(eyes: Sequence[RealEye], recipe: Recipe) -> Iterator[Finding]:

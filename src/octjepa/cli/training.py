@@ -34,7 +34,7 @@ def plan(
     """Predicts the cost of a run. Tokens, parameters, FLOPs, memory, disk, updates, learning rates before it starts."""
     from octjepa.config import load_recipe
 
-    resolved = load_recipe(recipe, overrides or ())  # mistakes are told before torch is imported
+    resolved = load_recipe(recipe, overrides or ())  # a wrong name or path is refused before torch is imported
     if measure and store is None:
         raise UsageError("--measure times micro-batches of a store: give it by --store")
     about: dict[str, Any] = {}
