@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import yaml
 from benchmarks.exam import training
-from benchmarks.exam.cohorts import PRETRAINING, Cohort, make_cohorts
+from benchmarks.exam.cohorts import Cohort, make_cohorts, pretraining_cohort
 from benchmarks.exam.lesion_tasks import TokenTruth, token_lesion
 from benchmarks.exam.page import LEFT_OUT, table
 from benchmarks.exam.reading import projected_eyes
@@ -102,14 +102,15 @@ def main() -> None:
     for unknown in set(given.only or ()) - set(plans):
         parser.error(f"no choice {unknown}: one of {', '.join(plans)}")
     torch.set_num_threads(given.threads)
-    folder = make_cohorts(given.work, EXAM, ("main", PRETRAINING))
-    cohort = without_test_people(Cohort.open(folder, "main"))
+    cohort = without_test_people(Cohort.open(make_cohorts(given.work, EXAM, ("main",)), "main"))
     for seed in map(int, given.seeds.split(",")):
         for choice in given.only or plans:
             plan = plans[choice]
             if _has(given.out, choice, seed):
                 continue
-            run = training.train(given.work, plan, seed, folder / PRETRAINING / "store")
+            learned = pretraining_cohort(plan.recipe(seed))
+            folder = make_cohorts(given.work, EXAM, (learned,))
+            run = training.train(given.work, plan, seed, folder / learned / "store")
             encoder = load_encoder(str(run / "run"))
             twin = _twin_name(plan, seed)
             if not _has(given.out, twin, seed):

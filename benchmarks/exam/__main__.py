@@ -24,7 +24,7 @@ from octjepa.phantom import DECOYS
 from octjepa.store import Store
 
 from . import ceiling, real_tasks, training
-from .cohorts import DENSE, EXAMINED, PRETRAINING, Cohort, make_cohorts, signature
+from .cohorts import EXAMINED, PRETRAINING, Cohort, make_cohorts, pretraining_cohort, signature
 from .openings import close_seal, code, open_seal
 from .page import row_names, write_page, write_sealed_page
 from .reading import Exam
@@ -201,7 +201,7 @@ def _train(work: Path, settings: Settings, plan: training.Plan, seed: int) -> Pa
         if absent is not None:
             raise UsageError(f"{plan.name} learns from real eyes: {absent}")
         return training.train(work, plan, seed, pretraining_store(work, data, plan.recipe(seed).preprocessing))
-    cohort = DENSE if plan.recipe(seed).views.halves else PRETRAINING
+    cohort = pretraining_cohort(plan.recipe(seed))
     return training.train(work, plan, seed, make_cohorts(work, settings, (cohort,)) / cohort / "store")
 
 

@@ -57,9 +57,10 @@ AIMS = (
     Aim("the same eye, top-1: 3 times the twin's", "same_eye/top_1/0", UNTRAINED, "ratio", 3),
     *(
         Aim(
-            f"tuned, {labels} people: 0.05 above tuning from random weights, lower limit above 0",
-            f"tuning/auroc/{labels}", UNTRAINED, "difference", 0.05, 0,
+            f"tuned, {labels} people, {name}: 0.05 above tuning from random weights, lower limit above 0",
+            f"{key}/{labels}", UNTRAINED, "difference", 0.05, 0,
         )
+        for key, name in (("tuning/auroc", "AUROC"), ("tuning_segmentation/dice", "Dice"))
         for labels in ("30", "100")
     ),
     *(

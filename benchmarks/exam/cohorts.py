@@ -23,7 +23,7 @@ from octjepa.config import load_recipe, science_hash
 from octjepa.errors import UsageError
 from octjepa.locks import writer_lock
 from octjepa.phantom import DECOYS, LESIONS, Decoy, Truth, read_truth, write_cohort, write_decoys
-from octjepa.recipe import Preprocessing
+from octjepa.recipe import Preprocessing, Recipe
 from octjepa.store import Store, build_store
 from octjepa.store.recorded_scans import uid_key
 
@@ -107,6 +107,11 @@ class Cohort:
         """Frames of the truth's order for frames of the reader's order."""
         entry = self.entries[index]
         return int(entry["native_d"]) - 1 - frame if "frames_reversed" in str(entry["notes"]) else frame
+
+
+def pretraining_cohort(recipe: Recipe) -> str:
+    """The name of the phantoms that a run learns from: those with halves of B-scans where its views are of halves."""
+    return DENSE if recipe.views.halves else PRETRAINING
 
 
 def signature(folder: Path, names: Sequence[str]) -> Signature:

@@ -39,6 +39,7 @@ from .settings import (
     NOT_SEALED,
     SEALED,
     TOKEN_SHARE,
+    TUNED,
 )
 from .training import first_plan, plan_in_package, read_plans
 
@@ -70,6 +71,8 @@ OTHER_FIGURES = (
     ("same_eye/top_1/0", "same eye, top-1"),
     ("tuning/auroc/30", "tuned: AUROC, 30 people"),
     ("tuning/auroc/100", "100"),
+    ("tuning_segmentation/dice/30", "tuned: Dice, 30 people"),
+    ("tuning_segmentation/dice/100", "100"),
     ("frozen/auroc/30", "frozen, those people: AUROC, 30"),
     ("frozen/auroc/100", "100"),
     ("real_fluid/dice/1", "real fluid: Dice"),
@@ -81,8 +84,8 @@ OTHER_FIGURES = (
 HEADLINES = (*LESION_FIGURES, *OTHER_FIGURES)
 # The tasks that a row without an encoder of its own is asked; an encoder is asked those of its plan.
 TASKS_OF = {
-    "intensity": set(READINGS) - {"added_value", "tuning"},
-    "raw_patches": set(READINGS) - {"tuning", "real_fluid_decoder"},
+    "intensity": set(READINGS) - {"added_value", *TUNED},
+    "raw_patches": set(READINGS) - {"real_fluid_decoder", *TUNED},
     "covariates": {"eye_lesion", "severity"}, "graders": {"real_surfaces"}, SUPERVISED: {"real_fluid"},
     "tissue": {"surfaces", "real_surfaces"},
 }  # fmt: skip

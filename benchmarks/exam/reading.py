@@ -30,6 +30,7 @@ from .tokens import Featurise, TokenTable, of_encoder, of_intensity, of_raw_patc
 from .training import ENCODERS
 from .truth import COLUMNS
 from .tuning import frozen, tuning
+from .tuning_segmentation import tuning_segmentation
 
 
 class Exam:
@@ -207,6 +208,7 @@ class _Row:
         yield "frozen", lambda: frozen(main, self.eyes, self.row.seed)
         if self.kind == "encoder":
             yield "tuning", lambda: tuning(main, self.encoder, self.row.seed)
+            yield "tuning_segmentation", lambda: tuning_segmentation(main, self.encoder, self.row.seed)
         recipe = self.encoder.recipe
         yield "real_fluid", lambda: real_tasks.read_fluid(self.exam.folder, self.kind, self.featurise, recipe)
         if self.kind != "raw_patches":

@@ -69,7 +69,8 @@ EYES, CENTERED, SAME_EYE = "zones_whitened", "zones_centered", "zones"
 # How a task reads a row: the same way for every row but the supervised networks, which read voxels themselves.
 READINGS = {
     "token_lesion": "tokens", "eye_lesion": EYES, "eye_lesion_centered": CENTERED, "added_value": EYES, "decoys": EYES,
-    "surfaces": "tokens", "severity": CENTERED, "same_eye": SAME_EYE, "tuning": "tuned", "frozen": EYES,
+    "surfaces": "tokens", "severity": CENTERED, "same_eye": SAME_EYE, "tuning": "tuned",
+    "tuning_segmentation": "tuned", "frozen": EYES,
     "real_fluid": "tokens", "real_fluid_decoder": "tokens and voxels", "real_surfaces": "tokens",
 }  # fmt: skip
 SUPERVISED = "supervised"  # the row of networks that learn from labels alone

@@ -64,4 +64,5 @@ class Settings:
 EXAM = Settings()
 SEALED = Settings(seed=9200)  # the same tasks on people that nobody has looked at; 9100 until 2026-11-25
 REAL_EYES = ("real_fluid", "real_fluid_decoder", "real_surfaces")  # the tasks that test real eyes
-NOT_SEALED = ("tuning", "frozen", *REAL_EYES)  # tasks that the sealed cohort is not asked
+TUNED = ("tuning", "tuning_segmentation")  # the tasks that train the encoder further
+NOT_SEALED = (*TUNED, "frozen", *REAL_EYES)  # tasks that the sealed cohort is not asked

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 
 from octjepa.phantom import LESIONS, SURFACES
 from octjepa.recipe import Preprocessing
@@ -79,19 +81,39 @@ def lesion_cells(cohort: Cohort, index: int) -> Float[np.ndarray, "lesions D h w
 
     A stored slice is a mean over B-scans, so its truth is the mean over three positions across the slice.
     """
-    native = NativeMap.from_store(cohort.store, cohort.ids[index])
     (depth, height, width), (_, p, q) = cohort.store.preprocessing.stored_size, CELL
-    truth = cohort.truth(index)
     shares = np.zeros((len(LESIONS), depth, height // p, width // q), np.float32)
-    if not truth.masks:
-        return shares
     slices = (np.arange(depth)[:, None] + np.array([-1, 0, 1]) / 3).reshape(-1)  # [3 D]
-    columns = np.arange(width // 2) * 2 + 0.5
-    grid = np.stack(np.meshgrid(slices, [0.0, 1.0], columns, indexing="ij"), axis=-1)  # [3 D, 2, w', 3]
+    depths, columns = np.arange(height // 2) * 2 + 0.5, np.arange(width // 2) * 2 + 0.5
+    for number, hit in _lesions_at(cohort, index, slices, depths, columns):
+        tiles = hit.reshape(depth, 3, height // p, p // 2, width // q, q // 2)
+        shares[number] = tiles.mean(axis=(1, 3, 5), dtype=np.float32)
+    return shares
+
+
+def lesion_labels(cohort: Cohort, index: int, corner: Grid, size: Grid, step: int = 1) -> UInt8[np.ndarray, "d h c"]:
+    """Bit n is 1 where `LESIONS[n]` is: of `size` voxels from `corner` of the stored volume, one for `step` columns."""
+    slices, depths = (start + np.arange(count) for start, count in zip(corner[:2], size[:2], strict=True))
+    columns = corner[2] + np.arange(size[2] // step) * step + step // 2  # those of `coarsen_columns`
+    labels = np.zeros((len(slices), len(depths), len(columns)), np.uint8)
+    for number, hit in _lesions_at(cohort, index, slices, depths, columns):
+        labels |= hit.astype(np.uint8) << number
+    return labels
+
+
+def _lesions_at(
+    cohort: Cohort, index: int, slices: np.ndarray, depths: np.ndarray, columns: np.ndarray
+) -> Iterator[tuple[int, Bool[np.ndarray, "n h w"]]]:
+    """(number, where it is at these indices of the stored volume) of each lesion that an eye has."""
+    truth = cohort.truth(index)
+    if not truth.masks:
+        return
+    native = NativeMap.from_store(cohort.store, cohort.ids[index])
+    grid = np.stack(np.meshgrid(slices, [0.0, 1.0], columns, indexing="ij"), axis=-1)  # [n, 2, w, 3]
     at = native.to_native(grid.reshape(-1, 3)).reshape(grid.shape)
-    frame, column = np.rint(at[:, 0, :, 0]).astype(np.int64), np.rint(at[:, 0, :, 2]).astype(np.int64)  # [3 D, w']
+    frame, column = np.rint(at[:, 0, :, 0]).astype(np.int64), np.rint(at[:, 0, :, 2]).astype(np.int64)  # [n, w]
     first, step = at[:, :1, :, 1], at[:, 1:, :, 1] - at[:, :1, :, 1]  # depth is linear within an A-scan
-    deep = np.rint(first + step * (np.arange(height // 2) * 2 + 0.5)[:, None]).astype(np.int64)  # [3 D, h', w']
+    deep = np.rint(first + step * depths[:, None]).astype(np.int64)  # [n, h, w]
     last = np.array(native.shape) - 1
     inside = ((frame >= 0) & (frame <= last[0]) & (column >= 0) & (column <= last[2]))[:, None]
     inside = inside & (deep >= 0) & (deep <= last[1])
@@ -99,7 +121,4 @@ def lesion_cells(cohort: Cohort, index: int) -> Float[np.ndarray, "lesions D h w
     column, deep = np.clip(column, 0, last[2])[:, None], np.clip(deep, 0, last[1])
     for number, name in enumerate(LESIONS):
         if name in truth.masks:
-            hit = truth.masks[name][frame, deep, column] & inside
-            tiles = hit.reshape(depth, 3, height // p, p // 2, width // q, q // 2)
-            shares[number] = tiles.mean(axis=(1, 3, 5), dtype=np.float32)
-    return shares
+            yield number, truth.masks[name][frame, deep, column] & inside

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from benchmarks.exam.settings import REAL_EYES
+from benchmarks.exam.settings import REAL_EYES, TUNED
 from benchmarks.exam.settings import Settings as ExamSettings
 
 _LARGE = (
@@ -79,7 +79,7 @@ FULL = Settings(
     },
     views=90_000,
     milestones=(1, 4, 12),
-    without=("tuning", *REAL_EYES, "surfaces"),
+    without=(*TUNED, *REAL_EYES, "surfaces"),
     one_gpu=("one_gpu",),
     one_gpu_people=400,
     one_gpu_seconds=300.0,

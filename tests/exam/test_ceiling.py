@@ -13,7 +13,7 @@ from benchmarks.exam.ceiling import decoys_ceiling
 from benchmarks.exam.ceiling_networks import LesionMapNet, scores, train_maps, train_small
 from benchmarks.exam.labelled_scans import LabelledScans
 from benchmarks.exam.map_heads import from_above, train_head
-from benchmarks.exam.truth import CELL, lesion_cells, lesion_shares
+from benchmarks.exam.truth import CELL, lesion_cells, lesion_labels, lesion_shares
 from sklearn.metrics import roc_auc_score
 
 from octjepa.phantom import DECOYS, LESIONS, SURFACES, Truth
@@ -51,6 +51,13 @@ def test_cells_hold_a_lesion_where_it_is(reversed_frames: bool, monkeypatch: pyt
     assert slices == ([8, 9, 10, 11] if reversed_frames else [4, 5, 6, 7])
     assert rows == [5, 6]  # depth 40 to 49 once shifted
     assert columns == [15, 16, 17]
+    labels = lesion_labels(cohort, 0, (0, 0, 0), FINE.stored_size)
+    hit = np.argwhere(labels == 1 << number)
+    assert (len(hit), int((labels > 0).sum())) == (4 * 10 * 10, 4 * 10 * 10)
+    first = [8 if reversed_frames else 4, 40, 60]
+    assert (hit.min(axis=0).tolist(), hit.max(axis=0).tolist()) == (first, [first[0] + 3, 49, 69])
+    part = lesion_labels(cohort, 0, (2, 38, 56), (12, 16, 16), 4)
+    assert np.array_equal(part, labels[2:14, 38:54, 56:72][..., 2::4])
     (_, p, q), (a, b, c) = CELL, (size // cell for size, cell in zip(FINE.margin, CELL, strict=True))
     d, h, w = FINE.image_size
     grid = (d, h // p, w // q)

@@ -15,7 +15,7 @@ from benchmarks.exam import real_eyes as real_eyes_module
 from benchmarks.exam.cohorts import EXAMINED, Cohort, make_cohorts, signature
 from benchmarks.exam.reading import Exam
 from benchmarks.exam.results import READINGS, Results, RowName
-from benchmarks.exam.settings import REAL_EYES, RECIPE, Settings
+from benchmarks.exam.settings import REAL_EYES, RECIPE, TUNED, Settings
 
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.config import load_recipe
@@ -148,7 +148,7 @@ def test_tiny_cohorts_are_read_once_and_every_figure_is_there_or_left_out(
     folder, out = make_cohorts(tmp_path, TINY, EXAMINED, workers=1), tmp_path / "out"
     results = Results(out)
     results.check_cohorts(signature(folder, EXAMINED))
-    without, about, network = ("tuning", *REAL_EYES), {"code": "c", "exam_code": "e"}, encoder()
+    without, about, network = (*TUNED, *REAL_EYES), {"code": "c", "exam_code": "e"}, encoder()
 
     def read(results: Results) -> None:
         exam = Exam(folder, results)

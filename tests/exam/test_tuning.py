@@ -7,13 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from benchmarks.exam import tuning as module
+from benchmarks.exam import tuning_loop
+from benchmarks.exam import tuning_segmentation as segmentation
 from benchmarks.exam.results import Finding, LeftOut
-from benchmarks.exam.tuning import draw_people, frozen, logits, training_recipe, tune, tuning
+from benchmarks.exam.truth import COLUMNS
+from benchmarks.exam.tuning import frozen, logits, tune, tuning
+from benchmarks.exam.tuning_loop import draw_people, training_recipe
+from benchmarks.exam.tuning_segmentation import bits, counts_of, dice_by_threshold, tuning_segmentation
 
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.model import VJEPA3D
 from octjepa.phantom import LESIONS
+from octjepa.views import geometry
+from octjepa.views.loader import LoadedSample
 from synthetic import MemoryStore, small_recipe
 
 RECIPE = small_recipe(model={"width": 32, "depth": 1, "heads": 2})
@@ -76,7 +82,7 @@ def test_a_visible_lesion_is_learned_and_the_given_encoder_stays() -> None:
 def test_figures_have_their_number_of_people_and_too_few_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     eyes: Any = Eyes()
     eyes.lesions[:, 1] = False
-    monkeypatch.setattr(module, "MIN_POSITIVES", 5)
+    monkeypatch.setattr(tuning_loop, "MIN_POSITIVES", 5)
     found = list(tuning(eyes, encoder(), 0, counts=(10, 30), updates=2))
     figures = {(one.metric, one.labels) for one in found if isinstance(one, Finding)}
     assert figures == {(f"auroc_{name}", 10) for number, name in enumerate(LESIONS) if number != 1}
@@ -89,12 +95,12 @@ def test_figures_have_their_number_of_people_and_too_few_are_left_out(monkeypatc
     assert ("auroc", 10) in {
         (one.metric, one.labels) for one in tuning(eyes, encoder(), 0, (10,), 2) if isinstance(one, Finding)
     }
-    monkeypatch.setattr(module, "MIN_POSITIVES", 20)
+    monkeypatch.setattr(tuning_loop, "MIN_POSITIVES", 20)
     assert all(isinstance(one, LeftOut) for one in tuning(eyes, encoder(), 0, counts=(10,), updates=2))
 
 
 def test_the_frozen_row_learns_from_the_people_of_the_tuning_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MIN_POSITIVES", 5)
+    monkeypatch.setattr(tuning_loop, "MIN_POSITIVES", 5)
     eyes: Any = Eyes(train=40)
     labelled = draw_people(eyes.indices("train"), eyes.lesions[eyes.indices("train")], 10, 5)
     features = np.where(eyes.lesions[:, :1], 1.0, -1.0)  # of the others they say the opposite
@@ -103,3 +109,66 @@ def test_the_frozen_row_learns_from_the_people_of_the_tuning_and_no_others(monke
     assert isinstance(one := found["auroc", 10], Finding)
     assert one.estimate.value == 1.0
     assert isinstance(found["auroc", 100], LeftOut)
+
+
+SPOT = 255  # the stored value that is every lesion
+
+
+def spots(cohort: Any, index: int, corner: Any, size: Any, step: int = 1) -> np.ndarray:
+    """As `lesion_labels`, of a cohort of `Eyes`; the sampled column is that of `coarsen_columns`."""
+    pixels = cohort.store.volumes[cohort.ids[index]].pixels
+    view = pixels[tuple(slice(start, start + count) for start, count in zip(corner, size, strict=True))]
+    return np.where(view[..., step // 2 :: step] == SPOT, 2 ** len(LESIONS) - 1, 0).astype(np.uint8)
+
+
+def test_lesions_are_segmented_where_they_are_and_the_same_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    eyes: Any = Eyes()
+    monkeypatch.setattr(tuning_loop, "MIN_POSITIVES", 5)
+    monkeypatch.setattr(segmentation, "lesion_labels", spots)
+    found = list(tuning_segmentation(eyes, encoder(), 0, counts=(10, 30), updates=40))
+    figures = {(one.metric, one.labels): one.estimate.value for one in found if isinstance(one, Finding)}
+    assert set(figures) == {("dice", 10), *((f"dice_{name}", 10) for name in LESIONS)}
+    assert figures["dice", 10] > 0.6
+    (left_out,) = (one for one in found if isinstance(one, LeftOut))
+    assert "12 training people, 30" in left_out.reason
+    again = list(tuning_segmentation(eyes, encoder(), 0, counts=(10,), updates=40))
+    assert [one.estimate.value for one in again if isinstance(one, Finding)] == [
+        one.estimate.value for one in found if isinstance(one, Finding)
+    ]
+
+
+def test_lesions_move_with_the_view_that_is_cropped_and_mirrored(monkeypatch: pytest.MonkeyPatch) -> None:
+    eyes: Any = Eyes()
+    recipe = training_recipe(RECIPE, 0, 4)
+    volume = eyes.store.volumes[eyes.ids[0]]
+    whole = spots(eyes, 0, (0, 0, 0), volume.pixels.shape)
+    p, q, r = RECIPE.tokens.patch_size
+    transforms = set()
+    for visit in range(6):
+        sample, cells = segmentation._sample_with_lesions(volume, recipe, visit, {volume.volume_id: whole})
+        batch = segmentation._collate([LoadedSample(volume.volume_id, (sample, cells))])
+        voxels = sample.context_view.reshape(-1, p, q, r)[..., COLUMNS // 2 :: COLUMNS]
+        bright = voxels >= sample.context_view.max() - 1e-4
+        if whole.any() and bright.any():
+            expected = torch.from_numpy(bright.reshape(len(bright), 1, -1)).expand(-1, len(LESIONS), -1)
+            assert torch.equal(batch.lesions[0].bool(), expected)
+        transforms.add(segmentation.draw_sample(volume, recipe, visit).transform)
+    assert len(transforms) > 1
+
+
+def test_counts_hold_voxels_that_no_token_covers_and_thresholds_are_inclusive() -> None:
+    eyes: Any = Eyes()
+    network = segmentation.Segmenter(encoder(), np.full(len(LESIONS), 0.25))
+    cohort, which = eyes, np.array([0, 1])
+    truth = [spots(eyes, one, RECIPE.preprocessing.margin, RECIPE.preprocessing.image_size, COLUMNS) for one in which]
+    counts = counts_of(network, cohort, which, truth)
+    assert (counts[..., 2] == np.array([bits(one).sum(axis=(0, 1, 2)) for one in truth])[:, None]).all()
+    low, high = (segmentation.THRESHOLDS <= 0.25), (segmentation.THRESHOLDS > 0.25)  # every voxel has 0.25 at first
+    selected = [len(encoder().select_tokens(eyes.store.volumes[eyes.ids[one]]).grid_index) for one in which]
+    assert (counts[..., 1][:, low] == np.array(selected)[:, None, None] * network.cells).all()
+    assert not counts[..., :2][:, high].any()
+    table = dice_by_threshold(counts)
+    assert table.shape == (len(segmentation.THRESHOLDS), len(LESIONS))
+    both, found, true = counts[:, 0, 0].sum(axis=0)
+    assert table[0, 0] == pytest.approx(2 * both / (found + true))
+    assert geometry.center_crop(RECIPE.preprocessing).corner == RECIPE.preprocessing.margin
