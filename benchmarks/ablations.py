@@ -25,7 +25,7 @@ from benchmarks.exam.cohorts import Cohort, make_cohorts, pretraining_cohort
 from benchmarks.exam.lesion_tasks import TokenTruth, token_lesion
 from benchmarks.exam.page import LEFT_OUT, table
 from benchmarks.exam.reading import projected_eyes
-from benchmarks.exam.results import Finding
+from benchmarks.exam.results import Finding, patch_text
 from benchmarks.exam.settings import EXAM, WORK
 from benchmarks.exam.tokens import of_encoder, token_table
 from benchmarks.exam.training import Plan
@@ -126,7 +126,7 @@ def main() -> None:
 def _twin_name(plan: Plan, seed: int) -> str:
     """Architectures alike share their untrained network, and its patches."""
     recipe = plan.recipe(seed)
-    return f"{training.twin_name(recipe, plan.name)} {'x'.join(map(str, recipe.tokens.patch_size))}"
+    return f"{training.twin_name(recipe, plan.name)} {patch_text(recipe.tokens.patch_size)}"
 
 
 def _rows(out: Path) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ from .openings import close_seal, code, open_seal
 from .page import row_names, write_page, write_sealed_page
 from .reading import Exam
 from .real_eyes import data_folder, pretraining_store, why_absent
-from .results import NO_PATCH, READINGS, SUPERVISED, Results, RowName
+from .results import NO_PATCH, READINGS, SUPERVISED, Results, RowName, patch_text
 from .settings import EXAM, NOT_SEALED, RECIPE, RESULTS, SEALED, WORK, Settings
 from .ship import ship
 
@@ -253,7 +253,7 @@ def _list(given: argparse.Namespace) -> int:
     results = Results(given.out)
     for (name, patch), rows in row_names(results).items():
         tasks = sorted({entry["task"] for entry in results.entries if entry["encoder"] == name})
-        print(f"{name:<28} {'x'.join(map(str, patch)):<8} seeds {[row.seed for row in rows]}  {', '.join(tasks)}")
+        print(f"{name:<28} {patch_text(patch):<8} seeds {[row.seed for row in rows]}  {', '.join(tasks)}")
     for plan in training.read_plans():
         for seed in plan.seeds:
             done = training.is_trained(training.run_folder(given.work, plan, seed))

@@ -25,6 +25,7 @@ from .results import (
     compare,
     difference_text,
     digits_of,
+    patch_text,
 )
 from .settings import (
     BOUNDARY_EYES,
@@ -200,7 +201,7 @@ def rows_table(results: Results, figures: Figures) -> str:
 
 
 def _patch(patch: Patch) -> str:
-    return "-" if patch == NO_PATCH else "x".join(map(str, patch))
+    return "-" if patch == NO_PATCH else patch_text(patch)
 
 
 def encoders_table(results: Results) -> str:

@@ -28,6 +28,11 @@ NO_PATCH: Patch = (0, 0, 0)  # of a row that cuts no patches
 TOLERANCE = 1e-4  # of a mean; processors differ by 4e-6 (lab/LOG.md, 2026-11-25)
 
 
+def patch_text(patch: Patch) -> str:
+    """As 4x8x8: slices, depth, columns."""
+    return "x".join(map(str, patch))
+
+
 @dataclass(frozen=True)
 class Finding:
     """One figure: of which task, from how many labelled eyes or people (None: all, 0: none)."""
@@ -89,7 +94,7 @@ class RowName:
     @property
     def key(self) -> str:
         """Its name in files."""
-        return f"{self.name}-{'x'.join(map(str, self.patch))}-seed{self.seed}".replace("/", "-").replace(":", "-")
+        return f"{self.name}-{patch_text(self.patch)}-seed{self.seed}".replace("/", "-").replace(":", "-")
 
 
 class Results:

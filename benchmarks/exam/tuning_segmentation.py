@@ -37,10 +37,11 @@ from .lesion_tasks import lesions_mean
 from .results import Finding, LeftOut
 from .settings import RESAMPLES
 from .truth import COLUMNS, lesion_labels
-from .tuning_loop import UPDATES, TuningTask, draw_people, tested_people, too_few, training_recipe, tune_each_rate
+from .tuning_loop import TuningTask, draw_people, tested_people, too_few, training_recipe, tune_each_rate
 
 TASK = "tuning_segmentation"
 COUNTS = (30, 100)  # labelled people
+UPDATES, TEST_PEOPLE = 100, 200  # fewer than those of `tuning`, for the ten minutes that an exam may take
 THRESHOLDS = np.geomspace(1e-3, 0.9, 30)  # of the probability, one of which is chosen for each lesion
 _MIN_SHARE = 1e-4  # of a lesion's voxels, from which the head starts
 _BITS = np.arange(len(LESIONS))
@@ -135,7 +136,7 @@ def _sample_with_lesions(
 ) -> tuple[Any, np.ndarray]:
     sample = make_sample(volume, recipe, visit)
     transform = draw_sample(volume, recipe, visit).transform
-    view = geometry.apply_transform(labels[volume.volume_id], transform, recipe.preprocessing.image_size)
+    view = geometry.moved_view(labels[volume.volume_id], transform, recipe.preprocessing.image_size)
     return sample, patch_cells(coarsen_columns(view, COLUMNS), recipe.grid, sample.grid_index)
 
 
@@ -188,7 +189,7 @@ def tuning_segmentation(
     updates: int = UPDATES,
 ) -> Iterator[Finding | LeftOut]:
     """Dice of each lesion, and their mean, on test people, of the network tuned on each number of labelled people."""
-    train, val, test = cohort.indices("train"), cohort.indices("val"), tested_people(cohort)
+    train, val, test = cohort.indices("train"), cohort.indices("val"), tested_people(cohort)[:TEST_PEOPLE]
     draws = Draws(cohort.people[test].tolist(), RESAMPLES, 0)
     tested = labels_of(cohort, test)
     for count in counts:

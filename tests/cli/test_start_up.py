@@ -24,13 +24,13 @@ except SystemExit as stop:
 """
 
 
-def modules_of(*words: object) -> set[str]:
-    """The modules and top-level packages that a command loads, which must end well."""
+def modules_of(*words: object, status: int = 0) -> set[str]:
+    """The modules and top-level packages that a command loads, which must end with this exit status."""
     done = subprocess.run(
         [sys.executable, "-c", _LISTS_MODULES, *map(str, words)], capture_output=True, text=True, check=True
     )
     code, *modules = done.stderr.splitlines()[-1].split()
-    assert code == "0"
+    assert code == str(status)
     assert "octjepa.cli" in modules
     return {*modules, *(name.partition(".")[0] for name in modules)}
 
@@ -43,6 +43,11 @@ def test_no_torch_where_no_network_runs(line: Any, tmp_path: Path, verb: str) ->
         "ingest": [line.scan, "--store", tmp_path / "store", "--workers", 1],
     }[verb]
     assert "torch" not in modules_of(verb, *words)
+
+
+@pytest.mark.parametrize("verb", ["report", "plan"])
+def test_a_mistyped_name_is_refused_before_torch_is_imported(tmp_path: Path, verb: str) -> None:
+    assert "torch" not in modules_of(verb, tmp_path / "absent", status=2)
 
 
 def test_training_loads_no_compiler_that_it_does_not_use(line: Any, tmp_path: Path) -> None:

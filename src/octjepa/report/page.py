@@ -17,7 +17,6 @@ from octjepa.report.contents import Contents, read_contents, read_run
 from octjepa.report.data_card import card_text
 from octjepa.report.headlines import faults, headlines
 from octjepa.report.html import render_template, without_paths
-from octjepa.report.saliency import write_saliency
 from octjepa.report.sections import build_sections
 from octjepa.report.verdict import overall_verdict
 
@@ -48,6 +47,8 @@ def write_report(
     if out.is_dir():
         raise UsageError(f"{out} is a folder: give --out the name of an HTML file")
     if saliency is not None:
+        from octjepa.report.saliency import write_saliency  # torch: not before the paths are known to be right
+
         write_saliency(contents, Path(saliency), attention)
     elif attention is not None:
         raise UsageError("the attention of a probe is saved with the other maps: give --saliency FOLDER, too")

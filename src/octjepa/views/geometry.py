@@ -64,14 +64,22 @@ def strided_view(
     pixels: UInt8[np.ndarray, "D H W"], transform: ViewTransform, size: tuple[int, int, int]
 ) -> UInt8[np.ndarray, "d h w"]:
     """As `apply_transform`, but whole-voxel moves copy nothing: strides may be negative, and `pixels` a memory map."""
-    (a, b, c), (d, h, w) = transform.corner, size
-    view = pixels[a : a + d, b : b + h, c : c + w]
-    if view.shape != size:
-        raise ValueError(f"a crop {size} at {transform.corner} leaves the stored volume {pixels.shape}")
-    view = view[:: -1 if transform.flip_slow else 1, :, :: -1 if transform.flip_fast else 1]
+    view = moved_view(pixels, transform, size)
     if not transform.moves_whole_voxels:
         view = _rotate_and_zoom(view, transform)
     return view
+
+
+def moved_view(voxels: np.ndarray, transform: ViewTransform, size: tuple[int, int, int]) -> np.ndarray:
+    """The crop and flips alone, without a copy, of what lies on a stored volume [..., D, H, W], as labels do.
+
+    Raises ValueError where the crop leaves the volume.
+    """
+    (a, b, c), (d, h, w) = transform.corner, size
+    view = voxels[..., a : a + d, b : b + h, c : c + w]
+    if view.shape[-3:] != size:
+        raise ValueError(f"a crop {size} at {transform.corner} leaves the stored volume {voxels.shape}")
+    return view[..., :: -1 if transform.flip_slow else 1, :, :: -1 if transform.flip_fast else 1]
 
 
 def band_in_view(

@@ -19,7 +19,7 @@ from octjepa.checkpoint.encoder import equal_counts
 from octjepa.recipe import Recipe
 from octjepa.store import CanonicalVolume
 from octjepa.views import intensity, tokens
-from octjepa.views.geometry import ViewTransform
+from octjepa.views.geometry import ViewTransform, moved_view
 from octjepa.views.sample import select_tissue_tokens, token_positions
 
 Corner = tuple[int, int, int]
@@ -81,9 +81,7 @@ class Cut:
 
     def of(self, voxels: np.ndarray, recipe: Recipe) -> np.ndarray:
         """The same window of what lies on the stored volume [..., D, H, W], as labels do."""
-        slow, fast = (-1 if flip else 1 for flip in (self.transform.flip_slow, self.transform.flip_fast))
-        cut: np.ndarray = voxels[(..., *window_slices(self.transform.corner, recipe))]
-        return cut[..., ::slow, :, ::fast]
+        return moved_view(voxels, self.transform, recipe.preprocessing.image_size)
 
 
 def window(volume: CanonicalVolume, cut: Cut, recipe: Recipe) -> Window:
