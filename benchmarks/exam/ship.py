@@ -19,7 +19,7 @@ from octjepa.files import write_json
 
 from .page import HEADLINES, cell, table
 from .results import CENTERED, EYES, SAME_EYE, Results, RowName
-from .settings import EXAM
+from .settings import EXAM, TUNED
 from .training import NAME, Plan, finished_run, first_plan, is_trained, run_folder, twin_name
 
 TARGET = Path(__file__).resolve().parents[2] / "src" / "octjepa" / "weights" / NAME
@@ -94,9 +94,9 @@ What is known of the run is in run.json.
 It has seen no human eye. It shows how a pretrained encoder is used, and is a start for small trials; it is no
 foundation model.
 
-On people that it has not seen, frozen but for `tuning`, with so many labelled eyes or people (docs/exam says what each
-figure is; whole eyes by `{EYES}`, `eye_lesion_centered` and `severity` by `{CENTERED}`, `same_eye` by `{SAME_EYE}`;
-95 % interval over people, of the two real eyes over their B-scans):
+On people that it has not seen, frozen but for {" and ".join(f"`{task}`" for task in TUNED)},
+with so many labelled eyes or people (docs/exam says what each figure is; whole eyes by `{EYES}`,
+`eye_lesion_centered` and `severity` by `{CENTERED}`, `same_eye` by `{SAME_EYE}`; 95 % interval over people, of the two real eyes over their B-scans):
 
 {table(["task", "figure", "labelled", *rows], lines)}
 """

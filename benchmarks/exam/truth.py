@@ -83,22 +83,29 @@ def lesion_cells(cohort: Cohort, index: int) -> Float[np.ndarray, "lesions D h w
     """
     (depth, height, width), (_, p, q) = cohort.store.preprocessing.stored_size, CELL
     shares = np.zeros((len(LESIONS), depth, height // p, width // q), np.float32)
-    slices = (np.arange(depth)[:, None] + np.array([-1, 0, 1]) / 3).reshape(-1)  # [3 D]
     depths, columns = np.arange(height // 2) * 2 + 0.5, np.arange(width // 2) * 2 + 0.5
-    for number, hit in _lesions_at(cohort, index, slices, depths, columns):
+    for number, hit in _lesions_at(cohort, index, _across(np.arange(depth)), depths, columns):
         tiles = hit.reshape(depth, 3, height // p, p // 2, width // q, q // 2)
         shares[number] = tiles.mean(axis=(1, 3, 5), dtype=np.float32)
     return shares
 
 
 def lesion_labels(cohort: Cohort, index: int, corner: Grid, size: Grid, step: int = 1) -> UInt8[np.ndarray, "d h c"]:
-    """Bit n is 1 where `LESIONS[n]` is: of `size` voxels from `corner` of the stored volume, one for `step` columns."""
+    """Bit n is 1 where `LESIONS[n]` is: of `size` voxels from `corner` of the stored volume, one for `step` columns.
+
+    Where it is at two of three positions across the slice: a stored slice is a mean over B-scans.
+    """
     slices, depths = (start + np.arange(count) for start, count in zip(corner[:2], size[:2], strict=True))
     columns = corner[2] + np.arange(size[2] // step) * step + step // 2  # those of `coarsen_columns`
     labels = np.zeros((len(slices), len(depths), len(columns)), np.uint8)
-    for number, hit in _lesions_at(cohort, index, slices, depths, columns):
-        labels |= hit.astype(np.uint8) << number
+    for number, hit in _lesions_at(cohort, index, _across(slices), depths, columns):
+        labels |= (hit.reshape(-1, 3, *hit.shape[1:]).sum(axis=1) >= 2).astype(np.uint8) << number
     return labels
+
+
+def _across(slices: Int[np.ndarray, " d"]) -> Float[np.ndarray, " 3*d"]:
+    """Three positions across each slice."""
+    return (slices[:, None] + np.array([-1, 0, 1]) / 3).reshape(-1)
 
 
 def _lesions_at(

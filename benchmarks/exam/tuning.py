@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from sklearn.metrics import roc_auc_score
-from torch import Tensor, nn
+from torch import Tensor
 
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.metrics.bootstrap import Draws, Estimate
@@ -34,7 +34,6 @@ from .readings import choose_strength, logistic_scores
 from .results import Finding, LeftOut
 from .settings import LABELLED_PEOPLE, RESAMPLES
 from .tuning_loop import (
-    UPDATES,
     TuningTask,
     draw_people,
     tested_people,
@@ -42,6 +41,8 @@ from .tuning_loop import (
     training_recipe,
     tune_each_rate,
 )
+
+UPDATES, TEST_PEOPLE = 150, 400
 
 
 def logits(network: TunedNetwork, cohort: Cohort, volumes: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n lesions"]:
@@ -75,19 +76,19 @@ class LesionTask(TuningTask[Batch]):
 
     def losses(self, learner: Learner, batch: Batch, update: int, micro_batch: int) -> Iterator[Tensor]:
         has = self.cohort.lesions[[self.row_of[name] for name in batch.volume_ids]]
-        network = _network(learner.network)
+        network = _network(learner)
         outputs = torch.stack(network.head_outputs(network.encode_batch(batch)), dim=1)  # [b, lesions, 2]
         yield -outputs.gather(2, torch.from_numpy(has).long()[:, :, None]).mean()
 
     def validate(self, learners: Sequence[Learner]) -> list[float | None]:
         """1 - mean AUROC over lesions of the validation people."""
         has = self.cohort.lesions[self.val]
-        return [_missed(logits(_network(learner.network), self.cohort, self.val), has) for learner in learners]
+        return [_missed(logits(_network(learner), self.cohort, self.val), has) for learner in learners]
 
 
-def _network(network: nn.Module) -> TunedNetwork:
-    assert isinstance(network, TunedNetwork)
-    return network
+def _network(learner: Learner) -> TunedNetwork:
+    assert isinstance(learner.network, TunedNetwork)
+    return learner.network
 
 
 def _missed(scores: Float[np.ndarray, "n lesions"], has: Bool[np.ndarray, "n lesions"]) -> float | None:
@@ -103,7 +104,7 @@ def tuning(
     updates: int = UPDATES,
 ) -> Iterator[Finding | LeftOut]:
     """AUROC of each lesion, and their mean, on test people, of the network tuned on each number of labelled people."""
-    val, test = cohort.indices("val"), tested_people(cohort)
+    val, test = cohort.indices("val"), tested_people(cohort, TEST_PEOPLE)
 
     def scores(labelled: Int[np.ndarray, " n"], _: Sequence[int]) -> Float[np.ndarray, "m lesions"]:
         return logits(tune(cohort, encoder, labelled, val, seed, updates), cohort, test)
@@ -118,7 +119,7 @@ def frozen(
 
     `eye_lesion` draws people for each lesion, half of them with it, which are more people and easier ones.
     """
-    tested = x[tested_people(cohort)]
+    tested = x[tested_people(cohort, TEST_PEOPLE)]
 
     def scores(labelled: Int[np.ndarray, " n"], lesions: Sequence[int]) -> Float[np.ndarray, "m lesions"]:
         found = np.full((len(tested), len(LESIONS)), np.nan)
@@ -138,7 +139,7 @@ def _read(
     scores: Callable[[np.ndarray, Sequence[int]], Float[np.ndarray, "m lesions"]],
 ) -> Iterator[Finding | LeftOut]:
     """AUROC of each lesion, and their mean, by `scores(labelled people, lesions)` of those that are tested."""
-    train, test = cohort.indices("train"), tested_people(cohort)
+    train, test = cohort.indices("train"), tested_people(cohort, TEST_PEOPLE)
     people = cohort.people[test]
     draws = Draws(people.tolist(), RESAMPLES, 0)
     for count in counts:

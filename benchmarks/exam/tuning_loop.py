@@ -29,10 +29,9 @@ from octjepa.views.loader import TrainingDataset
 from .cohorts import Cohort
 from .settings import MIN_POSITIVES
 
-TEST_PEOPLE = 400  # the first of the test people
 RATES = (1e-4, 5e-4)  # of the encoder
 HEAD_RATE = 2e-3
-UPDATES, BATCH = 150, 8
+BATCH = 8
 MIN_LABELLED = 2  # labelled people with a lesion: with fewer its figure is left out
 _HEAD_SHARE = 1 / 3  # of the updates, in which the heads alone learn
 _TOKEN_SHARE = 3 / 8  # of the recipe's token budget that a training view has
@@ -76,14 +75,14 @@ def tune_each_rate(
     encoder: PretrainedEncoder,
     make: Callable[[PretrainedEncoder], nn.Module],
     seed: int,
-) -> nn.Module:
-    """The network of the learning rate that `task` validates best; `make` builds one above a copy of the encoder."""
+) -> Learner:
+    """That of the learning rate which `task` validates best; `make` builds a network above a copy of the encoder."""
     for rate in RATES:
         torch.manual_seed(seed)
         task.add_learner(make(PretrainedEncoder(copy.deepcopy(encoder.encoder), encoder.recipe, encoder.name)), rate)
     settings = LoopSettings("tune", task.updates, BATCH, {task.updates}, _CLIP_NORM, rates="RATES")
     train_supervised(task, task.learners, settings, Runtime("fp32"))
-    return min(task.learners, key=lambda one: np.inf if one.best_loss is None else one.best_loss).network
+    return min(task.learners, key=lambda one: np.inf if one.best_loss is None else one.best_loss)
 
 
 def training_recipe(recipe: Recipe, seed: int, updates: int) -> Recipe:
@@ -115,9 +114,9 @@ def draw_people(
     return candidates[chosen]
 
 
-def tested_people(cohort: Cohort) -> Int[np.ndarray, " m"]:
-    """The volumes that tuned networks are tested on."""
-    return cohort.indices("test")[:TEST_PEOPLE]
+def tested_people(cohort: Cohort, count: int) -> Int[np.ndarray, " m"]:
+    """The first `count` of the test people: their volumes."""
+    return cohort.indices("test")[:count]
 
 
 def too_few(cohort: Cohort, labelled: Int[np.ndarray, " n"], test: Int[np.ndarray, " m"], lesion: int) -> str | None:

@@ -1,9 +1,10 @@
 """Task 7 by Dice: lesions segmented by the whole network, tuned on few labelled people.
 
 Trained as `tuning_loop` says, on the people of `tuning`. The head is linear: from a token, and its depth in the grid,
-to each lesion at the voxels of its own patch, one for `COLUMNS` columns, so that what is found is the encoder's. The
-loss is binary cross-entropy plus MONAI's Dice. The threshold of each lesion is the one of the highest Dice on the
-validation people, and so is the learning rate; what no token covers counts as without a lesion.
+to each lesion at the voxels of its own patch, one for `COLUMNS` columns, so that what is found is the encoder's. Tokens
+are standardised by those of the labelled people before the training. The loss is binary cross-entropy plus MONAI's
+Dice. The threshold of each lesion is the one of the highest Dice on the validation people, and so is the learning rate;
+what no token covers counts as without a lesion.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from octjepa.tasks.segment.dice import dice
 from octjepa.tasks.segment.linear import patch_cells
 from octjepa.tasks.segment.windows import coarsen_columns
 from octjepa.train.learner import Learner
-from octjepa.views import geometry
+from octjepa.views.geometry import moved_view
 from octjepa.views.loader import Batch, LoadedSample, collate, training_batches
 from octjepa.views.sample import draw_sample, make_sample
 
@@ -41,10 +42,10 @@ from .tuning_loop import TuningTask, draw_people, tested_people, too_few, traini
 
 TASK = "tuning_segmentation"
 COUNTS = (30, 100)  # labelled people
-UPDATES, TEST_PEOPLE = 100, 200  # fewer than those of `tuning`, for the ten minutes that an exam may take
+UPDATES, TEST_PEOPLE = 100, 200  # fewer than in `tuning`, for the ten minutes that an exam may take
 THRESHOLDS = np.geomspace(1e-3, 0.9, 30)  # of the probability, one of which is chosen for each lesion
 _MIN_SHARE = 1e-4  # of a lesion's voxels, from which the head starts
-_BITS = np.arange(len(LESIONS))
+_BITS = np.arange(len(LESIONS), dtype=np.uint8)
 
 
 class SegmentedBatch(NamedTuple):
@@ -54,10 +55,34 @@ class SegmentedBatch(NamedTuple):
     lesions: Float[Tensor, "b k lesions cells"]
 
 
-class Segmenter(nn.Module):
-    """An encoder, and a linear head that starts from `shares`, how much of the labelled voxels each lesion is."""
+class LabelledEyes(NamedTuple):
+    """Volumes of a cohort, and the lesions in their centred views as bits."""
 
-    def __init__(self, pretrained: PretrainedEncoder, shares: Float[np.ndarray, " lesions"]) -> None:
+    volumes: Int[np.ndarray, " n"]
+    labels: list[UInt8[np.ndarray, "d h c"]]
+
+    @classmethod
+    def read(cls, cohort: Cohort, volumes: Int[np.ndarray, " n"]) -> LabelledEyes:
+        """One column of `COLUMNS`."""
+        at = cohort.store.preprocessing
+        return cls(volumes, [lesion_labels(cohort, one, at.margin, at.image_size, COLUMNS) for one in volumes])
+
+
+class Start(NamedTuple):
+    """What a head starts from: mean and spread of the labelled people's tokens, the share of their cells by lesion."""
+
+    mean: Float[Tensor, " dim"]
+    std: Float[Tensor, " dim"]
+    shares: Float[Tensor, " lesions"]
+
+
+class Segmenter(nn.Module):
+    """An encoder, and a linear head on its tokens."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, pretrained: PretrainedEncoder, start: Start) -> None:
         super().__init__()
         self.pretrained, self.encoder = pretrained, pretrained.encoder
         recipe = pretrained.recipe
@@ -65,9 +90,11 @@ class Segmenter(nn.Module):
         self.grid, self.cells = recipe.grid, p * q * (r // COLUMNS)
         self.linear = nn.Linear(pretrained.dim, len(LESIONS) * self.cells)
         self.depth = nn.Embedding(recipe.grid[1], len(LESIONS) * self.cells)
-        start = torch.from_numpy(np.maximum(shares, _MIN_SHARE)).float().logit().repeat_interleave(self.cells)
-        for parameter, value in ((self.linear.weight, 0.0), (self.depth.weight, 0.0), (self.linear.bias, start)):
-            parameter.data[:] = value
+        self.register_buffer("mean", start.mean)
+        self.register_buffer("std", start.std)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.depth.weight)
+        self.linear.bias.data = start.shares.clamp(_MIN_SHARE, 0.5).logit().repeat_interleave(self.cells)
 
     def forward(
         self,
@@ -81,28 +108,20 @@ class Segmenter(nn.Module):
     def logits(self, features: Float[Tensor, "*b dim"], index: Int[Tensor, "*b"]) -> Float[Tensor, "*b lesions cells"]:
         """From the features of tokens."""
         _, height, width = self.grid
-        found = self.linear(features) + self.depth(index // width % height)
+        found = self.linear((features - self.mean) / self.std) + self.depth(index // width % height)
         return found.unflatten(-1, (len(LESIONS), self.cells))
 
 
 class SegmentationTask(TuningTask[SegmentedBatch]):
     """Networks that segment lesions in training views of the labelled people."""
 
-    def __init__(
-        self,
-        cohort: Cohort,
-        labelled: Int[np.ndarray, " n"],
-        val: Int[np.ndarray, " m"],
-        encoder: PretrainedEncoder,
-        seed: int,
-        updates: int,
-    ) -> None:
-        super().__init__(cohort, labelled, training_recipe(encoder.recipe, seed, updates), updates)
-        preprocessing = cohort.store.preprocessing
-        whole = {cohort.ids[one]: lesion_labels(cohort, one, (0, 0, 0), preprocessing.stored_size) for one in labelled}
-        self.shares = np.mean([bits(labels).mean(axis=(0, 1, 2)) for labels in whole.values()], axis=0)
+    def __init__(self, cohort: Cohort, labelled: Int[np.ndarray, " n"], val: LabelledEyes, recipe: Recipe) -> None:
+        super().__init__(cohort, labelled, recipe, recipe.train.max_updates)
+        size = cohort.store.preprocessing.stored_size
+        whole = {cohort.ids[one]: lesion_labels(cohort, one, (0, 0, 0), size) for one in labelled}
         self.stream.make = partial(_sample_with_lesions, labels=whole)
-        self.val, self.truth = val, labels_of(cohort, val)
+        self.val = val
+        self.counts: dict[str, np.ndarray] = {}  # `counts_of` the validation people, by the learner's name
         self.dice_loss = monai("losses").DiceLoss(sigmoid=True, batch=True)
 
     def batches(self, start: int) -> Iterator[SegmentedBatch]:
@@ -110,33 +129,39 @@ class SegmentationTask(TuningTask[SegmentedBatch]):
 
     def losses(self, learner: Learner, batch: SegmentedBatch, update: int, micro_batch: int) -> Iterator[Tensor]:
         views = batch.views
-        logits = _network(learner.network)(views.context_view, views.positions, views.grid_index).flatten(0, 1)
+        logits = _network(learner)(views.context_view, views.positions, views.grid_index).flatten(0, 1)
         true = batch.lesions.flatten(0, 1)  # [b*k, lesions, cells]
         yield F.binary_cross_entropy_with_logits(logits, true) + self.dice_loss(logits, true)
 
     def validate(self, learners: Sequence[Learner]) -> list[float | None]:
-        """1 - mean Dice over lesions of the validation people, each at its best threshold."""
-        counts = [counts_of(_network(one.network), self.cohort, self.val, self.truth) for one in learners]
-        return [1 - float(np.nanmean(dice_by_threshold(one).max(axis=0))) for one in counts]
+        """1 - mean Dice of the validation people over the lesions that they have, each at its best threshold."""
+        losses: list[float | None] = []
+        for learner in learners:
+            counts = self.counts[learner.name] = counts_of(_network(learner), self.cohort, self.val)
+            there = counts[:, 0, :, 2].any(axis=0)
+            best = np.nan_to_num(dice_by_threshold(counts)).max(axis=0)
+            losses.append(1 - float(best[there].mean()) if there.any() else None)
+        return losses
 
 
-def _network(network: nn.Module) -> Segmenter:
-    assert isinstance(network, Segmenter)
-    return network
+def _network(learner: Learner) -> Segmenter:
+    assert isinstance(learner.network, Segmenter)
+    return learner.network
 
 
 def bits(labels: UInt8[np.ndarray, "..."]) -> np.ndarray:
     """Lesions as a last axis, from their bits."""
-    found: np.ndarray = (labels[..., None] >> _BITS.astype(np.uint8)) & 1
+    found: np.ndarray = (labels[..., None] >> _BITS) & 1
     return found
 
 
 def _sample_with_lesions(
     volume: CanonicalVolume, recipe: Recipe, visit: int, labels: dict[str, np.ndarray]
 ) -> tuple[Any, np.ndarray]:
-    sample = make_sample(volume, recipe, visit)
-    transform = draw_sample(volume, recipe, visit).transform
-    view = geometry.moved_view(labels[volume.volume_id], transform, recipe.preprocessing.image_size)
+    sample, transform = make_sample(volume, recipe, visit), draw_sample(volume, recipe, visit).transform
+    if not transform.moves_whole_voxels:
+        raise ValueError("labels move by whole voxels alone: the views may not be rotated or zoomed")
+    view = moved_view(labels[volume.volume_id], transform, recipe.preprocessing.image_size)
     return sample, patch_cells(coarsen_columns(view, COLUMNS), recipe.grid, sample.grid_index)
 
 
@@ -146,24 +171,26 @@ def _collate(items: Sequence[LoadedSample]) -> SegmentedBatch:
     return SegmentedBatch(views, torch.from_numpy(np.moveaxis(bits(cells), -1, -2).astype(np.float32)))
 
 
-def labels_of(cohort: Cohort, volumes: Int[np.ndarray, " n"]) -> list[UInt8[np.ndarray, "d h c"]]:
-    """Of the centred views."""
-    preprocessing = cohort.store.preprocessing
-    return [lesion_labels(cohort, one, preprocessing.margin, preprocessing.image_size, COLUMNS) for one in volumes]
+def start_of(encoder: PretrainedEncoder, cohort: Cohort, eyes: LabelledEyes) -> Start:
+    """From all tokens of the labelled eyes."""
+    features, shares = [], []
+    for volume, labels in zip(*eyes, strict=True):
+        (tokens,) = encoder.encode_volumes([cohort.store.read(cohort.ids[volume])])
+        features.append(tokens.features)
+        shares.append(bits(patch_cells(labels, tokens.grid, tokens.grid_index)).mean(axis=1))
+    x, share = (torch.from_numpy(np.concatenate(part)).float() for part in (features, shares))
+    return Start(x.mean(dim=0), x.std(dim=0).clamp_min(1e-6), share.mean(dim=0))
 
 
 @torch.no_grad()
-def counts_of(
-    network: Segmenter, cohort: Cohort, volumes: Int[np.ndarray, " n"], truth: Sequence[UInt8[np.ndarray, "d h c"]]
-) -> Float[np.ndarray, "n thresholds lesions 3"]:
+def counts_of(network: Segmenter, cohort: Cohort, eyes: LabelledEyes) -> Float[np.ndarray, "n thresholds lesions 3"]:
     """(both, found, true) voxels of each volume and lesion at each of `THRESHOLDS`."""
     network.eval()
     cuts = torch.from_numpy(np.log(THRESHOLDS / (1 - THRESHOLDS)).astype(np.float32))
-    found = np.zeros((len(volumes), len(cuts), len(LESIONS), 3))
-    for number, (volume, labels) in enumerate(zip(volumes, truth, strict=True)):
+    found = np.zeros((len(eyes.volumes), len(cuts), len(LESIONS), 3))
+    for number, (volume, labels) in enumerate(zip(*eyes, strict=True)):
         (tokens,) = network.pretrained.encode_volumes([cohort.store.read(cohort.ids[volume])])
-        index = torch.from_numpy(tokens.grid_index)
-        logits = network.logits(torch.from_numpy(tokens.features), index)  # [k, lesions, cells]
+        logits = network.logits(torch.from_numpy(tokens.features), torch.from_numpy(tokens.grid_index))
         above = torch.bucketize(logits, cuts, right=True).numpy()  # how many thresholds a voxel reaches
         true = bits(patch_cells(labels, tokens.grid, tokens.grid_index)).transpose(0, 2, 1).astype(bool)
         found[number, :, :, 2] = bits(labels).sum(axis=(0, 1, 2))
@@ -177,7 +204,7 @@ def counts_of(
 
 
 def dice_by_threshold(counts: Float[np.ndarray, "n thresholds lesions 3"]) -> Float[np.ndarray, "thresholds lesions"]:
-    """Over all volumes together."""
+    """Over all volumes together; NaN where a lesion is neither there nor found."""
     return np.stack([dice(counts[:, number])[:, 0] for number in range(counts.shape[1])])
 
 
@@ -189,28 +216,30 @@ def tuning_segmentation(
     updates: int = UPDATES,
 ) -> Iterator[Finding | LeftOut]:
     """Dice of each lesion, and their mean, on test people, of the network tuned on each number of labelled people."""
-    train, val, test = cohort.indices("train"), cohort.indices("val"), tested_people(cohort)[:TEST_PEOPLE]
-    draws = Draws(cohort.people[test].tolist(), RESAMPLES, 0)
-    tested = labels_of(cohort, test)
+    train, val = cohort.indices("train"), LabelledEyes.read(cohort, cohort.indices("val"))
+    test = LabelledEyes.read(cohort, tested_people(cohort, TEST_PEOPLE))
+    people = cohort.people[test.volumes].tolist()
+    draws = Draws(people, RESAMPLES, 0)
     for count in counts:
         labelled = draw_people(train, cohort.lesions[train], count, seed)
         if len(labelled) < count:
             yield LeftOut(TASK, "dice", count, f"there are {len(labelled)} training people, {count} are needed")
             continue
-        task = SegmentationTask(cohort, labelled, val, encoder, seed, updates)
-        network = _network(tune_each_rate(task, encoder, partial(Segmenter, shares=task.shares), seed))
-        best = np.nan_to_num(dice_by_threshold(counts_of(network, cohort, val, task.truth))).argmax(axis=0)
-        found = counts_of(network, cohort, test, tested)
+        reasons = [too_few(cohort, labelled, test.volumes, lesion) for lesion in range(len(LESIONS))]
         parts: dict[str, Estimate] = {}
-        for lesion, name in enumerate(LESIONS):
-            reason = too_few(cohort, labelled, test, lesion)
+        if None in reasons:
+            task = SegmentationTask(cohort, labelled, val, training_recipe(encoder.recipe, seed, updates))
+            start = start_of(encoder, cohort, LabelledEyes.read(cohort, labelled))
+            learner = tune_each_rate(task, encoder, partial(Segmenter, start=start), seed)
+            best = np.nan_to_num(dice_by_threshold(task.counts[learner.name])).argmax(axis=0)
+            found = counts_of(_network(learner), cohort, test)
+        for lesion, (name, reason) in enumerate(zip(LESIONS, reasons, strict=True)):
             if reason is not None:
                 yield LeftOut(TASK, f"dice_{name}", count, reason)
                 continue
-            of_lesion = found[:, best[lesion], lesion]
-            parts[name] = draws.estimate(partial(_dice_of, of_lesion), cohort.people[test].tolist(), name)
+            parts[name] = draws.estimate(partial(_dice_of, found[:, best[lesion], lesion]), people, name)
             yield Finding(TASK, f"dice_{name}", count, parts[name])
-        yield lesions_mean(TASK, "dice", count, parts, len(test))
+        yield lesions_mean(TASK, "dice", count, parts, len(people))
 
 
 def _dice_of(counts: Float[np.ndarray, "n 3"], weights: Float[np.ndarray, "n r"]) -> Float[np.ndarray, " r"]:
