@@ -96,7 +96,8 @@ foundation model.
 
 On people that it has not seen, frozen but for {" and ".join(f"`{task}`" for task in TUNED)},
 with so many labelled eyes or people (docs/exam says what each figure is; whole eyes by `{EYES}`,
-`eye_lesion_centered` and `severity` by `{CENTERED}`, `same_eye` by `{SAME_EYE}`; 95 % interval over people, of the two real eyes over their B-scans):
+`eye_lesion_centered` and `severity` by `{CENTERED}`, `same_eye` by `{SAME_EYE}`;
+95 % interval over people, of the two real eyes over their B-scans):
 
 {table(["task", "figure", "labelled", *rows], lines)}
 """
