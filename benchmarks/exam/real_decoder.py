@@ -1,8 +1,8 @@
 """Task 8 by a decoder: fluid in real eyes by convolutions over tokens and voxels, learned from one eye.
 
-The decoder is that of `octjepa segment` with the settings of `segment_decoder`, the encoder frozen. It is trained on
-the moved copies of one eye that the linear head learns from, without validation, and calls fluid what it gives half or
-more of the probability. The row `intensity` is the same decoder without tokens.
+The decoder is that of `octjepa segment` with the settings of `segment_decoder`, but for fewer updates, the encoder
+frozen. It is trained on the moved copies of one eye that the linear head learns from, without validation, and calls
+fluid what it gives half or more of the probability. The row `intensity` is the same decoder without tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .real_tasks import SHIFTS, Segment, Segmentation, fluid, on_real_eyes
 from .results import Finding, LeftOut
 from .truth import COLUMNS
 
-# 400 updates until 2026-11-26, for the ten minutes that an exam may take; both ways take less than the U-Net had
+# 400 updates until 2026-11-26; fewer for the ten minutes that an exam may take (lab/LOG.md)
 SETTINGS = DecoderRecipe(width=8, updates=150, batch=2, lr=3e-3, encoder_decay=None)
 _CLASSES = 2  # background, fluid
 
