@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import yaml
 from benchmarks.exam import training
-from benchmarks.exam.cohorts import Cohort, make_cohorts, pretraining_cohort
+from benchmarks.exam.cohorts import Cohort, make_cohorts, phantom_store
 from benchmarks.exam.lesion_tasks import TokenTruth, token_lesion
 from benchmarks.exam.page import LEFT_OUT, table
 from benchmarks.exam.reading import projected_eyes
@@ -108,9 +108,7 @@ def main() -> None:
             plan = plans[choice]
             if _has(given.out, choice, seed):
                 continue
-            learned = pretraining_cohort(plan.recipe(seed))
-            folder = make_cohorts(given.work, EXAM, (learned,))
-            run = training.train(given.work, plan, seed, folder / learned / "store")
+            run = training.train(given.work, plan, seed, phantom_store(given.work, EXAM, plan.recipe(seed)))
             encoder = load_encoder(str(run / "run"))
             twin = _twin_name(plan, seed)
             if not _has(given.out, twin, seed):

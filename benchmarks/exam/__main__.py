@@ -24,7 +24,7 @@ from octjepa.phantom import DECOYS
 from octjepa.store import Store
 
 from . import ceiling, real_tasks, training
-from .cohorts import EXAMINED, PRETRAINING, Cohort, make_cohorts, pretraining_cohort, signature
+from .cohorts import EXAMINED, PRETRAINING, Cohort, make_cohorts, phantom_store, signature
 from .openings import close_seal, code, open_seal
 from .page import row_names, write_page, write_sealed_page
 from .reading import Exam
@@ -201,8 +201,7 @@ def _train(work: Path, settings: Settings, plan: training.Plan, seed: int) -> Pa
         if absent is not None:
             raise UsageError(f"{plan.name} learns from real eyes: {absent}")
         return training.train(work, plan, seed, pretraining_store(work, data, plan.recipe(seed).preprocessing))
-    cohort = pretraining_cohort(plan.recipe(seed))
-    return training.train(work, plan, seed, make_cohorts(work, settings, (cohort,)) / cohort / "store")
+    return training.train(work, plan, seed, phantom_store(work, settings, plan.recipe(seed)))
 
 
 def _ceilings(exam: Exam, work: Path, settings: Settings, about: dict[str, Any]) -> None:
@@ -232,7 +231,7 @@ def _unet(exam: Exam, work: Path, settings: Settings, about: dict[str, Any]) -> 
     if exam.results.has(row, "real_fluid"):
         return
     plan = training.read_plans()[0]
-    store = Store.open(make_cohorts(work, settings, (PRETRAINING,)) / PRETRAINING / "store")
+    store = Store.open(phantom_store(work, settings, plan.recipe(0)))
     seconds = training.cpu_seconds(work / "seconds_per_update.json", plan, store)
     found = real_tasks.read_unet(exam.folder, plan.recipe(0), seconds, 0)
     exam.results.add(row, "real_fluid", found, {**about, "cpu_seconds": round(seconds), "seconds_of": plan.name})

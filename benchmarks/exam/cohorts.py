@@ -109,9 +109,13 @@ class Cohort:
         return int(entry["native_d"]) - 1 - frame if "frames_reversed" in str(entry["notes"]) else frame
 
 
-def pretraining_cohort(recipe: Recipe) -> str:
-    """The name of the phantoms that a run learns from: those with halves of B-scans where its views are of halves."""
-    return DENSE if recipe.views.halves else PRETRAINING
+def phantom_store(work: Path, settings: Settings, recipe: Recipe) -> Path:
+    """What a run learns from: phantoms stored with halves of B-scans where its views are of halves.
+
+    Raises what `make_cohorts` raises.
+    """
+    name = DENSE if recipe.views.halves else PRETRAINING
+    return make_cohorts(work, settings, (name,)) / name / "store"
 
 
 def signature(folder: Path, names: Sequence[str]) -> Signature:

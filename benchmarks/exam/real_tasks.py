@@ -65,9 +65,6 @@ def fluid(eyes: Sequence[RealEye], segment: Segment, task: str = "real_fluid") -
     scans = [[f"{second.name} {number}" for number in range(BSCANS)] for _, second in ways]
     draws = Draws([scan for way in scans for scan in way], RESAMPLES, 0)
 
-    def dice_of(counts: np.ndarray, weights: Float[np.ndarray, "n r"]) -> Float[np.ndarray, " r"]:
-        return dice(counts[:, None], weights)[0]
-
     both = np.concatenate([counts for counts, _ in found])
     together = draws.estimate(partial(dice_of, both), [scan for way in scans for scan in way], "fluid")
     yield Finding(task, "dice", LABELLED, together)
@@ -77,6 +74,11 @@ def fluid(eyes: Sequence[RealEye], segment: Segment, task: str = "real_fluid") -
         precision.append(draws.estimate(partial(precision_of_ranks, ranks), of_way, name))
         yield Finding(task, f"ap_{name}", LABELLED, precision[-1])
     yield Finding(task, "ap", LABELLED, mean_estimate(precision, 2 * BSCANS))
+
+
+def dice_of(counts: Float[np.ndarray, "n 3"], weights: Float[np.ndarray, "n r"]) -> Float[np.ndarray, " r"]:
+    """Dice of (both, found, true) voxels of n scans together, at each column of their weights."""
+    return dice(counts[:, None], weights)[0]
 
 
 def _counts(eye: RealEye, found: Segmentation) -> tuple[Float[np.ndarray, "scans 3"], Float[np.ndarray, "2 scans k"]]:

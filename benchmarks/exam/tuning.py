@@ -24,23 +24,17 @@ from torch import Tensor
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.metrics.bootstrap import Draws, Estimate
 from octjepa.phantom import LESIONS
+from octjepa.recipe import Recipe
 from octjepa.tasks.finetune.network import TunedNetwork
 from octjepa.train.learner import Learner
 from octjepa.views.loader import Batch, training_batches
 
 from .cohorts import Cohort
-from .lesion_tasks import auroc, lesions_mean
+from .lesion_tasks import auroc
 from .readings import choose_strength, logistic_scores
 from .results import Finding, LeftOut
-from .settings import LABELLED_PEOPLE, RESAMPLES
-from .tuning_loop import (
-    TuningTask,
-    draw_people,
-    tested_people,
-    too_few,
-    training_recipe,
-    tune_each_rate,
-)
+from .settings import LABELLED_PEOPLE
+from .tuning_loop import TuningTask, read_lesions, tested_people, training_recipe, tune_each_rate
 
 UPDATES, TEST_PEOPLE = 150, 400
 
@@ -64,11 +58,9 @@ class LesionTask(TuningTask[Batch]):
         cohort: Cohort,
         labelled: Int[np.ndarray, " n"],
         val: Int[np.ndarray, " m"],
-        encoder: PretrainedEncoder,
-        seed: int,
-        updates: int,
+        recipe: Recipe,
     ) -> None:
-        super().__init__(cohort, labelled, training_recipe(encoder.recipe, seed, updates), updates)
+        super().__init__(cohort, labelled, recipe)
         self.val, self.row_of = val, {name: number for number, name in enumerate(cohort.ids)}
 
     def batches(self, start: int) -> Iterator[Batch]:
@@ -109,7 +101,7 @@ def tuning(
     def scores(labelled: Int[np.ndarray, " n"], _: Sequence[int]) -> Float[np.ndarray, "m lesions"]:
         return logits(tune(cohort, encoder, labelled, val, seed, updates), cohort, test)
 
-    yield from _read("tuning", cohort, seed, counts, scores)
+    return _read("tuning", cohort, seed, counts, scores)
 
 
 def frozen(
@@ -128,7 +120,7 @@ def frozen(
             found[:, number] = logistic_scores(x[labelled], has, tested, choose_strength(x[labelled], has))
         return found
 
-    yield from _read("frozen", cohort, seed, counts, scores)
+    return _read("frozen", cohort, seed, counts, scores)
 
 
 def _read(
@@ -139,29 +131,15 @@ def _read(
     scores: Callable[[np.ndarray, Sequence[int]], Float[np.ndarray, "m lesions"]],
 ) -> Iterator[Finding | LeftOut]:
     """AUROC of each lesion, and their mean, by `scores(labelled people, lesions)` of those that are tested."""
-    train, test = cohort.indices("train"), tested_people(cohort, TEST_PEOPLE)
+    test = tested_people(cohort, TEST_PEOPLE)
     people = cohort.people[test]
-    draws = Draws(people.tolist(), RESAMPLES, 0)
-    for count in counts:
-        labelled = draw_people(train, cohort.lesions[train], count, seed)
-        if len(labelled) < count:
-            yield LeftOut(task, "auroc", count, f"there are {len(labelled)} training people, {count} are needed")
-            continue
-        measured: list[int] = []
-        for number, name in enumerate(LESIONS):
-            reason = too_few(cohort, labelled, test, number)
-            if reason is not None:
-                yield LeftOut(task, f"auroc_{name}", count, reason)
-            else:
-                measured.append(number)
-        parts: dict[str, Estimate] = {}
-        if measured:
-            found = scores(labelled, measured)
-        for number in measured:
-            name = LESIONS[number]
-            parts[name] = auroc(cohort.lesions[test, number], [found[:, number]], draws, people, name)
-            yield Finding(task, f"auroc_{name}", count, parts[name])
-        yield lesions_mean(task, "auroc", count, parts, len(test))
+
+    def estimates(labelled: Int[np.ndarray, " n"], lesions: Sequence[int], draws: Draws) -> Iterator[Estimate]:
+        found = scores(labelled, lesions)
+        for number in lesions:
+            yield auroc(cohort.lesions[test, number], [found[:, number]], draws, people, LESIONS[number])
+
+    return read_lesions(task, "auroc", cohort, test, seed, counts, estimates)
 
 
 def tune(
@@ -184,4 +162,5 @@ def tune(
         found.set_scale(scale)
         return found
 
-    return _network(tune_each_rate(LesionTask(cohort, labelled, val, encoder, seed, updates), encoder, scaled, seed))
+    task = LesionTask(cohort, labelled, val, training_recipe(encoder.recipe, seed, updates))
+    return _network(tune_each_rate(task, encoder, scaled, seed))

@@ -1,4 +1,4 @@
-"""What both readings of task 7 share: who is labelled, the training views, and how a network is tuned.
+"""What both readings of task 7 share: who is labelled, the training views, how a network is tuned, and its figures.
 
 Networks are trained alike: the same people, augmented views, updates and two learning rates of the encoder, of which
 validation people choose one. For the first third of the updates the heads alone learn (LP-FT, Kumar et al. 2022). A
@@ -8,7 +8,7 @@ training view holds 3/8 of the recipe's token budget, drawn anew (PatchDropout, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import cycle
 from typing import Any, TypeVar
 
@@ -20,6 +20,8 @@ from torch import nn
 from octjepa import keys
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.distributed.runtime import Runtime
+from octjepa.metrics.bootstrap import Draws, Estimate
+from octjepa.phantom import LESIONS
 from octjepa.recipe import Recipe, TrainRecipe, ViewRecipe
 from octjepa.train.learner import Learner, adamw
 from octjepa.train.optimizer import learning_rate
@@ -27,7 +29,9 @@ from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervi
 from octjepa.views.loader import TrainingDataset
 
 from .cohorts import Cohort
-from .settings import MIN_POSITIVES
+from .lesion_tasks import lesions_mean
+from .results import Finding, LeftOut
+from .settings import MIN_POSITIVES, RESAMPLES
 
 RATES = (1e-4, 5e-4)  # of the encoder
 HEAD_RATE = 2e-3
@@ -42,8 +46,8 @@ B = TypeVar("B")
 class TuningTask(SupervisedTask[B]):
     """Training of several networks, of one learning rate each, on the same views of the labelled volumes."""
 
-    def __init__(self, cohort: Cohort, labelled: Int[np.ndarray, " n"], recipe: Recipe, updates: int) -> None:
-        self.cohort, self.updates = cohort, updates
+    def __init__(self, cohort: Cohort, labelled: Int[np.ndarray, " n"], recipe: Recipe) -> None:
+        self.cohort, self.updates = cohort, recipe.train.max_updates
         self.stream = TrainingDataset(cohort.store, recipe, [cohort.ids[one] for one in labelled])
         self.learners: list[Learner] = []
 
@@ -119,7 +123,40 @@ def tested_people(cohort: Cohort, count: int) -> Int[np.ndarray, " m"]:
     return cohort.indices("test")[:count]
 
 
-def too_few(cohort: Cohort, labelled: Int[np.ndarray, " n"], test: Int[np.ndarray, " m"], lesion: int) -> str | None:
+def read_lesions(
+    task: str,
+    metric: str,
+    cohort: Cohort,
+    test: Int[np.ndarray, " m"],
+    seed: int,
+    counts: Sequence[int],
+    estimates: Callable[[Int[np.ndarray, " n"], Sequence[int], Draws], Iterable[Estimate]],
+) -> Iterator[Finding | LeftOut]:
+    """A figure of each lesion on the volumes `test`, and their mean, learned from each number of labelled people.
+
+    `estimates(labelled people, numbers of the lesions, draws of the tested people)` gives them in that order.
+    """
+    train, draws = cohort.indices("train"), Draws(cohort.people[test].tolist(), RESAMPLES, 0)
+    for count in counts:
+        labelled = draw_people(train, cohort.lesions[train], count, seed)
+        if len(labelled) < count:
+            yield LeftOut(task, metric, count, f"there are {len(labelled)} training people, {count} are needed")
+            continue
+        measured: list[int] = []
+        for number, name in enumerate(LESIONS):
+            reason = _too_few(cohort, labelled, test, number)
+            if reason is not None:
+                yield LeftOut(task, f"{metric}_{name}", count, reason)
+            else:
+                measured.append(number)
+        names = [LESIONS[number] for number in measured]
+        found = estimates(labelled, measured, draws) if measured else ()
+        parts = dict(zip(names, found, strict=True))
+        yield from (Finding(task, f"{metric}_{name}", count, one) for name, one in parts.items())
+        yield lesions_mean(task, metric, count, parts, len(test))
+
+
+def _too_few(cohort: Cohort, labelled: Int[np.ndarray, " n"], test: Int[np.ndarray, " m"], lesion: int) -> str | None:
     """Why a lesion is left out, where too few of the labelled or the tested have it."""
     known, positives = (int(cohort.lesions[some, lesion].sum()) for some in (labelled, test))
     if known >= MIN_LABELLED and positives >= MIN_POSITIVES:

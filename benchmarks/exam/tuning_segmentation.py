@@ -31,16 +31,14 @@ from octjepa.tasks.segment.windows import coarsen_columns
 from octjepa.train.learner import Learner
 from octjepa.views.geometry import moved_view
 from octjepa.views.loader import Batch, LoadedSample, collate, training_batches
-from octjepa.views.sample import draw_sample, make_sample
+from octjepa.views.sample import make_sample, view_transform
 
 from .cohorts import Cohort
-from .lesion_tasks import lesions_mean
+from .real_tasks import dice_of
 from .results import Finding, LeftOut
-from .settings import RESAMPLES
 from .truth import COLUMNS, lesion_labels
-from .tuning_loop import TuningTask, draw_people, tested_people, too_few, training_recipe, tune_each_rate
+from .tuning_loop import TuningTask, read_lesions, tested_people, training_recipe, tune_each_rate
 
-TASK = "tuning_segmentation"
 COUNTS = (30, 100)  # labelled people
 UPDATES, TEST_PEOPLE = 100, 200  # fewer than in `tuning`, for the ten minutes that an exam may take
 THRESHOLDS = np.geomspace(1e-3, 0.9, 30)  # of the probability, one of which is chosen for each lesion
@@ -116,7 +114,7 @@ class SegmentationTask(TuningTask[SegmentedBatch]):
     """Networks that segment lesions in training views of the labelled people."""
 
     def __init__(self, cohort: Cohort, labelled: Int[np.ndarray, " n"], val: LabelledEyes, recipe: Recipe) -> None:
-        super().__init__(cohort, labelled, recipe, recipe.train.max_updates)
+        super().__init__(cohort, labelled, recipe)
         size = cohort.store.preprocessing.stored_size
         whole = {cohort.ids[one]: lesion_labels(cohort, one, (0, 0, 0), size) for one in labelled}
         self.stream.make = partial(_sample_with_lesions, labels=whole)
@@ -158,7 +156,7 @@ def bits(labels: UInt8[np.ndarray, "..."]) -> np.ndarray:
 def _sample_with_lesions(
     volume: CanonicalVolume, recipe: Recipe, visit: int, labels: dict[str, np.ndarray]
 ) -> tuple[Any, np.ndarray]:
-    sample, transform = make_sample(volume, recipe, visit), draw_sample(volume, recipe, visit).transform
+    sample, transform = make_sample(volume, recipe, visit), view_transform(volume, recipe, visit)
     if not transform.moves_whole_voxels:
         raise ValueError("labels move by whole voxels alone: the views may not be rotated or zoomed")
     view = moved_view(labels[volume.volume_id], transform, recipe.preprocessing.image_size)
@@ -216,31 +214,18 @@ def tuning_segmentation(
     updates: int = UPDATES,
 ) -> Iterator[Finding | LeftOut]:
     """Dice of each lesion, and their mean, on test people, of the network tuned on each number of labelled people."""
-    train, val = cohort.indices("train"), LabelledEyes.read(cohort, cohort.indices("val"))
+    val = LabelledEyes.read(cohort, cohort.indices("val"))
     test = LabelledEyes.read(cohort, tested_people(cohort, TEST_PEOPLE))
     people = cohort.people[test.volumes].tolist()
-    draws = Draws(people, RESAMPLES, 0)
-    for count in counts:
-        labelled = draw_people(train, cohort.lesions[train], count, seed)
-        if len(labelled) < count:
-            yield LeftOut(TASK, "dice", count, f"there are {len(labelled)} training people, {count} are needed")
-            continue
-        reasons = [too_few(cohort, labelled, test.volumes, lesion) for lesion in range(len(LESIONS))]
-        parts: dict[str, Estimate] = {}
-        if None in reasons:
-            task = SegmentationTask(cohort, labelled, val, training_recipe(encoder.recipe, seed, updates))
-            start = start_of(encoder, cohort, LabelledEyes.read(cohort, labelled))
-            learner = tune_each_rate(task, encoder, partial(Segmenter, start=start), seed)
-            best = np.nan_to_num(dice_by_threshold(task.counts[learner.name])).argmax(axis=0)
-            found = counts_of(_network(learner), cohort, test)
-        for lesion, (name, reason) in enumerate(zip(LESIONS, reasons, strict=True)):
-            if reason is not None:
-                yield LeftOut(TASK, f"dice_{name}", count, reason)
-                continue
-            parts[name] = draws.estimate(partial(_dice_of, found[:, best[lesion], lesion]), people, name)
-            yield Finding(TASK, f"dice_{name}", count, parts[name])
-        yield lesions_mean(TASK, "dice", count, parts, len(people))
 
+    def estimates(labelled: Int[np.ndarray, " n"], lesions: Sequence[int], draws: Draws) -> Iterator[Estimate]:
+        task = SegmentationTask(cohort, labelled, val, training_recipe(encoder.recipe, seed, updates))
+        start = start_of(encoder, cohort, LabelledEyes.read(cohort, labelled))
+        learner = tune_each_rate(task, encoder, partial(Segmenter, start=start), seed)
+        best = np.nan_to_num(dice_by_threshold(task.counts[learner.name])).argmax(axis=0)
+        found = counts_of(_network(learner), cohort, test)
+        for lesion in lesions:
+            statistic = partial(dice_of, found[:, best[lesion], lesion])
+            yield draws.estimate(statistic, people, LESIONS[lesion])
 
-def _dice_of(counts: Float[np.ndarray, "n 3"], weights: Float[np.ndarray, "n r"]) -> Float[np.ndarray, " r"]:
-    return dice(counts[:, None], weights)[0]
+    return read_lesions("tuning_segmentation", "dice", cohort, test.volumes, seed, counts, estimates)

@@ -31,7 +31,7 @@ from octjepa.recipe import Recipe
 from octjepa.tasks.segment.linear import patch_cells
 from octjepa.views.intensity import lookup_table
 from octjepa.views.loader import LoadedSample
-from octjepa.views.sample import draw_sample
+from octjepa.views.sample import view_transform
 from synthetic import MemoryStore, small_recipe
 
 RECIPE = small_recipe(model={"width": 32, "depth": 1, "heads": 2})
@@ -171,7 +171,7 @@ def test_each_lesion_moves_with_the_view_that_is_cropped_and_mirrored(flip_fast:
             expected = torch.from_numpy(np.isclose(voxels, table[100 + 20 * int(lesion)]))
             assert torch.equal(batch.lesions[0, :, int(lesion)].bool(), expected)
         seen += batch.lesions.sum(dim=(0, 1, 3))
-        transform = draw_sample(volume, recipe, visit).transform
+        transform = view_transform(volume, recipe, visit)
         mirrored.add((transform.flip_slow, transform.flip_fast))
     assert seen.all()
     assert mirrored == {(False, bool(flip_fast)), (True, bool(flip_fast))}

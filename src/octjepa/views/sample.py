@@ -66,9 +66,7 @@ def make_view(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> Flo
     For networks that take images instead of tokens. The draws are those of `make_sample`'s context view. Gain, gamma
     and speckle are applied about the tissue's mean, which stays.
     """
-    transform = geometry.sample_transform(
-        recipe.preprocessing, recipe.views, _generator(volume, recipe, epoch, "geometry")
-    )
+    transform = view_transform(volume, recipe, epoch)
     view = geometry.apply_transform(volume.pixels, transform, recipe.preprocessing.image_size)
     augmentation, _ = _augmentations(recipe, epoch, _generator(volume, recipe, epoch, "light"))
     if augmentation == intensity.IntensityAugmentation():
@@ -87,6 +85,12 @@ def draw_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> D
     return _draw(volume, recipe, epoch, 0)[0]
 
 
+def view_transform(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> geometry.ViewTransform:
+    """Crop, flips, rotation and zoom of the sample of `volume` in `epoch`, or (None) of its validation sample."""
+    rng = _generator(volume, recipe, epoch, "geometry")
+    return geometry.sample_transform(recipe.preprocessing, recipe.views, rng)
+
+
 def _generator(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, purpose: str) -> np.random.Generator:
     stage = "fixed" if epoch is None else epoch
     return keys.generator(recipe.train.seed, purpose, stage, volume.volume_id)
@@ -98,7 +102,7 @@ def _draw(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, background
     def rng(purpose: str) -> np.random.Generator:
         return _generator(volume, recipe, epoch, purpose)
 
-    transform = geometry.sample_transform(recipe.preprocessing, recipe.views, rng("geometry"))
+    transform = view_transform(volume, recipe, epoch)
     view, index, share = select_tokens(volume, recipe, transform, rng("tokens"), background)
     augmentations = _augmentations(recipe, epoch, rng("light"))  # purposes are part of every draw: never rename them
     grid_positions = np.stack(np.unravel_index(index, recipe.grid), axis=-1)  # [k, 3]
@@ -116,9 +120,7 @@ def _draw(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, background
 
 def sample_layers(volume: CanonicalVolume, recipe: Recipe) -> Int[np.ndarray, " grid"]:
     """Which of `tokens.LAYERS` each patch of `make_sample`'s fixed views belongs to, -1 for none; raster order."""
-    transform = geometry.sample_transform(
-        recipe.preprocessing, recipe.views, _generator(volume, recipe, None, "geometry")
-    )
+    transform = view_transform(volume, recipe, None)
     mask = geometry.tissue_mask(volume.band, transform, volume.pixels.shape[1], recipe.preprocessing.image_size)
     return tokens.patch_layers(mask, recipe.tokens.patch_size)
 
