@@ -53,15 +53,15 @@ def main(arguments: list[str] | None = None) -> int:
                 f"{work} holds a campaign of the settings {campaign.results['settings']}: name another --work"
             )
         try:
-            return _run(campaign, [step for step in STEPS if not given.only or given.only in (step.part, step.name)],
-                        given.again)  # fmt: skip
+            return _run(campaign, _selected(given.only), given.again)
         finally:
             campaign.close()
 
 
 def _run(campaign: Campaign, steps: list[Step], again: bool = False) -> int:
     left = []
-    if any(step.part == "right" and not campaign.is_done(step.name) for step in steps):
+    needs_cohorts = any(step.part == "learn" and not campaign.is_done(step.name) for step in steps)
+    if needs_cohorts and any(step.part == "right" and not campaign.is_done(step.name) for step in steps):
         campaign.begin_cohorts()  # part 1 leaves most cores idle
     for step in steps:
         if campaign.is_done(step.name) and not again:
@@ -85,6 +85,13 @@ def _run(campaign: Campaign, steps: list[Step], again: bool = False) -> int:
         return MORE
     print(f"all was tried; failed or not right: {', '.join(bad) or 'nothing'}", flush=True)
     return 1 if bad else 0
+
+
+def _selected(names: list[str] | None) -> list[Step]:
+    """The steps with these names or of these parts, in the order of the names; all steps if there are none."""
+    if not names:
+        return list(STEPS)
+    return list(dict.fromkeys(step for name in names for step in STEPS if name in (step.part, step.name)))
 
 
 def _is_wrong(entry: dict) -> bool:
@@ -124,7 +131,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--work", type=Path, help="phantoms, runs and checkpoints, kept between calls (default: work in --out)")
     add("--earlier", type=Path, help="results.json of an earlier machine: its steps are not repeated")
     add("--minutes", type=float, default=9.0, help="after which this call ends; no step is begun that takes longer")
-    add("--only", metavar="PART|STEP", choices=[*PARTS, *(step.name for step in STEPS)], help="one part, or one step")
+    names = [*PARTS, *(step.name for step in STEPS)]
+    add("--only", metavar="PART|STEP", nargs="+", choices=names, help="these parts or steps, in this order")
     add("--again", action="store_true", help="measure anew what is done, say with --only, after a mend")
     add("--rehearse", action="store_true", help="on a CPU, with 24 people and tiny networks")
     add("--smallest", action="store_true", help="a rehearsal that is smaller still, for the tests")
