@@ -18,9 +18,9 @@ from pathlib import Path
 
 from octjepa import load_encoder
 from octjepa.phantom import write_cohort
-from octjepa.report.viewer.scans import Scans
-from octjepa.report.viewer.server import open_scans
 from octjepa.store.build import build_store
+from octjepa.viewer.scans import Scans
+from octjepa.viewer.server import open_scans
 
 DEVICES = ("topcon_maestro2", "topcon_triton", "zeiss_cirrus", "heidelberg_spectralis")
 

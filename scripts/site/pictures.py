@@ -18,8 +18,8 @@ from PIL import Image
 
 from octjepa import load_encoder
 from octjepa.phantom import write_cohort
-from octjepa.report.viewer.server import open_scans
 from octjepa.store.build import build_store
+from octjepa.viewer.server import open_scans
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))

@@ -14,14 +14,14 @@ from browser import CHROMIUM, Page, browser_page
 from octjepa.embed.table import write_embeddings
 from octjepa.files import replace_folder
 from octjepa.phantom import write_cohort
-from octjepa.report.viewer.live import LiveRun
-from octjepa.report.viewer.misread import CasePredictions
-from octjepa.report.viewer.native_files import NativeFiles
-from octjepa.report.viewer.neighbours import Neighbours
-from octjepa.report.viewer.scans import Scans
 from octjepa.store import Store
 from octjepa.store.build import build_store
 from octjepa.store.storage import stage_chunk
+from octjepa.viewer.live import LiveRun
+from octjepa.viewer.misread import CasePredictions
+from octjepa.viewer.native_files import NativeFiles
+from octjepa.viewer.neighbours import Neighbours
+from octjepa.viewer.scans import Scans
 from synthetic import volume
 from viewer_server import served
 

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from octjepa.report.viewer.scans import Scans
-from octjepa.report.viewer.server import app
+from octjepa.viewer.scans import Scans
+from octjepa.viewer.server import app
 
 
 @contextmanager

@@ -261,7 +261,7 @@ def view(
     quiet: Quiet = False,
 ) -> None:
     """Shows volumes in a local web viewer. For a run also tokens, masks and training curves; stop it with Ctrl-C."""
-    from octjepa.report.viewer import serve
+    from octjepa.viewer import serve
 
     serve(
         source, port, lambda url: print_result({"url": url}, as_json),

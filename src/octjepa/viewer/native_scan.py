@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from octjepa.report.figures import eyes
-from octjepa.report.viewer.native_surfaces import Plane
 from octjepa.store.native_mapping import NativeMap
 from octjepa.tasks.segment.thickness import SECTORS, ScanOrientation, etdrs_means, scan_centre
+from octjepa.viewer.native_surfaces import Plane
 from octjepa.volume import AXES, OCTVolume
 
 _MAX_CELL_ROWS, _MAX_CELL_COLUMNS = 360, 640  # of an overlay: it is drawn over the B-scan at its size

@@ -4,6 +4,6 @@ The server answers on the loopback address alone until it is stopped. `scans` co
 them, `static` holds the page.
 """
 
-from octjepa.report.viewer.server import serve
+from octjepa.viewer.server import serve
 
 __all__ = ["serve"]

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from octjepa.errors import CheckpointError, ContractError, OctjepaError, UsageError, install_command
 from octjepa.remote import is_remote
 from octjepa.report.contents import Contents, read_contents
-from octjepa.report.viewer.live import LiveRun
-from octjepa.report.viewer.misread import CasePredictions
-from octjepa.report.viewer.native_files import NativeFiles, folders_near
-from octjepa.report.viewer.neighbours import Neighbours
-from octjepa.report.viewer.scans import Model, Scans
-from octjepa.report.viewer.voxel_classes import VoxelClasses, head_reader
 from octjepa.store.contract import contract_differences
+from octjepa.viewer.live import LiveRun
+from octjepa.viewer.misread import CasePredictions
+from octjepa.viewer.native_files import NativeFiles, folders_near
+from octjepa.viewer.neighbours import Neighbours
+from octjepa.viewer.scans import Model, Scans
+from octjepa.viewer.voxel_classes import VoxelClasses, head_reader
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -169,7 +169,7 @@ def app(scans: Scans) -> Starlette:
     from starlette.routing import Route
 
     def static(name: str, media_type: str) -> Callable[[Request], Response]:
-        content = files("octjepa.report.viewer").joinpath("static", name).read_bytes()
+        content = files("octjepa.viewer").joinpath("static", name).read_bytes()
         return lambda request: Response(content, media_type=media_type)
 
     def answer(make: Callable[..., Any], query: Mapping[str, Callable[[str], Any]]) -> Callable[[Request], Any]:

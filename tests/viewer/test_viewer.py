@@ -23,9 +23,9 @@ from PIL import Image
 
 from octjepa.errors import UsageError
 from octjepa.report.figures import masks
-from octjepa.report.viewer.scans import Scans
-from octjepa.report.viewer.server import open_scans, serve
 from octjepa.store.storage import DamagedVolume
+from octjepa.viewer.scans import Scans
+from octjepa.viewer.server import open_scans, serve
 from octjepa.views.tokens import TISSUE_SHARE
 from viewer_server import served
 

@@ -17,12 +17,12 @@ from octjepa import load_encoder
 from octjepa.errors import UsageError
 from octjepa.ingest import read_one_frame, read_volume
 from octjepa.phantom import write_cohort
-from octjepa.report.viewer.listing import MAX_PAGE, VolumeList
-from octjepa.report.viewer.live import LiveRun
-from octjepa.report.viewer.scans import Scans
-from octjepa.report.viewer.server import open_scans
 from octjepa.store import Store
 from octjepa.store.build import build_store
+from octjepa.viewer.listing import MAX_PAGE, VolumeList
+from octjepa.viewer.live import LiveRun
+from octjepa.viewer.scans import Scans
+from octjepa.viewer.server import open_scans
 
 pytest.importorskip("starlette")
 

@@ -12,13 +12,13 @@ from jaxtyping import Float, UInt8
 
 from octjepa.recipe import Recipe
 from octjepa.report.figures import eyes, masks, tokens
-from octjepa.report.viewer.native_scan import coloured
 from octjepa.store.storage import DamagedVolume
+from octjepa.viewer.native_scan import coloured
 
 if TYPE_CHECKING:
     from octjepa.checkpoint import PretrainedEncoder
-    from octjepa.report.viewer.listing import VolumeList
     from octjepa.store import Store
+    from octjepa.viewer.listing import VolumeList
 
 LAYERS = ("tokens", "similarity", *masks.FAMILIES)
 _MAX_FITTED = 4

@@ -15,9 +15,9 @@ from octjepa.ingest import read_volume
 from octjepa.phantom import write_cohort
 from octjepa.recipe import Preprocessing
 from octjepa.remote import join, put_bytes
-from octjepa.report.viewer.scans import Scans
-from octjepa.report.viewer.server import open_scans
 from octjepa.store.build import build_store
+from octjepa.viewer.scans import Scans
+from octjepa.viewer.server import open_scans
 
 pytest.importorskip("starlette")
 COUNT = 100_000

@@ -16,16 +16,16 @@ from octjepa import load_encoder
 from octjepa.embed.table import write_embeddings
 from octjepa.errors import UsageError
 from octjepa.phantom import write_cohort
-from octjepa.report.viewer.misread import CasePredictions
-from octjepa.report.viewer.neighbours import NEAREST, Neighbours
-from octjepa.report.viewer.scans import Scans
-from octjepa.report.viewer.server import open_scans
-from octjepa.report.viewer.voxel_classes import COLOURS, VoxelClasses
 from octjepa.store import CanonicalVolume, Store
 from octjepa.store.build import build_store
 from octjepa.tasks.segment.folder import SavedHead
 from octjepa.tasks.segment.linear import LinearHead
 from octjepa.tasks.segment.recipe import SegmentRecipe
+from octjepa.viewer.misread import CasePredictions
+from octjepa.viewer.neighbours import NEAREST, Neighbours
+from octjepa.viewer.scans import Scans
+from octjepa.viewer.server import open_scans
+from octjepa.viewer.voxel_classes import COLOURS, VoxelClasses
 
 pytest.importorskip("starlette")
 

@@ -16,16 +16,16 @@ import numpy as np
 
 from octjepa.errors import OctjepaError
 from octjepa.report.figures import eyes
-from octjepa.report.viewer.listing import VolumeList
-from octjepa.report.viewer.live import LiveRun
-from octjepa.report.viewer.misread import CasePredictions
-from octjepa.report.viewer.native_files import NativeFiles
-from octjepa.report.viewer.native_scan import NativeScan, is_blank
-from octjepa.report.viewer.native_surfaces import SURFACES, native_surfaces, surface_lines
-from octjepa.report.viewer.neighbours import Neighbours
-from octjepa.report.viewer.token_colours import TokenColours
-from octjepa.report.viewer.voxel_classes import COLOURS, VoxelClasses, painted
 from octjepa.store.native_mapping import NativeMap
+from octjepa.viewer.listing import VolumeList
+from octjepa.viewer.live import LiveRun
+from octjepa.viewer.misread import CasePredictions
+from octjepa.viewer.native_files import NativeFiles
+from octjepa.viewer.native_scan import NativeScan, is_blank
+from octjepa.viewer.native_surfaces import SURFACES, native_surfaces, surface_lines
+from octjepa.viewer.neighbours import Neighbours
+from octjepa.viewer.token_colours import TokenColours
+from octjepa.viewer.voxel_classes import COLOURS, VoxelClasses, painted
 
 if TYPE_CHECKING:
     from octjepa.checkpoint import PretrainedEncoder

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from octjepa.report.figures import eyes, tokens
-from octjepa.report.viewer.scans import Scans
 from octjepa.store import CanonicalVolume, Store
+from octjepa.viewer.scans import Scans
 from octjepa.views import geometry
 from octjepa.views.sample import select_tissue_tokens
 from octjepa.views.tokens import holds_tissue, select, select_tissue
