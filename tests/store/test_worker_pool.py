@@ -48,6 +48,12 @@ def test_a_file_that_hangs_is_given_up_after_its_time(tmp_path: Path) -> None:
     assert {reason for reason, _ in refusals.values()} == {"read"}
 
 
+def test_workers_divide_the_memory_among_them(tmp_path: Path) -> None:
+    assert reasons(sources(tmp_path, "workers", "workers.1"), workers=2) == {
+        "workers": ("read", "2"), "workers.1": ("read", "2")
+    }  # fmt: skip
+
+
 def test_a_suspect_has_the_machine_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from octjepa.store import worker_pool as module
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from octjepa.errors import OctjepaError
-from octjepa.ingest import SourceFile
+from octjepa.ingest import SourceFile, memory_budget
 from octjepa.store.worker_pool import AHEAD
 
 
@@ -40,7 +40,8 @@ def obey(source: SourceFile) -> dict[str, Any]:
             time.sleep(0.01)
     if name in ("slow", "gate"):
         time.sleep(0.3)
-    return {"refused": {"file": source.name, "reason": "read", "by": os.getpid()}}
+    detail = {"detail": str(memory_budget._workers)} if name == "workers" else {}
+    return {"refused": {"file": source.name, "reason": "read", "by": os.getpid(), **detail}}
 
 
 def poisoned(source: SourceFile, **settings: Any) -> dict[str, Any]:

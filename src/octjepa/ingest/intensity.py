@@ -8,15 +8,15 @@ reaches the border. A single bright pixel far above all others counts as one too
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float, Num, UInt8
 
+from octjepa.ingest.memory_budget import LARGEST_BYTES, array_bytes, check_memory
 from octjepa.ingest.reasons import rejection
 
-MAX_BYTES = 4 << 30  # decoded pixels of one file; the largest known cube is 512 x 992 x 512 = 0.26 GB
+MAX_BYTES = LARGEST_BYTES
 FEW_VALUES = 16  # a scan has speckle; a segmentation of all layers and lesions has fewer classes than this
 FILL = 255  # HEYEX paints white where the registration left no measurement; `octjepa.store.fill` masks it
 _COLOUR_SPREAD = 16  # a single-channel image stored as RGB differs between its channels by compression alone
@@ -24,12 +24,10 @@ _COLOUR_SPREAD = 16  # a single-channel image stored as RGB differs between its 
 
 def check_size(shape: Sequence[int], itemsize: int) -> None:
     """Checks an array before it is allocated. Raises VolumeRejected: size_implausible, unsupported_pixels."""
-    text = " x ".join(map(str, shape))
+    text = " x ".join(map(str, shape)) if len(shape) <= 8 else f"of {len(shape)} axes"
     if any(length < 1 for length in shape):
         raise rejection("unsupported_pixels", f"its shape is {text}: it holds no values")
-    size = math.prod(map(int, shape)) * itemsize
-    if size > MAX_BYTES:
-        raise rejection("size_implausible", f"{text} of {itemsize} bytes is {size / 2**30:.1f} GiB")
+    check_memory(array_bytes(shape, itemsize), f"{text} values of {itemsize} bytes")
 
 
 def luminance(values: np.ndarray, notes: list[str]) -> np.ndarray:

@@ -24,7 +24,7 @@ from octjepa.errors import OctjepaError, UsageError, install_command
 from octjepa.files import write_new_folder
 from octjepa.ingest import SourceFile
 from octjepa.store.one_file import Result, refused
-from octjepa.store.worker_pool import AHEAD, Work, WorkerPool
+from octjepa.store.worker_pool import AHEAD, Work, WorkerPool, cores
 
 RETRIES = 3  # of a task whose machine or Ray worker was lost; then its file is refused with `worker_died`
 _OBJECT_STORE_BYTES = 128 << 20  # of a cluster that is started here: index entries go through it, pixels do not
@@ -39,6 +39,7 @@ class _Job:
     work: Work
     seconds_per_file: float
     mark: Path
+    at_once: int  # files that the cluster works on at once
 
 
 def ray_results(
@@ -54,7 +55,7 @@ def ray_results(
     with cluster(workers) as ray:
         at_once = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         task = ray.remote(num_cpus=1, max_retries=RETRIES)(work_on_machine)
-        job = ray.put(_Job(work, seconds_per_file, write_new_folder(store / "chunks" / "00", {})))
+        job = ray.put(_Job(work, seconds_per_file, write_new_folder(store / "chunks" / "00", {}), at_once))
         todo = iter(files)
         waiting: deque[tuple[SourceFile, Any]] = deque()
         busy: list[Any] = []
@@ -190,5 +191,5 @@ def _pool_for(job: _Job) -> WorkerPool:
     if _pool is None or _pool[0].mark != job.mark:
         if _pool is not None:
             _pool[1].__exit__(None, None, None)
-        _pool = job, WorkerPool(job.work, 1, job.seconds_per_file)
+        _pool = job, WorkerPool(job.work, 1, job.seconds_per_file, beside=min(job.at_once, cores()) - 1)
     return _pool[1]

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from octjepa.errors import OctjepaError
 from octjepa.ingest import SourceFile
+from octjepa.ingest.memory_budget import share_memory
 from octjepa.store.one_file import Result, refused
 
 # Generic for a type checker alone, and jaxtyping 0.2.34, the lowest, evaluates every annotation of a function.
@@ -58,11 +59,12 @@ class WorkerPool:
 
     A file whose process dies is tried once more while no other file is worked on (another's memory may have been the
     cause), and then refused with `worker_died`; one that takes longer than `seconds_per_file` with `timed_out`.
-    Leaving the context kills the workers; what they were writing is in hidden folders that the parent removes.
+    `beside` more workers of other pools share this machine's memory. Leaving the context kills the workers; what they were writing is in hidden folders that the parent removes.
     """
 
-    def __init__(self, work: Work, size: int, seconds_per_file: float) -> None:
+    def __init__(self, work: Work, size: int, seconds_per_file: float, beside: int = 0) -> None:
         self._work, self._size, self._seconds = work, size, seconds_per_file
+        self._shares = size + beside
         self.workers: list[Worker] = []
         self.suspects: set[int] = set()
 
@@ -88,7 +90,7 @@ class WorkerPool:
         """Gives each idle worker a file below `limit`; a suspect waits until no other file is worked on."""
         busy = [worker for worker in self.workers if worker.number is not None]
         while len(self.workers) < min(self._size, len(todo) + len(busy)):
-            self.workers.append(Worker(self._work))
+            self.workers.append(Worker(self._work, self._shares))
         for worker in self.workers:
             if not todo or todo[0] >= limit:
                 return
@@ -138,11 +140,11 @@ class WorkerPool:
 class Worker:
     """One process and the pipe to it. `number` is the index of its file, None while it is idle."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, shares: int = 1) -> None:
         # Spawned, not forked: the parent may hold threads (BLAS, progress bar) that a fork would freeze.
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_work_on, args=(theirs, work), daemon=True)
+        self._process = context.Process(target=_work_on, args=(theirs, work, shares), daemon=True)
         resource_tracker.ensure_running()  # which would let Ctrl-C through again
         # Ctrl-C is held back, which the process inherits: it is not stopped while it starts.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -194,14 +196,18 @@ class Worker:
         self.pipe.close()
 
 
-def _work_on(pipe: Pipe, work: Work) -> None:
-    """The main function of a worker: reports ready, then answers each file with (error or None, result or None)."""
+def _work_on(pipe: Pipe, work: Work, shares: int) -> None:
+    """The main function of a worker: reports ready, then answers each file with (error or None, result or None).
+
+    The machine's memory is divided among `shares` workers.
+    """
     from threadpoolctl import threadpool_limits
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()
     threadpool_limits(1)
+    share_memory(shares)
     pipe.send((None, {}))  # ready
     while True:
         try:

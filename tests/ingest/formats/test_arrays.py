@@ -15,7 +15,7 @@ from scipy.io import savemat
 
 from eye_files import phantom, write_itk
 from octjepa.errors import VolumeRejected
-from octjepa.ingest import intensity, read_volume
+from octjepa.ingest import memory_budget, read_volume
 
 PIXELS, SPACING = phantom()
 
@@ -116,7 +116,7 @@ def test_nothing_beyond_the_memory_limit_is_allocated(tmp_path: Path, monkeypatc
     for name in ("huge.npy", "huge.npz", "huge.nii", "huge.nii.gz", "huge.mhd"):
         assert refused(tmp_path / name).reason == "size_implausible", name
     savemat(tmp_path / "big.mat", {"images": PIXELS.transpose(1, 2, 0)})
-    monkeypatch.setattr(intensity, "MAX_BYTES", PIXELS.size - 1)
+    monkeypatch.setattr(memory_budget, "budget_bytes", lambda: PIXELS.size - 1)
     assert refused(tmp_path / "big.mat").reason == "size_implausible"
 
 

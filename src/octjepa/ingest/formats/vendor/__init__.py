@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from octjepa.ingest.encapsulated import GAP_SHARE
-from octjepa.ingest.intensity import MAX_BYTES
+from octjepa.ingest.intensity import check_size
 from octjepa.ingest.pixels import fill_gaps
 from octjepa.ingest.raw_scan import FrameGeometry
 from octjepa.ingest.reasons import error_origin, rejection
@@ -39,8 +39,7 @@ def check_shape(frames: int, depth: int, columns: int) -> None:
     """Raises VolumeRejected: broken_header, size_implausible."""
     if not (0 < frames <= MAX_LENGTH and 8 <= depth <= MAX_LENGTH and 8 <= columns <= MAX_LENGTH):
         raise rejection("broken_header", "the header's numbers of frames, rows and columns are those of no scan")
-    if frames * depth * columns > MAX_BYTES:
-        raise rejection("size_implausible", f"{frames} x {depth} x {columns} voxels, more than {MAX_BYTES >> 30} GiB")
+    check_size((frames, depth, columns), 1)
 
 
 def check_length(needed: int, size: int) -> None:
