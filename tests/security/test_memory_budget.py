@@ -52,7 +52,7 @@ def test_a_declared_size_beyond_the_budget_is_refused() -> None:
 
 def test_packed_bytes_cannot_hold_more_than_their_compression_allows() -> None:
     check_memory(1000 * DEFLATE_RATIO, "values", 1000, DEFLATE_RATIO)
-    with pytest.raises(VolumeRejected, match="truncated: values: .* cannot hold"):
+    with pytest.raises(VolumeRejected, match=r"truncated: values: .* cannot hold"):
         check_memory(1000 * DEFLATE_RATIO + 1, "values", 1000, DEFLATE_RATIO)
     with pytest.raises(VolumeRejected, match="truncated"):
         check_memory(1001, "values", 1000)
@@ -76,7 +76,7 @@ def test_inflate_reads_each_container_and_names_damage(container: int) -> None:
     packer = zlib.compressobj(wbits=container)
     packed = packer.compress(b"abc" * 1000) + packer.flush()
     assert inflate(packed, "a stream", container) == b"abc" * 1000
-    with pytest.raises(VolumeRejected, match="truncated: a stream: .* end early"):
+    with pytest.raises(VolumeRejected, match=r"truncated: a stream: .* end early"):
         inflate(packed[:-9], "a stream", container)
     with pytest.raises(VolumeRejected, match="truncated"):
         inflate(b"\xff" * 40, "a stream", container)

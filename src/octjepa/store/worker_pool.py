@@ -59,7 +59,8 @@ class WorkerPool:
 
     A file whose process dies is tried once more while no other file is worked on (another's memory may have been the
     cause), and then refused with `worker_died`; one that takes longer than `seconds_per_file` with `timed_out`.
-    `beside` more workers of other pools share this machine's memory. Leaving the context kills the workers; what they were writing is in hidden folders that the parent removes.
+    `beside` more workers of other pools share this machine's memory.
+    Leaving the context kills the workers; what they were writing is in hidden folders that the parent removes.
     """
 
     def __init__(self, work: Work, size: int, seconds_per_file: float, beside: int = 0) -> None:
