@@ -25,8 +25,8 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian
 from octjepa.bench.data import bench_recipe, one_thread
 from octjepa.bench.ingest import by_monai, by_scipy
 from octjepa.files import write_json
+from octjepa.ingest import build_store
 from octjepa.phantom import write_cohort
-from octjepa.store import build_store
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 

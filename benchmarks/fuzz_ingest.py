@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/fuzz_ingest.py --files 10000 [--seconds S] [--workers N] [--results fuzz.jsonl]
     .venv/bin/python benchmarks/fuzz_ingest.py --case 4711 [--keep damaged.dcm]
 
-Each file is read and canonicalised in a worker process of the ingest job itself (`octjepa.store.worker_pool`), with
+Each file is read and canonicalised in a worker process of the ingest job itself (`octjepa.ingest.worker_pool`), with
 10 s a file and an address space of 2 GiB above what the idle worker holds. A line per file is written as it comes, and
 a second run with the same --results goes on; a case is made again from its number alone.
 
@@ -39,11 +39,12 @@ from typing import Any
 
 import numpy as np
 
+from octjepa.canonical.pipeline import canonicalise
 from octjepa.errors import VolumeRejected
-from octjepa.ingest import SourceFile, read_volume
+from octjepa.ingest import SourceFile
+from octjepa.ingest.worker_pool import WorkerPool
+from octjepa.read.reader import read_volume
 from octjepa.recipe import Preprocessing
-from octjepa.store.canonical import canonicalise
-from octjepa.store.worker_pool import WorkerPool
 from octjepa.volume import OCTVolume
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -144,7 +145,7 @@ def _pitches(header: dict[str, list[list[str]]]) -> list[float]:
 
 def _spoken_mm(header: dict[str, list[list[str]]], volume: OCTVolume) -> tuple[list[float], list[float], list[float]]:
     """Values that the file names for slice, row and column."""
-    from octjepa.ingest.protocols import protocol_spacing
+    from octjepa.read.protocols import protocol_spacing
 
     pairs = [_numbers(header, "PixelSpacing", location) for location in (0, 1)]
     slices = [

@@ -24,12 +24,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from octjepa.cohort.leaks import find_leaks
+from octjepa.cohort.split import split_stratified
 from octjepa.config import load_recipe
 from octjepa.files import write_json
+from octjepa.ingest import build_store
 from octjepa.phantom import write_cohort
-from octjepa.store import Store, build_store
-from octjepa.store.leaks import find_leaks
-from octjepa.store.split import split_stratified
+from octjepa.store import Store
 from octjepa.train.data import choose_cohort
 from octjepa.train.run_folder import chunks_hash, data_hash
 

@@ -25,12 +25,12 @@ from typing import Any
 from octjepa.bench.alternating_runs import Comparison, run_alternately, summary
 from octjepa.bench.ingest import by_monai
 from octjepa.config import load_recipe
-from octjepa.ingest import SourceFile
+from octjepa.ingest import SourceFile, build, build_store
+from octjepa.ingest.one_file import ingest_one
+from octjepa.ingest.worker_pool import WorkerPool
 from octjepa.phantom import write_cohort
 from octjepa.recipe import Preprocessing
-from octjepa.store import Store, build, build_store
-from octjepa.store.one_file import ingest_one
-from octjepa.store.worker_pool import WorkerPool
+from octjepa.store import Store
 
 
 def _one_thread() -> None:

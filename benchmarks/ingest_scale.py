@@ -72,8 +72,8 @@ def write_headers(folder: Path, count: int) -> None:
 def tiny_volume(source: SourceFile, store: Path, **_: object) -> dict[str, Any]:
     """In the place of `ingest_one`: a row like that of a real scan and a chunk folder of two small files."""
     from octjepa.files import write_new_folder
+    from octjepa.ingest.one_file import state
     from octjepa.store.index import COLUMNS, TEXT_COLUMNS
-    from octjepa.store.one_file import state
 
     content = hashlib.sha256(source.name.encode()).hexdigest()
     name, now = content[:16], state(source)
@@ -99,7 +99,8 @@ def tiny_volume(source: SourceFile, store: Path, **_: object) -> dict[str, Any]:
 
 def measure(source: Path, store: Path, kind: str, workers: int) -> dict[str, float]:
     """{"first_ms", "first_cpu_ms", "again_cpu_ms"} per file and {"rss_mib"}, the peak of this process."""
-    from octjepa.store import Store, build, build_store
+    from octjepa.ingest import build, build_store
+    from octjepa.store import Store
 
     if kind == "volumes":
         build.ingest_one = tiny_volume

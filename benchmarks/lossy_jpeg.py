@@ -25,13 +25,13 @@ from PIL import Image, ImageDraw, ImageFont
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from lossy_frames import encoded
-from octjepa.ingest import read_volume
-from octjepa.ingest.burned_in import find_text
+from octjepa.canonical.burned_in import find_text
+from octjepa.canonical.fill import remove_fill
+from octjepa.canonical.pipeline import resample_in_plane
+from octjepa.canonical.resample import centred_positions
+from octjepa.canonical.surfaces import find_surfaces
+from octjepa.read.reader import read_volume
 from octjepa.recipe import Preprocessing
-from octjepa.store.canonical import resample_in_plane
-from octjepa.store.fill import remove_fill
-from octjepa.store.resample import centred_positions
-from octjepa.store.surfaces import find_surfaces
 from octjepa.volume import OCTVolume
 
 EYES = ("01", "04")

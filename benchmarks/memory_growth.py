@@ -24,8 +24,8 @@ import yaml
 
 from octjepa.config import load_recipe
 from octjepa.files import write_json
+from octjepa.ingest import build_store
 from octjepa.phantom import write_cohort
-from octjepa.store import build_store
 
 PEOPLE = 20
 EVERY = 500

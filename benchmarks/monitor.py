@@ -18,9 +18,10 @@ import torch
 
 from octjepa.config import load_recipe
 from octjepa.distributed.runtime import Runtime
+from octjepa.ingest import build_store
 from octjepa.model import VJEPA3D
 from octjepa.phantom import write_cohort
-from octjepa.store import Store, build_store
+from octjepa.store import Store
 from octjepa.train.data import choose_cohort
 from octjepa.train.monitor import MonitorSet, run_monitor
 from octjepa.train.optimizer import build_optimizer, update_target

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pandas as pd
 
-from octjepa.store.near_duplicates import NEAR_BITS, near_duplicates
+from octjepa.canonical.near_duplicates import NEAR_BITS, near_duplicates
 
 
 def hashes(count: int, planted: int) -> pd.DataFrame:

@@ -28,8 +28,8 @@ from typing import Any
 from octjepa.bench.scaling import NOTHING_BESIDE_UPDATES, train
 from octjepa.config import load_recipe
 from octjepa.files import write_json
+from octjepa.ingest import build_store
 from octjepa.phantom import write_cohort
-from octjepa.store import build_store
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 

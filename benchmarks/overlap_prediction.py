@@ -42,10 +42,11 @@ from octjepa.bench.data import one_thread
 from octjepa.config import load_recipe
 from octjepa.distributed.overlap import split_into_buckets
 from octjepa.files import write_json
+from octjepa.ingest import build_store
 from octjepa.model import VJEPA3D
 from octjepa.phantom import write_cohort
 from octjepa.recipe import Recipe
-from octjepa.store import Store, build_store
+from octjepa.store import Store
 from octjepa.train.data import batch_shares, choose_cohort
 from octjepa.train.machine import MOST_WORKERS
 from octjepa.train.plan import plan

@@ -34,8 +34,9 @@ from octjepa.config import load_recipe
 from octjepa.embed.embedding import embed_store
 from octjepa.embed.table import read_embeddings
 from octjepa.files import write_json
+from octjepa.ingest import build_store
 from octjepa.phantom import write_cohort
-from octjepa.store import Store, build_store
+from octjepa.store import Store
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 

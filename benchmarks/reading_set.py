@@ -35,29 +35,29 @@ READING_SET = (
 
 SCAN_TO_FIGURE = (
     "cli/data.py",  # octjepa ingest
-    "store/build.py",  # the job
+    "ingest/build.py",  # the job
     "ingest/sources.py",  # which files
     "ingest/listing.py",
     "ingest/search.py",
-    "ingest/manifest.py",
+    "read/manifest.py",
     "ingest/source_file.py",
-    "store/one_file.py",  # what a worker does with one of them
-    "ingest/reader.py",  # a file to a volume
-    "ingest/formats/__init__.py",
-    "ingest/dicom.py",
-    "ingest/frames.py",
-    "ingest/raw_scan.py",
-    "ingest/pixels.py",
-    "ingest/encapsulated.py",
-    "ingest/identity.py",
-    "ingest/orientation.py",
-    "ingest/geometry.py",
-    "ingest/protocols.py",
+    "ingest/one_file.py",  # what a worker does with one of them
+    "read/reader.py",  # a file to a volume
+    "read/formats/__init__.py",
+    "read/dicom.py",
+    "read/frames.py",
+    "read/raw_scan.py",
+    "read/pixels.py",
+    "read/encapsulated.py",
+    "read/identity.py",
+    "read/orientation.py",
+    "read/geometry.py",
+    "read/protocols.py",
     "volume.py",
-    "store/canonical.py",  # a volume on the canonical grid
-    "store/fill.py",
-    "store/resample.py",
-    "store/surfaces.py",
+    "canonical/pipeline.py",  # a volume on the canonical grid
+    "canonical/fill.py",
+    "canonical/resample.py",
+    "canonical/surfaces.py",
     "store/storage.py",
     "store/folder.py",
     "store/index.py",

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from octjepa.config import load_recipe
 from octjepa.files import write_json
+from octjepa.ingest import build_store
 from octjepa.phantom import write_cohort
-from octjepa.store import build_store
 
 RECIPE = "tiny_cpu"
 PEOPLE = 24

@@ -24,10 +24,11 @@ import pandas as pd
 import octjepa
 from octjepa.embed.embedding import embed_store
 from octjepa.embed.table import Embeddings, read_embeddings
+from octjepa.ingest import build_store
 from octjepa.phantom import LESIONS, write_cohort
 from octjepa.probe.probe import ProbeSettings, run_probes
 from octjepa.probe.results import ProbeResult
-from octjepa.store import Store, build_store
+from octjepa.store import Store
 
 ENCODER = "phantom-tiny"
 DEVICES = ("topcon_maestro2", "topcon_triton", "zeiss_cirrus")

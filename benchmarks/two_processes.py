@@ -29,8 +29,8 @@ import torch
 from octjepa.bench.scaling import NOTHING_BESIDE_UPDATES, train
 from octjepa.config import load_recipe
 from octjepa.files import write_json
+from octjepa.ingest import build_store
 from octjepa.phantom import write_cohort
-from octjepa.store import build_store
 
 PEOPLE = 40
 WARM_UP_UPDATES = 8  # first updates, which are not counted, and the length of the short run

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from octjepa import load_encoder
+from octjepa.ingest.build import build_store
 from octjepa.phantom import write_cohort
-from octjepa.store.build import build_store
 from octjepa.viewer.scans import Scans
 from octjepa.viewer.server import open_scans
 

@@ -31,7 +31,19 @@ if threading.current_thread() is threading.main_thread():
 # place before octjepa is imported, which is why no test imports octjepa in this file's head.
 CHECKED = [
     f"octjepa.{package}"
-    for package in ("model", "objective", "views", "store", "embed", "probe", "metrics", "tasks", "leaderboard")
+    for package in (
+        "model",
+        "objective",
+        "views",
+        "store",
+        "canonical",
+        "cohort",
+        "embed",
+        "probe",
+        "metrics",
+        "tasks",
+        "leaderboard",
+    )
 ]
 install_import_hook(CHECKED, "shape_checker.check")
 

@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from octjepa.cohort.recorded_scans import uid_key
 from octjepa.config import load_recipe, science_hash
 from octjepa.errors import UsageError
+from octjepa.ingest import build_store
 from octjepa.locks import writer_lock
 from octjepa.phantom import DECOYS, LESIONS, Decoy, Truth, read_truth, write_cohort, write_decoys
 from octjepa.recipe import Preprocessing, Recipe
-from octjepa.store import Store, build_store
-from octjepa.store.recorded_scans import uid_key
+from octjepa.store import Store
 
 from .results import Signature
 from .settings import RECIPE, Settings

@@ -16,14 +16,13 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float
 
+from octjepa.cohort.recorded_scans import uid_key
 from octjepa.config import science_hash
-from octjepa.ingest import read_volume
+from octjepa.ingest import build_store
+from octjepa.read.reader import read_volume
 from octjepa.recipe import Preprocessing
-from octjepa.store import CanonicalVolume, Store, build_store
-from octjepa.store.canonical import volume_id
-from octjepa.store.native_mapping import NativeMap
-from octjepa.store.recorded_scans import uid_key
-from octjepa.volume import OCTVolume, hash_pixels
+from octjepa.store import Store
+from octjepa.volume import CanonicalVolume, OCTVolume, hash_pixels, volume_id
 
 from .truth import COLUMNS, surface_depths, view_voxels
 
@@ -128,7 +127,7 @@ def _file(folder: Path, eye: str, ending: str) -> Path:
 
 
 def _read_eye(store: Store, volume_id: str, data: Path, eye: str) -> RealEye:
-    native, preprocessing = NativeMap.from_store(store, volume_id), store.preprocessing
+    native, preprocessing = store.native_map(volume_id), store.preprocessing
     with np.load(_file(data, eye, _FLUID), allow_pickle=False) as file:
         mask = fill_up(file["fluid"] > 0)
     with np.load(_file(data.parent / "labels", eye, _LAYERS), allow_pickle=False) as file:

@@ -17,7 +17,7 @@ from octjepa.checkpoint import PretrainedEncoder
 from octjepa.checkpoint.pooling import TokenFeatures, pool_tokens
 from octjepa.embed.shard import patch_intensity
 from octjepa.progress import bar
-from octjepa.store import CanonicalVolume
+from octjepa.volume import CanonicalVolume
 
 from .cohorts import Cohort
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
+from octjepa.canonical.native_mapping import NativeMap
 from octjepa.phantom import LESIONS, SURFACES
 from octjepa.recipe import Preprocessing
-from octjepa.store.native_mapping import NativeMap
 
 from .cohorts import Cohort
 
@@ -24,7 +24,7 @@ def lesion_shares(
 ) -> Float[np.ndarray, "k lesions"]:
     """Share of each lesion in the patches `tokens` (raster order) of a volume's centred view."""
     preprocessing = cohort.store.preprocessing
-    native, inside = view_voxels(NativeMap.from_store(cohort.store, cohort.ids[index]), preprocessing, COLUMNS)
+    native, inside = view_voxels(cohort.store.native_map(cohort.ids[index]), preprocessing, COLUMNS)
     truth = cohort.truth(index)
     frame = cohort.frames(index, native[..., 0])
     (d, h, c), (p, q, r) = inside.shape, (patch[0], patch[1], patch[2] // COLUMNS)
@@ -39,7 +39,7 @@ def lesion_shares(
 
 def boundary_depths(cohort: Cohort, index: int) -> Float[np.ndarray, "boundaries D C"]:
     """Depth index of each of `BOUNDARIES` in the centred view; NaN where it lies outside the scan or the view."""
-    native = NativeMap.from_store(cohort.store, cohort.ids[index])
+    native = cohort.store.native_map(cohort.ids[index])
     surfaces = cohort.truth(index).surfaces_px[[SURFACES.index(name) for name in BOUNDARIES]]
     in_order = surfaces[:, cohort.frames(index, np.arange(native.shape[0]))]
     return surface_depths(native, cohort.store.preprocessing, in_order)
@@ -115,7 +115,7 @@ def _lesions_at(
     truth = cohort.truth(index)
     if not truth.masks:
         return
-    native = NativeMap.from_store(cohort.store, cohort.ids[index])
+    native = cohort.store.native_map(cohort.ids[index])
     grid = np.stack(np.meshgrid(slices, [0.0, 1.0], columns, indexing="ij"), axis=-1)  # [n, 2, w, 3]
     at = native.to_native(grid.reshape(-1, 3)).reshape(grid.shape)
     frame, column = np.rint(at[:, 0, :, 0]).astype(np.int64), np.rint(at[:, 0, :, 2]).astype(np.int64)  # [n, w]

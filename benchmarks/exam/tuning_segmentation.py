@@ -23,7 +23,6 @@ from octjepa.checkpoint import PretrainedEncoder
 from octjepa.metrics.bootstrap import Draws, Estimate
 from octjepa.phantom import LESIONS
 from octjepa.recipe import Recipe
-from octjepa.store import CanonicalVolume
 from octjepa.tasks.segment.decoder import monai
 from octjepa.tasks.segment.dice import dice
 from octjepa.tasks.segment.linear import patch_cells
@@ -32,6 +31,7 @@ from octjepa.train.learner import Learner
 from octjepa.views.geometry import moved_view
 from octjepa.views.loader import Batch, LoadedSample, collate, training_batches
 from octjepa.views.sample import make_sample, view_transform
+from octjepa.volume import CanonicalVolume
 
 from .cohorts import Cohort
 from .real_tasks import dice_of

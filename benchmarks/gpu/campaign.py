@@ -23,9 +23,10 @@ from octjepa.config import load_recipe
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import OctjepaError
 from octjepa.files import write_json
+from octjepa.ingest import build_store
 from octjepa.phantom import write_cohort
 from octjepa.recipe import Recipe
-from octjepa.store import Store, build_store
+from octjepa.store import Store
 
 from .settings import Settings
 

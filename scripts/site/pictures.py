@@ -17,8 +17,8 @@ from pathlib import Path
 from PIL import Image
 
 from octjepa import load_encoder
+from octjepa.ingest.build import build_store
 from octjepa.phantom import write_cohort
-from octjepa.store.build import build_store
 from octjepa.viewer.server import open_scans
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -131,7 +131,7 @@ def _field_comments(model: type[BaseModel]) -> dict[str, str]:
 
 def reason_page() -> str:
     """The closed list of reasons for which a file is refused."""
-    from octjepa.ingest.reasons import REASONS
+    from octjepa.reasons import REASONS
 
     rows = [
         f"| `{code}` | {_cell(reason.meaning)} | {_cell(reason.action)} | {'yes' if reason.lost else 'no'} |"

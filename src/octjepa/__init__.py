@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from octjepa.checkpoint.hub import from_pretrained
     from octjepa.embed.sklearn_transformer import VolumeEmbedder
     from octjepa.external import load_external
-    from octjepa.ingest import read_volume
     from octjepa.model import VJEPA3D
+    from octjepa.read.reader import read_volume
     from octjepa.store import Store
     from octjepa.volume import OCTVolume
 

@@ -83,9 +83,10 @@ def run_demo(out: Path, minutes: float) -> dict[str, Any]:
 def _run_demo(out: Path, minutes: float) -> dict[str, Any]:
     started = time.perf_counter()
     _clear(out)
+    from octjepa.ingest import build_store
+    from octjepa.machine import cores
     from octjepa.phantom import write_cohort
-    from octjepa.store import Store, build_store
-    from octjepa.store.worker_pool import cores
+    from octjepa.store import Store
 
     workers = cores()
     people = round(PEOPLE_PER_MINUTE * minutes)

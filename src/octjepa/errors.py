@@ -68,7 +68,7 @@ class NothingReadError(TooManyLostError, UsageError):
 
 
 class VolumeRejected(OctjepaError):
-    """One file cannot be read correctly. `reason` is a code of the closed list in `octjepa.ingest.reasons`."""
+    """One file cannot be read correctly. `reason` is a code of the closed list in `octjepa.reasons`."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")

@@ -14,7 +14,7 @@ from octjepa.remote import info, is_remote, local_copy
 from octjepa.remote.address import parse
 
 if TYPE_CHECKING:
-    from octjepa.ingest.reader import SpacingOption
+    from octjepa.read.reader import SpacingOption
 
 _ANEW = "restore it from a copy, or start a new run with another --out"
 _LISTS = {".tsv", ".csv", ".txt", ".lst"}
@@ -31,10 +31,10 @@ def describe(path: str | Path, spacing_mm: SpacingOption = None, verify: bool = 
     and held against its SHA-256: `damaged` lists the volumes that are not what was written.
     Raises UsageError when the path is absent or of no known kind; CheckpointError for damaged weights.
     """
-    from octjepa.ingest import describe_file
     from octjepa.ingest.audit import audit
-    from octjepa.ingest.formats import recognise
     from octjepa.ingest.source_file import how_to_expand, is_archive
+    from octjepa.read.formats import recognise
+    from octjepa.read.reader import describe_file
     from octjepa.shipped import shipped, shipped_names
 
     if is_remote(path):
@@ -76,14 +76,14 @@ def describe(path: str | Path, spacing_mm: SpacingOption = None, verify: bool = 
 def _personal(path: Path) -> dict[str, str]:
     """{field: "name, masked"} of the personal data that a scan's file holds; the values stay in the file."""
     from octjepa.ingest.audit import personal_fields_in_file
-    from octjepa.ingest.personal_data import FIELD_KINDS
+    from octjepa.read.personal_data import FIELD_KINDS
 
     return {field: f"{FIELD_KINDS.get(field, 'other')}, masked" for field in personal_fields_in_file(path)}
 
 
 def _describe_remote(url: str, spacing_mm: SpacingOption, verify: bool) -> dict[str, Any]:
     from octjepa.checkpoint.location import has_file
-    from octjepa.ingest import describe_file
+    from octjepa.read.reader import describe_file
 
     if has_file(url, "store.json"):
         return _store(url, verify)

@@ -1,8 +1,8 @@
-"""One eye's OCT scan as it was measured: pixels, geometry with provenance, identity.
+"""The two forms of a scan: an `OCTVolume` as it was measured, and a `CanonicalVolume` as models see it.
 
 Axes are always `[D, H, W]` = slice (slow axis, between B-scans), depth (axial), column (fast axis), and
-spacing is `(dz, dy, dx)` in millimetres in the same order. Readers in `octjepa.ingest` make these;
-nothing downstream reads a source file again.
+spacing is `(dz, dy, dx)` in millimetres in the same order. Readers in `octjepa.read` return an `OCTVolume`,
+`octjepa.canonical` turns it into a `CanonicalVolume`, and nothing downstream reads a source file again.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int8, Int16, UInt8
 
 Laterality = Literal["OD", "OS"]
 Pattern = Literal["raster", "radial", "circle", "line", "unknown"]
 AXES = ("slice", "depth", "column")
+CANONICAL_VERSION = 3  # counts up whenever the same file gives other pixels, band or measurements
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,3 +82,53 @@ def hash_pixels(pixels: np.ndarray) -> str:
     for one in pixels:  # a reversed scan is not copied as a whole
         digest.update(np.ascontiguousarray(one).data)
     return digest.hexdigest()
+
+
+def volume_id(content_hash: str) -> str:
+    """The id of a volume: the first 16 hex digits of its content hash."""
+    return content_hash[:16]
+
+
+@dataclass(frozen=True, eq=False)
+class CanonicalVolume:
+    """A stored volume. D, H, W are the contract's `stored_size`.
+
+    `band` is (first depth index of tissue at the ILM, last one of the tissue band under Bruch's membrane), -1 in
+    padding. `tissue_mean` and `tissue_std` are of the pixels within the band. Canonical depth index i of an A-scan was
+    i - `shifts` before flattening, counted in canonical spacing from the top of the native B-scan, as a mean over the
+    B-scans that were averaged. `frame_shifts` is the same for each of the N native B-scans, and `frame_mm` its position
+    from the scan's centre: `Store.native_map` needs both, `Store.read` leaves them out.
+
+    `half_difference` is half of the difference between the volume from every other B-scan and that from the B-scans
+    between them, in stored values; None where a store does not hold it or B-scans are too far apart.
+    """
+
+    volume_id: str
+    pixels: UInt8[np.ndarray, "D H W"]
+    band: Int16[np.ndarray, "2 D W"]
+    tissue_mean: float
+    tissue_std: float
+    shifts: Int16[np.ndarray, "D W"]
+    frame_shifts: Int16[np.ndarray, "N W"] | None = None
+    frame_mm: Float[np.ndarray, " N"] | None = None
+    half_difference: Int8[np.ndarray, "D H W"] | None = None
+
+    @property
+    def halves(self) -> tuple[UInt8[np.ndarray, "D H W"], UInt8[np.ndarray, "D H W"]] | None:
+        """The volume from every other B-scan, and from those between: one anatomy, independent speckle."""
+        if self.half_difference is None:
+            return None
+        mean = self.pixels.astype(np.int16)
+        first, second = (np.clip(mean + sign * self.half_difference, 0, 255).astype(np.uint8) for sign in (1, -1))
+        return first, second
+
+    def geometry(self) -> dict[str, np.ndarray]:
+        """The arrays of geometry.npz by name."""
+        arrays = {
+            "band": self.band,
+            "shifts": self.shifts,
+            "frame_shifts": self.frame_shifts,
+            "frame_mm": self.frame_mm,
+            "half_difference": self.half_difference,
+        }
+        return {name: array for name, array in arrays.items() if array is not None}

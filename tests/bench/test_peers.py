@@ -15,8 +15,8 @@ from octjepa.bench.ingest import by_monai, by_scipy, read_plainly
 from octjepa.bench.memory import peak_memory_bytes
 from octjepa.embed.embedding import embed_store
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.ingest import read_volume
 from octjepa.model import VJEPA3D
+from octjepa.read.reader import read_volume
 from octjepa.recipe import Recipe
 from octjepa.views.sample import make_sample
 

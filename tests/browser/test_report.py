@@ -8,9 +8,9 @@ import pytest
 
 from browser import CHROMIUM, Page, browser_page
 from octjepa import load_encoder
+from octjepa.ingest.build import build_store
 from octjepa.phantom import write_cohort
 from octjepa.report import write_report
-from octjepa.store.build import build_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")]
 WIDER = """[...document.querySelectorAll('body *')].filter((node) => !node.closest('.scroll, .strip')

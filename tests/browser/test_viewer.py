@@ -13,9 +13,9 @@ import pytest
 from browser import CHROMIUM, Page, browser_page
 from octjepa.embed.table import write_embeddings
 from octjepa.files import replace_folder
+from octjepa.ingest.build import build_store
 from octjepa.phantom import write_cohort
 from octjepa.store import Store
-from octjepa.store.build import build_store
 from octjepa.store.storage import stage_chunk
 from octjepa.viewer.live import LiveRun
 from octjepa.viewer.misread import CasePredictions

@@ -12,9 +12,10 @@ from torch.utils.data import DataLoader
 import octjepa
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.errors import UsageError
+from octjepa.ingest import build_store
 from octjepa.model import VJEPA3D
 from octjepa.phantom import write_cohort
-from octjepa.store import Store, build_store
+from octjepa.store import Store
 from synthetic import MemoryStore, small_recipe
 
 

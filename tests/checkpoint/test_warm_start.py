@@ -13,12 +13,12 @@ from safetensors.torch import save_file
 
 from octjepa.checkpoint import load_encoder
 from octjepa.checkpoint.warm_start import start_weights, warm_start
+from octjepa.cohort.recorded_scans import uid_key
 from octjepa.errors import CheckpointError, RecipeError, UsageError
 from octjepa.model import VJEPA3D
 from octjepa.model.encoder import Encoder
 from octjepa.model.vjepa2 import from_vjepa2, to_vjepa2, vjepa2_config
 from octjepa.recipe import Recipe
-from octjepa.store.recorded_scans import uid_key
 from octjepa.train import checkpointing, loop
 from octjepa.train.loop import pretrain
 from octjepa.train.optimizer import update_target

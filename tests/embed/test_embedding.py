@@ -371,9 +371,10 @@ def test_workers_of_ray_write_the_same_table(
 ) -> None:
     pytest.importorskip("ray")
     from octjepa.embed import ray_tasks
+    from octjepa.ingest import build_store
+    from octjepa.ingest.ray_pool import cluster
     from octjepa.phantom import write_cohort
-    from octjepa.store import Store, build_store
-    from octjepa.store.ray_pool import cluster
+    from octjepa.store import Store
 
     recipe = small_recipe()
     write_cohort(tmp_path / "phantom", 3, 0, ("topcon_triton",), "small", (0.4, 0.3, 0.3), 1, 0)

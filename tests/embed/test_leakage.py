@@ -10,10 +10,10 @@ import torch
 
 from index_entries import index_entry, store_of
 from octjepa.checkpoint import state
+from octjepa.cohort.recorded_scans import uid_key
 from octjepa.embed.leakage import check_leakage, training_volumes
 from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D
-from octjepa.store.recorded_scans import uid_key
 from octjepa.train.optimizer import build_optimizer
 from synthetic import small_recipe
 

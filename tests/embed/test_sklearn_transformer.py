@@ -23,9 +23,10 @@ from octjepa import VolumeEmbedder
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.checkpoint.pooling import POOL_WIDTHS
 from octjepa.errors import ContractError, UsageError, VolumeRejected
+from octjepa.ingest import build_store
 from octjepa.model import VJEPA3D
 from octjepa.phantom import write_cohort
-from octjepa.store import Store, build_store
+from octjepa.store import Store
 from synthetic import MemoryStore, small_recipe
 
 

@@ -16,9 +16,9 @@ from benchmarks.exam.map_heads import from_above, train_head
 from benchmarks.exam.truth import CELL, lesion_cells, lesion_labels, lesion_shares
 from sklearn.metrics import roc_auc_score
 
+from octjepa.canonical.native_mapping import NativeMap
 from octjepa.phantom import DECOYS, LESIONS, SURFACES, Truth
 from octjepa.recipe import Preprocessing
-from octjepa.store.native_mapping import NativeMap
 
 FINE = Preprocessing()  # of every store of the exam
 SMALL = (2, 128, 16)

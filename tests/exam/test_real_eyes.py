@@ -21,10 +21,10 @@ from octjepa.checkpoint.pooling import TokenFeatures
 from octjepa.config import load_recipe
 from octjepa.embed.shard import patch_intensity
 from octjepa.model import VJEPA3D
-from octjepa.store import CanonicalVolume
 from octjepa.tasks.segment.recipe import DecoderRecipe
 from octjepa.views import geometry, intensity, tokens
 from octjepa.views.sample import select_tissue_tokens
+from octjepa.volume import CanonicalVolume
 
 RECIPE_READ = load_recipe(RECIPE)
 

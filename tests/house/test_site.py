@@ -13,7 +13,7 @@ from scripts.site import check, reference
 
 import octjepa
 from octjepa.config import PRETRAINING
-from octjepa.ingest.reasons import REASONS
+from octjepa.reasons import REASONS
 
 
 @pytest.fixture(scope="module")

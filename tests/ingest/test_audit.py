@@ -13,7 +13,7 @@ from command_line import call
 from oct_dicom import make_dataset, retina, save
 from octjepa.errors import UsageError
 from octjepa.ingest.audit import audit
-from octjepa.ingest.personal_data import FIELD_KINDS
+from octjepa.read.personal_data import FIELD_KINDS
 
 PIXELS = retina(frames=4, rows=32, columns=32)
 

@@ -15,8 +15,9 @@ from eye_files import phantom, write_itk
 from oct_dicom import make_dataset, retina, save
 from octjepa import remote
 from octjepa.errors import UsageError
-from octjepa.ingest import Discovery, discover, read_volume
+from octjepa.ingest import Discovery, discover
 from octjepa.ingest.archive import expand
+from octjepa.read.reader import read_volume
 from vendor_files import e2e_bytes, write_heyex_xml
 
 TABLE = "person_id\tfilepath\tlaterality\n"

@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 
 from octjepa.errors import VolumeRejected
-from octjepa.ingest import Discovery, discover, read_volume
-from octjepa.ingest.manifest import find_row
+from octjepa.ingest import Discovery, discover
+from octjepa.read.manifest import find_row
+from octjepa.read.reader import read_volume
 
 
 def scan(path: Path, content: bytes = bytes(128) + b"DICM") -> Path:

@@ -13,9 +13,11 @@ import pytest
 
 from oct_dicom import make_dataset, retina, save
 from octjepa.errors import UsageError
-from octjepa.ingest import REASONS, Discovery, discover, formats, read_volume
-from octjepa.ingest.identity import parse_region
-from octjepa.ingest.reasons import quarantine_record, rejection
+from octjepa.ingest import Discovery, discover
+from octjepa.read import formats
+from octjepa.read.identity import parse_region
+from octjepa.read.reader import read_volume
+from octjepa.reasons import REASONS, quarantine_record, rejection
 
 PIXELS = retina(frames=6)
 NAMES = (

@@ -13,9 +13,6 @@ import numpy as np
 import pytest
 
 from octjepa.errors import VolumeRejected
-from octjepa.ingest import read_volume
-from octjepa.ingest.manifest import find_row
-from octjepa.ingest.reasons import REASONS
 from octjepa.phantom import DEVICES, DIALECTS, make_eye
 from octjepa.phantom.cohort import MANIFEST_COLUMNS, manifest_row, write_tsv
 from octjepa.phantom.dicom import sop_uid, write_eye
@@ -23,6 +20,9 @@ from octjepa.phantom.eye import Eye
 from octjepa.phantom.zoo import DEFECTS, write_broken
 from octjepa.phantom.zoo.headers import PATIENT_NAME
 from octjepa.phantom.zoo.scan_file import Defect
+from octjepa.read.manifest import find_row
+from octjepa.read.reader import read_volume
+from octjepa.reasons import REASONS
 from octjepa.volume import AXES, OCTVolume
 
 SEED = 3

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from index_entries import index_entry, store_of
+from octjepa.cohort.selection import select
+from octjepa.ingest.source_flow import record_ignored
 from octjepa.recipe import DataRecipe
 from octjepa.report import write_report
 from octjepa.report.cohort import (
@@ -19,8 +21,6 @@ from octjepa.report.cohort import (
     refused_files,
     summarise_cohort,
 )
-from octjepa.store.cohort_flow import record_ignored
-from octjepa.store.select import select
 
 WHEN = "2026-01-01T00:00:00+00:00"
 

@@ -20,7 +20,6 @@ from octjepa.report.contents import read_contents
 from octjepa.report.occlusion import OccludedVolume, occluded_eyes
 from octjepa.report.saliency import write_saliency
 from octjepa.store import Store
-from octjepa.store.native_mapping import NativeMap
 from octjepa.tasks import native_maps
 
 itk = pytest.importorskip("SimpleITK")
@@ -40,7 +39,7 @@ def test_files_have_the_scans_geometry_and_the_maps_values(
     paths = [Path(path) for path in write_saliency(read_contents(made), tmp_path / "maps")]
     name = eye.row["volume_id"]
     assert [path.name for path in paths] == [f"{name}.occlusion.nii.gz", f"{name}.similarity.nii.gz", f"{name}.png"]
-    native = NativeMap.from_store(Store.open(made / "store"), name)
+    native = Store.open(made / "store").native_map(name)
     changes, similar = (itk.ReadImage(str(path)) for path in paths[:2])
     np.testing.assert_allclose(changes.GetSpacing(), native.spacing_mm[::-1])
     changes, similar = (itk.GetArrayFromImage(image) for image in (changes, similar))
@@ -60,7 +59,7 @@ def test_files_have_the_scans_geometry_and_the_maps_values(
 
 
 def test_pixels_of_the_store_are_laid_back_on_the_scan(made: Path, eye: OccludedVolume) -> None:
-    native = NativeMap.from_store(Store.open(made / "store"), eye.row["volume_id"])
+    native = Store.open(made / "store").native_map(eye.row["volume_id"])
     pixels = np.asarray(eye.volume.pixels)
     shown = native_maps.pixels_to_native(pixels, native, 12)
     assert shown.shape == native.shape[1:]
@@ -109,7 +108,7 @@ def test_the_attention_of_a_probe_lies_where_its_tokens_do(
     values = itk.GetArrayFromImage(itk.ReadImage(paths[3]))
     count = len(rows[0]["attention"])
     assert values.max() == pytest.approx(count)  # in even shares: one token has them all
-    native, recipe = NativeMap.from_store(Store.open(made / "store"), name), load_encoder(made / "run").recipe
+    native, recipe = Store.open(made / "store").native_map(name), load_encoder(made / "run").recipe
     token = int(rows[0]["grid_index"][rows[0]["attention"].argmax()])
     middle = (np.stack(np.unravel_index(token, recipe.grid)) + 0.5) * recipe.tokens.patch_size - 0.5
     at = native.to_native((middle + recipe.preprocessing.margin)[None])[0]

@@ -16,9 +16,10 @@ from faulty_proxy import Fault
 from oct_dicom import make_dataset, retina, save
 from octjepa.config import PRETRAINING
 from octjepa.files import read_json_lines
+from octjepa.ingest import build_store
 from octjepa.recipe import Recipe
 from octjepa.remote import join
-from octjepa.store import Store, build_store
+from octjepa.store import Store
 from octjepa.train.loop import pretrain
 from octjepa.views.loader import TrainingDataset, select_volumes
 from ranks import BEGIN, assert_same, finish, start_ranks, weights_of

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from octjepa.distributed.signals import Interrupted
+from octjepa.ingest import build_store
 from octjepa.phantom import write_cohort
-from octjepa.store import Store, build_store
+from octjepa.store import Store
 from octjepa.store.shards import pack
 from octjepa.train import loop
 from octjepa.train.loop import pretrain

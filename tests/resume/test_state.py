@@ -19,9 +19,9 @@ from octjepa.distributed.signals import Interrupted
 from octjepa.errors import UsageError
 from octjepa.files import read_json_lines
 from octjepa.recipe import Recipe
-from octjepa.store import CanonicalVolume
 from octjepa.train import guards, loop
 from octjepa.train.loop import pretrain
+from octjepa.volume import CanonicalVolume
 from synthetic import MemoryStore, small_recipe
 
 TIMES = {"seconds", "volumes_per_second", "data_wait_share", "cpu_cores_busy", "memory/process_bytes"}

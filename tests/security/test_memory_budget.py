@@ -10,8 +10,8 @@ import zlib
 import pytest
 
 from octjepa.errors import VolumeRejected
-from octjepa.ingest import memory_budget
-from octjepa.ingest.memory_budget import (
+from octjepa.read import memory_budget
+from octjepa.read.memory_budget import (
     DEFLATE_RATIO,
     GZIP,
     LARGEST_BYTES,

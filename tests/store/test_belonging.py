@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from drawn_eyes import CORNEA, RODENT, bent, with_instrument
+from octjepa.canonical.pipeline import CanonicalisationResult, canonicalise
 from octjepa.errors import VolumeRejected
 from octjepa.phantom import DEVICES
 from octjepa.recipe import Preprocessing
-from octjepa.store.canonical import CanonicalisationResult, canonicalise
 from octjepa.volume import OCTVolume
 from shaped_eye import SHAPES, shaped_eye
 

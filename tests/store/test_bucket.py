@@ -17,11 +17,12 @@ import pytest
 
 from bucket_servers import Bucket
 from faulty_proxy import Fault
+from octjepa.cohort.split import apply_split
 from octjepa.config import load_recipe
 from octjepa.errors import OctjepaError, ResourceError, UsageError
+from octjepa.ingest import build_store
 from octjepa.remote import info, join, list_objects, put_bytes, read_bytes, remove
-from octjepa.store import Store, build_store
-from octjepa.store.split import apply_split
+from octjepa.store import Store
 
 PREPROCESSING = load_recipe("tiny_cpu").preprocessing
 

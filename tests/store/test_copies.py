@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from oct_dicom import make_dataset, save
+from octjepa.cohort.split import apply_split
+from octjepa.ingest import build_store
 from octjepa.phantom import make_eye
 from octjepa.recipe import Preprocessing
-from octjepa.store import Store, build_store
-from octjepa.store.split import apply_split
+from octjepa.store import Store
 
 CONTRACT = Preprocessing(image_size=(16, 64, 64))
 

@@ -69,7 +69,7 @@ def test_the_cost_of_a_volume_does_not_grow_with_their_number(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from octjepa.store import build, build_store
+    from octjepa.ingest import build, build_store
 
     monkeypatch.setattr(build, "ingest_one", scale.tiny_volume)
     first: dict[int, Counter[str]] = {}

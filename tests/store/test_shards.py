@@ -15,10 +15,10 @@ from bucket_servers import Bucket
 from command_line import call
 from octjepa.config import load_recipe
 from octjepa.errors import OctjepaError, UsageError
+from octjepa.ingest import build_store
 from octjepa.remote import join, list_objects
-from octjepa.store import Store, build_store
+from octjepa.store import Store
 from octjepa.store import shards as shards_module
-from octjepa.store.native_mapping import NativeMap
 from octjepa.store.shards import ShardTable, pack
 from octjepa.store.storage import DamagedVolume
 
@@ -47,9 +47,7 @@ def same(one: Store, other: Store) -> None:
         assert np.array_equal(a.pixels, b.pixels)
         assert np.array_equal(a.band, b.band)
         assert np.array_equal(a.shifts, b.shifts)
-        assert np.array_equal(
-            NativeMap.from_store(one, volume_id).frame_mm, NativeMap.from_store(other, volume_id).frame_mm
-        )
+        assert np.array_equal(one.native_map(volume_id).frame_mm, other.native_map(volume_id).frame_mm)
 
 
 def test_a_packed_store_is_read_as_before(whole: Path, path: Path) -> None:

@@ -7,11 +7,12 @@ import csv
 import pytest
 
 from octjepa.errors import TooManyLostError
+from octjepa.ingest import build_store
 from octjepa.phantom import cohort
 from octjepa.phantom.zoo import DEFECTS
 from octjepa.phantom.zoo.headers import PATIENT_NAME
 from octjepa.recipe import Preprocessing
-from octjepa.store import Store, build_store
+from octjepa.store import Store
 
 PREPROCESSING = Preprocessing(
     image_size=(8, 64, 64), margin=(0, 8, 8), target_spacing_mm=(0.7, 0.0156, 0.094), axial_anchor=0.65

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from octjepa.canonical.pipeline import resample_in_plane
+from octjepa.canonical.quality import structured_frames
+from octjepa.canonical.resample import centred_positions
+from octjepa.canonical.surfaces import find_surfaces
 from octjepa.recipe import Preprocessing
-from octjepa.store.canonical import resample_in_plane
-from octjepa.store.quality import structured_frames
-from octjepa.store.resample import centred_positions
-from octjepa.store.surfaces import find_surfaces
 from octjepa.volume import OCTVolume
 
 Errors = dict[str, np.ndarray]

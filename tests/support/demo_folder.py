@@ -59,8 +59,9 @@ REFUSED = [
 def fill_store(path: Path) -> None:
     from octjepa.config import load_recipe
     from octjepa.files import replace_folder
-    from octjepa.store import CanonicalVolume, Store
+    from octjepa.store import Store
     from octjepa.store.storage import stage_chunk
+    from octjepa.volume import CanonicalVolume
 
     recipe = load_recipe("tiny_cpu")
     store = Store.create(path, recipe.preprocessing)

@@ -11,8 +11,9 @@ import torch
 
 from octjepa.config import PRETRAINING
 from octjepa.recipe import Preprocessing, Recipe
-from octjepa.store import CanonicalVolume, Store
+from octjepa.store import Store
 from octjepa.store.storage import DiskStorage
+from octjepa.volume import CanonicalVolume
 
 # Where the tests of training compute: conftest.py hides every accelerator unless OCTJEPA_TEST_DEVICE names one.
 DEVICE = torch.device(os.environ.get("OCTJEPA_TEST_DEVICE", "cpu"))

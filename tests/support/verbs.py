@@ -15,11 +15,12 @@ from zipfile import ZipFile
 import pandas as pd
 
 from index_entries import index_entry
+from octjepa.cohort.split import apply_split
 from octjepa.config import to_yaml
 from octjepa.files import replace_folder
+from octjepa.ingest import build_store
 from octjepa.phantom import write_cohort
-from octjepa.store import Store, build_store
-from octjepa.store.split import apply_split
+from octjepa.store import Store
 from octjepa.store.storage import chunk_hash, stage_chunk
 from planted import QUICK, RECIPE, PlantedStore, write_encoder, write_labels
 

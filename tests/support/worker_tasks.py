@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from octjepa.errors import OctjepaError
-from octjepa.ingest import SourceFile, memory_budget
-from octjepa.store.worker_pool import AHEAD
+from octjepa.ingest import SourceFile
+from octjepa.ingest.worker_pool import AHEAD
+from octjepa.read import memory_budget
 
 
 def obey(source: SourceFile) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def obey(source: SourceFile) -> dict[str, Any]:
 
 def poisoned(source: SourceFile, **settings: Any) -> dict[str, Any]:
     """The ingest of one file, whose process eye3.dcm ends."""
-    from octjepa.store.one_file import ingest_one
+    from octjepa.ingest.one_file import ingest_one
 
     if source.name.endswith("eye3.dcm"):
         return obey(replace(source, name="segfault"))

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from layered_eye import COLUMNS, FRAMES, PREPROCESSING, eye
+from octjepa.canonical.native_mapping import NativeMap
+from octjepa.canonical.pipeline import canonicalise
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.checkpoint.encoder import SelectedTokens
 from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe
-from octjepa.store.canonical import canonicalise
-from octjepa.store.native_mapping import NativeMap
 from octjepa.tasks import occlusion
 from octjepa.tasks.finetune.folder import HeadSpec
 from octjepa.tasks.finetune.network import TunedNetwork

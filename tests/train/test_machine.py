@@ -15,10 +15,10 @@ import torch
 from octjepa.distributed import precision
 from octjepa.distributed.precision import with_precision
 from octjepa.distributed.runtime import Runtime
+from octjepa.machine import cores
 from octjepa.model import blocks
 from octjepa.progress import set_quiet
 from octjepa.recipe import Recipe
-from octjepa.store.worker_pool import cores
 from octjepa.train import plan as planning
 from octjepa.train.machine import (
     Choice,

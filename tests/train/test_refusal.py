@@ -16,11 +16,11 @@ from octjepa.checkpoint import folder
 from octjepa.errors import OctjepaError, ResourceError
 from octjepa.files import read_json_lines
 from octjepa.recipe import Recipe
-from octjepa.store import CanonicalVolume
 from octjepa.store.storage import reading_chunk
 from octjepa.train.loop import pretrain
 from octjepa.views import loader
 from octjepa.views.loader import TrainingDataset
+from octjepa.volume import CanonicalVolume
 from ranks import assert_same, losses_of, weights_of
 from synthetic import MemoryStore, small_recipe
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from octjepa.store import CanonicalVolume
 from octjepa.train import metrics
 from octjepa.train.loop import pretrain
 from octjepa.train.metrics import ThroughputMeter, slow_reading_message
+from octjepa.volume import CanonicalVolume
 from synthetic import MemoryStore, small_recipe
 
 

@@ -15,9 +15,9 @@ from PIL import Image
 from octjepa import load_encoder
 from octjepa.embed.table import write_embeddings
 from octjepa.errors import UsageError
+from octjepa.ingest.build import build_store
 from octjepa.phantom import write_cohort
-from octjepa.store import CanonicalVolume, Store
-from octjepa.store.build import build_store
+from octjepa.store import Store
 from octjepa.tasks.segment.folder import SavedHead
 from octjepa.tasks.segment.linear import LinearHead
 from octjepa.tasks.segment.recipe import SegmentRecipe
@@ -26,6 +26,7 @@ from octjepa.viewer.neighbours import NEAREST, Neighbours
 from octjepa.viewer.scans import Scans
 from octjepa.viewer.server import open_scans
 from octjepa.viewer.voxel_classes import COLOURS, VoxelClasses
+from octjepa.volume import CanonicalVolume
 
 pytest.importorskip("starlette")
 

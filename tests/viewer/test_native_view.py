@@ -15,10 +15,11 @@ from pydicom.uid import ExplicitVRLittleEndian, JPEG2000Lossless, RLELossless
 from oct_dicom import make_dataset, retina, save, use_syntax
 from octjepa import load_encoder
 from octjepa.errors import UsageError
-from octjepa.ingest import read_one_frame, read_volume
+from octjepa.ingest.build import build_store
 from octjepa.phantom import write_cohort
+from octjepa.read.one_frame import read_one_frame
+from octjepa.read.reader import read_volume
 from octjepa.store import Store
-from octjepa.store.build import build_store
 from octjepa.viewer.listing import MAX_PAGE, VolumeList
 from octjepa.viewer.live import LiveRun
 from octjepa.viewer.scans import Scans

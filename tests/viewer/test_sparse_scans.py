@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from octjepa.report.figures import eyes, tokens
-from octjepa.store import CanonicalVolume, Store
+from octjepa.store import Store
 from octjepa.viewer.scans import Scans
 from octjepa.views import geometry
 from octjepa.views.sample import select_tissue_tokens
 from octjepa.views.tokens import holds_tissue, select, select_tissue
+from octjepa.volume import CanonicalVolume
 from synthetic import small_recipe, volume
 
 SLICE = 1  # of eight, the only one with tissue: a quarter of the tokens' four slices, and less where the band ends

@@ -11,11 +11,11 @@ import pytest
 
 from bucket_servers import Bucket
 from octjepa.errors import OctjepaError
-from octjepa.ingest import read_volume
+from octjepa.ingest.build import build_store
 from octjepa.phantom import write_cohort
+from octjepa.read.reader import read_volume
 from octjepa.recipe import Preprocessing
 from octjepa.remote import join, put_bytes
-from octjepa.store.build import build_store
 from octjepa.viewer.scans import Scans
 from octjepa.viewer.server import open_scans
 

@@ -13,10 +13,11 @@ from threadpoolctl import threadpool_limits
 from octjepa.config import load_recipe
 from octjepa.distributed.precision import with_precision
 from octjepa.distributed.runtime import Runtime
+from octjepa.ingest import build_store
 from octjepa.objective.loss import token_grid_positions
 from octjepa.phantom import write_cohort
 from octjepa.recipe import Preprocessing, Recipe
-from octjepa.store import Store, build_store
+from octjepa.store import Store
 from octjepa.views.loader import Batch
 
 RECIPE: tuple[str, ...] = ("tiny_cpu_vjepa",)  # its name, and keys that differ

@@ -30,8 +30,8 @@ from scipy import ndimage
 from octjepa.bench.alternating_runs import Comparison, rate
 from octjepa.bench.data import bench_recipe, one_thread, phantom_files
 from octjepa.errors import OctjepaError, UsageError, install_command
+from octjepa.ingest import build_store
 from octjepa.recipe import Preprocessing
-from octjepa.store import build_store
 
 Pipeline = Callable[[Path, Path, Preprocessing], None]
 

@@ -28,8 +28,9 @@ from octjepa.model import VJEPA3D
 from octjepa.model.vjepa2 import to_vjepa2, vjepa2_config
 from octjepa.objective.base import gather_tokens
 from octjepa.recipe import Recipe
-from octjepa.store import CanonicalVolume, Store
+from octjepa.store import Store
 from octjepa.views import geometry, intensity
+from octjepa.volume import CanonicalVolume
 
 BATCH = 16
 ALIKE = 1e-3  # the most that features of the same weights may differ by; they are of size 1

@@ -28,8 +28,7 @@ from octjepa.checkpoint.module import VolumeEncoder, collate_images, prepare_vol
 from octjepa.config import stored_recipe
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Preprocessing
-from octjepa.store import CanonicalVolume
-from octjepa.volume import OCTVolume
+from octjepa.volume import CanonicalVolume, OCTVolume
 
 MODEL_TYPE = "octjepa"
 Scan = str | Path | OCTVolume | CanonicalVolume

@@ -22,6 +22,7 @@ from octjepa.checkpoint.location import MANIFEST, Location, has_file, parse_loca
 from octjepa.checkpoint.module import VolumeEncoder, collate_images, prepare_volume
 from octjepa.checkpoint.pooling import TokenFeatures, check_pools, pool_tokens, tissue_layers
 from octjepa.checkpoint.state import MODEL_FILE, read_recipe
+from octjepa.cohort.recorded_scans import split_recorded
 from octjepa.config import load_run_recipe, stored_recipe
 from octjepa.errors import CheckpointError, WrongCheckpointError
 from octjepa.model import VJEPA3D, Encoder
@@ -29,11 +30,9 @@ from octjepa.outside import named_by
 from octjepa.recipe import Recipe
 from octjepa.remote import info, local_copy
 from octjepa.shipped import shipped, shipped_names
-from octjepa.store import CanonicalVolume
-from octjepa.store.recorded_scans import split_recorded
 from octjepa.views import geometry, intensity, tokens
 from octjepa.views.sample import select_tissue_tokens, token_positions
-from octjepa.volume import OCTVolume
+from octjepa.volume import CanonicalVolume, OCTVolume
 
 EXPORTED = "model.safetensors"  # in a folder that `octjepa export` made
 FORWARD_TOKENS = 8192  # of all volumes in a forward pass: memory is bounded whatever the grid

@@ -15,14 +15,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from octjepa.canonical.pipeline import canonicalise
 from octjepa.errors import UsageError
-from octjepa.ingest import read_volume
 from octjepa.model.encoder import Encoder
+from octjepa.read.reader import read_volume
 from octjepa.recipe import Preprocessing, Recipe
-from octjepa.store import CanonicalVolume, canonicalise
 from octjepa.views import geometry, intensity
 from octjepa.views.sample import token_positions
-from octjepa.volume import OCTVolume
+from octjepa.volume import CanonicalVolume, OCTVolume
 
 
 class VolumeEncoder(nn.Module):

@@ -23,8 +23,8 @@ from jaxtyping import Float, Int
 
 from octjepa.errors import UsageError
 from octjepa.recipe import Recipe
-from octjepa.store import CanonicalVolume
 from octjepa.views import geometry, tokens
+from octjepa.volume import CanonicalVolume
 
 # Width of each pooling in multiples of the encoder's width.
 POOL_WIDTHS = {

@@ -60,10 +60,10 @@ def phantom(
     quiet: Quiet = False,
 ) -> None:
     """Draws synthetic eyes with ground truth. They are written as DICOM in the folder layout of AI-READI."""
+    from octjepa.cohort.split import read_shares
+    from octjepa.ingest.worker_pool import worker_count
     from octjepa.phantom import write_cohort
     from octjepa.recipe import DEVICES
-    from octjepa.store.split import read_shares
-    from octjepa.store.worker_pool import worker_count
 
     chosen = DEVICES if devices is None else tuple(device.strip() for device in devices.split(","))
     unknown = [device for device in chosen if device not in DEVICES]
@@ -125,8 +125,8 @@ def ingest(
 ) -> None:
     """Reads scans into a store. A file that cannot be read correctly is listed in the quarantine with a reason."""
     from octjepa.config import load_recipe
-    from octjepa.ingest.reader import parse_spacing
-    from octjepa.store import build_store
+    from octjepa.ingest import build_store
+    from octjepa.read.reader import parse_spacing
 
     preprocessing = load_recipe(recipe).preprocessing
     try:
@@ -150,14 +150,14 @@ def inspect(
     quiet: Quiet = False,
 ) -> None:
     """Describes a file, store, run or checkpoint. Also takes the name of a shipped encoder."""
-    from octjepa.ingest.reader import parse_spacing
     from octjepa.inspection import describe
+    from octjepa.read.reader import parse_spacing
 
     found = describe(path, None if spacing is None else parse_spacing(spacing), verify)
     flow = {} if as_json else found.pop("flow", {})
     print_result(found, as_json)
     if flow:
-        from octjepa.store.cohort_flow import CohortFlow
+        from octjepa.cohort.flow import CohortFlow
 
         for cohort, stages in flow.items():
             print("\n".join([f"{cohort} cohort", *CohortFlow.from_json(stages).lines()]))
@@ -217,8 +217,8 @@ def split(
     quiet: Quiet = False,
 ) -> None:
     """Splits a store by person and checks for leaks. Also against the people an encoder was pretrained on."""
+    from octjepa.cohort.split import apply_split, read_shares
     from octjepa.store import Store
-    from octjepa.store.split import apply_split, read_shares
 
     opened = Store.open(store)
     if against is not None:

@@ -44,7 +44,7 @@ def plan(
 
         opened = Store.open(store)
 
-        from octjepa.store.grid_coverage import cohort_coverage, coverage_line
+        from octjepa.canonical.grid_coverage import cohort_coverage, coverage_line
         from octjepa.train.data import choose_cohort
 
         cohort, stream = choose_cohort(opened, resolved)

@@ -122,7 +122,7 @@ def predict(
             raise UsageError("--spacing is for scans that are read: those of a --store have their spacing")
         print_result(predict_store(tuned, Store.open(store), out, level), as_json)
         return
-    from octjepa.ingest.reader import parse_spacing
+    from octjepa.read.reader import parse_spacing
 
     spacing_mm = None if spacing is None else parse_spacing(spacing)
     try:

@@ -22,7 +22,7 @@ from jaxtyping import UInt8
 
 from octjepa.doctor.checks import Check, Setup, State, register
 from octjepa.errors import install_command
-from octjepa.ingest.pixels import decode_pixels
+from octjepa.read.pixels import decode_pixels
 from octjepa.train.run_folder import code_hash
 
 NATIVE = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2", "1.2.840.10008.1.2.1.99")

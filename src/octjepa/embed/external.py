@@ -30,9 +30,9 @@ from octjepa.external import ExternalEncoder, load_external
 from octjepa.files import write_atomic
 from octjepa.progress import bar
 from octjepa.store import Store
-from octjepa.store.canonical import CANONICAL_VERSION
 from octjepa.store.contract import check_same_contract
 from octjepa.views import geometry
+from octjepa.volume import CANONICAL_VERSION
 
 PATTERNS = ("raster",)  # scan patterns that external encoders are given; ours name theirs in their recipe
 _BLOCKS = ("vector", "untrained", "histogram")

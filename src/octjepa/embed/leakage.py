@@ -13,12 +13,12 @@ import pandas as pd
 
 from octjepa.checkpoint import load_encoder
 from octjepa.checkpoint.location import Location, has_file, parse_location
+from octjepa.cohort.leaks import TrainingSet, pretraining_overlap
+from octjepa.cohort.recorded_scans import split_recorded
 from octjepa.errors import UsageError
 from octjepa.outside import OutsideError, named_by
 from octjepa.shipped import shipped, shipped_names
 from octjepa.store import Store
-from octjepa.store.leaks import TrainingSet, pretraining_overlap
-from octjepa.store.recorded_scans import split_recorded
 
 _log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from octjepa.checkpoint import load_encoder
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed.shard import Embedder, Job
 from octjepa.errors import OctjepaError, UsageError
+from octjepa.ingest.ray_pool import RETRIES, cluster, worker_error
 from octjepa.outside import allow_outside
 from octjepa.store import Store
-from octjepa.store.ray_pool import RETRIES, cluster, worker_error
 
 Part = tuple[int, list[str]]
 

@@ -24,8 +24,9 @@ from octjepa.embed import token_folder
 from octjepa.errors import OctjepaError
 from octjepa.files import write_atomic
 from octjepa.recipe import Preprocessing
-from octjepa.store import CanonicalVolume, Store
+from octjepa.store import Store
 from octjepa.views import geometry
+from octjepa.volume import CanonicalVolume
 
 HISTOGRAM_BINS = 32
 VERSION = 4  # of the contents of a part

@@ -23,8 +23,8 @@ from octjepa.distributed.runtime import Runtime
 from octjepa.embed.embedding import require_same_contract
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.progress import bar
-from octjepa.store import CanonicalVolume, Store
-from octjepa.volume import OCTVolume
+from octjepa.store import Store
+from octjepa.volume import CanonicalVolume, OCTVolume
 
 _log = logging.getLogger(__name__)
 

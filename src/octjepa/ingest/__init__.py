@@ -1,12 +1,11 @@
-"""Files to `OCTVolume`s: pixels, spacing with provenance, laterality, device, pattern, ids, hash.
+"""The `octjepa ingest` job: it finds scans, reads them in worker processes or on Ray, and writes a store.
 
-In come DICOM files, folders of them, or an AI-READI-shaped manifest; out come volumes in native geometry.
-What cannot be read correctly raises `VolumeRejected` with a code of the closed list in `reasons`.
+Input: files, folders, globs, manifests or buckets. Output: a `Store` and its quarantine list. The package also expands
+ZIP archives and audits a source before anything is read.
 """
 
-from octjepa.ingest.one_frame import read_one_frame
-from octjepa.ingest.reader import describe_file, read_volume
-from octjepa.ingest.reasons import REASONS
-from octjepa.ingest.sources import Discovery, SourceFile, discover
+from octjepa.ingest.build import build_store
+from octjepa.ingest.source_file import Discovery, SourceFile
+from octjepa.ingest.sources import discover
 
-__all__ = ["REASONS", "Discovery", "SourceFile", "describe_file", "discover", "read_one_frame", "read_volume"]
+__all__ = ["Discovery", "SourceFile", "build_store", "discover"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from zipfile import ZIP_BZIP2, ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipInfo
 
-from octjepa.ingest.manifest import MANIFEST, PARTICIPANTS
+from octjepa.read.manifest import MANIFEST, PARTICIPANTS
 from octjepa.recipe import DEVICES
 
 REFUSALS = {

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from octjepa.errors import VolumeRejected
-from octjepa.ingest.devices import stated_device
-from octjepa.ingest.dicom import has_dicom_magic
-from octjepa.ingest.formats import read_scan, recognise
-from octjepa.ingest.personal_data import count_fields, mask_path, personal_fields
 from octjepa.ingest.sources import SourceFile, discover
 from octjepa.progress import bar
+from octjepa.read.devices import stated_device
+from octjepa.read.dicom import has_dicom_magic
+from octjepa.read.formats import read_scan, recognise
+from octjepa.read.personal_data import count_fields, mask_path, personal_fields
 
 _PATH = "path"  # a folder or file name that holds the person's name or birth date
 

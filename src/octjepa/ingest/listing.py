@@ -18,12 +18,12 @@ from posixpath import basename, dirname, join
 
 from octjepa import remote
 from octjepa.errors import UsageError, VolumeRejected
-from octjepa.ingest import formats
-from octjepa.ingest.dicom_series import Series, may_be_b_scan, series_in
-from octjepa.ingest.formats.sequence import IMAGE_SUFFIXES
-from octjepa.ingest.manifest import ManifestRow
 from octjepa.ingest.remote_series import series_of_objects
 from octjepa.ingest.source_file import SourceFile
+from octjepa.read import formats
+from octjepa.read.dicom_series import Series, may_be_b_scan, series_in
+from octjepa.read.formats.sequence import IMAGE_SUFFIXES
+from octjepa.read.manifest import ManifestRow
 
 Refuse = Callable[[str, str, str], None]  # path, reason code, detail
 WILDCARDS = frozenset("*?[")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from octjepa import remote
 from octjepa.errors import OctjepaError, ResourceError
-from octjepa.ingest.dicom_series import Series, find_series, series_facts
-from octjepa.ingest.formats.sequence import MIN_FRAMES
+from octjepa.read.dicom_series import Series, find_series, series_facts
+from octjepa.read.formats.sequence import MIN_FRAMES
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset

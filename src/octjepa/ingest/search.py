@@ -15,7 +15,6 @@ from pathlib import PurePath
 from posixpath import basename, dirname, join
 
 from octjepa.errors import UsageError
-from octjepa.ingest.formats.sequence import sequences
 from octjepa.ingest.listing import (
     IMAGES,
     WILDCARDS,
@@ -27,7 +26,9 @@ from octjepa.ingest.listing import (
     suffix_of,
     walk,
 )
-from octjepa.ingest.manifest import (
+from octjepa.ingest.source_file import Discovery, SourceFile, how_to_expand, is_archive, printable
+from octjepa.read.formats.sequence import sequences
+from octjepa.read.manifest import (
     MANIFEST,
     MANIFESTS,
     PARTICIPANTS,
@@ -40,7 +41,6 @@ from octjepa.ingest.manifest import (
     parse_manifest,
     parse_participants,
 )
-from octjepa.ingest.source_file import Discovery, SourceFile, how_to_expand, is_archive, printable
 
 TABLES = {".tsv", ".csv"}
 _ABSENT = "listed, but not there"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from octjepa.ingest.personal_data import identifies_person, identifies_person_in_path, is_placeholder, mask_part
+from octjepa.read.personal_data import identifies_person, identifies_person_in_path, is_placeholder, mask_part
 
 Person = tuple[str, str]  # name, birth date YYYYMMDD; "" where not stated
 _MAX_PEOPLE = 200  # of a folder; with more, a person's own folder or file name is all that is masked

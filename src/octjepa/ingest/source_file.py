@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from octjepa import remote
-from octjepa.ingest.formats import companion_names
-from octjepa.ingest.manifest import ManifestRow
+from octjepa.read.formats import companion_names
+from octjepa.read.manifest import ManifestRow
 
 _ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".7z", ".rar")
 
@@ -111,7 +111,7 @@ class SourceFile:
 
 
 class Refused(NamedTuple):
-    """What was found and cannot be read: it goes to the quarantine with a code of `octjepa.ingest.reasons`."""
+    """What was found and cannot be read: it goes to the quarantine with a code of `octjepa.reasons`."""
 
     source: SourceFile
     reason: str

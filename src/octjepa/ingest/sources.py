@@ -18,12 +18,12 @@ from pathlib import Path
 
 from octjepa import remote
 from octjepa.errors import OctjepaError, ResourceError, UsageError, VolumeRejected
-from octjepa.ingest import formats
 from octjepa.ingest.listing import BucketListing, LocalListing, suffix_of
-from octjepa.ingest.reasons import REASONS, error_origin
 from octjepa.ingest.search import Search
 from octjepa.ingest.source_file import Discovery, SourceFile, printable
 from octjepa.progress import bar
+from octjepa.read import formats
+from octjepa.reasons import REASONS, error_origin
 
 __all__ = ["Discovery", "SourceFile", "discover"]
 

@@ -19,7 +19,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from octjepa.errors import UsageError
-from octjepa.ingest.manifest import clean_person_id
+from octjepa.read.manifest import clean_person_id
 
 PERSON_COLUMNS = ("person_id", "participant_id")
 EYE_COLUMNS = ("eye", "laterality")

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octjepa.ingest.reasons import REASONS
+from octjepa.cohort.flow import Counts, cohort_table, count_entries
+from octjepa.ingest.source_flow import RefusedFiles, source_flow
+from octjepa.reasons import REASONS
 from octjepa.report.figures.eyes import AxisGeometry, native_geometry, records
 from octjepa.report.html import file_name, without_paths
-from octjepa.store.cohort_flow import Counts, RefusedFiles, cohort_table, count_entries, source_flow, text_column
+from octjepa.store.index import text_column
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,11 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from octjepa.cohort.flow import UNKNOWN, Counts, cohort_table, count_by, count_entries
+from octjepa.cohort.leaks import find_leaks
 from octjepa.errors import UsageError
+from octjepa.ingest.source_flow import source_flow
 from octjepa.report.cohort import SPLITS, participant_facts, reason_meaning, run_flow
 from octjepa.report.figures.eyes import AXES
-from octjepa.store.cohort_flow import UNKNOWN, Counts, cohort_table, count_by, count_entries, source_flow, text_column
-from octjepa.store.leaks import find_leaks
+from octjepa.store.index import text_column
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -26,9 +26,10 @@ from octjepa.report.mask_metrics import (
     normalised_patches,
     ratio_interval,
 )
-from octjepa.store import CanonicalVolume, Store
+from octjepa.store import Store
 from octjepa.views import geometry, intensity, masks, tokens
 from octjepa.views.sample import select_tokens
+from octjepa.volume import CanonicalVolume
 
 AXES = ("slice", "depth", "column")
 FAR_STEPS = 3.0  # a target farther than this from every visible token, in token steps, can hardly be inferred

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, UInt8
 
+from octjepa.canonical.native_mapping import NativeMap
 from octjepa.files import write_atomic
 from octjepa.recipe import Recipe
 from octjepa.report.occlusion import OccludedVolume
 from octjepa.store import Store
-from octjepa.store.native_mapping import NativeMap
 
 NativeValues = Float[np.ndarray, "N R C"]
 
@@ -33,7 +33,7 @@ class NativeWriter:
         """Raises UsageError: ingest turned the scan's voxels, so that no map can be laid on the file's."""
         from octjepa.tasks.segment.labelled_volumes import frames_reversed
 
-        native = NativeMap.from_store(store, str(eye.row["volume_id"]))
+        native = store.native_map(str(eye.row["volume_id"]))
         return cls(eye, native, recipe, folder, frames_reversed(str(eye.row["notes"] or "")))
 
     def write_map(self, kind: str, grid: Float[np.ndarray, "d h w"]) -> NativeValues:

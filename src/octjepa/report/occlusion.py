@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
     from octjepa.checkpoint import PretrainedEncoder
     from octjepa.recipe import Recipe
-    from octjepa.store import CanonicalVolume, Store
+    from octjepa.store import Store
     from octjepa.tasks.finetune.predict import TunedModel
     from octjepa.tasks.occlusion import Occlusion
+    from octjepa.volume import CanonicalVolume
 
 MAX_EYES = 4
 MAX_CASES = 8
@@ -307,9 +308,8 @@ def _native_numbers(
     store: Store, volume_id: str, slice_: float, column: float
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """(number, of how many) of the native B-scan and of the A-scan nearest to a stored position, counted from 1."""
-    from octjepa.store.native_mapping import NativeMap
 
-    mapping = NativeMap.from_store(store, volume_id)
+    mapping = store.native_map(volume_id)
     native = mapping.to_native(np.array([[slice_, 0.0, column]]))[0]
     b_scan, a_scan = ((int(np.clip(round(native[axis]), 0, mapping.shape[axis] - 1)) + 1) for axis in (0, 2))
     return (b_scan, mapping.shape[0]), (a_scan, mapping.shape[2])

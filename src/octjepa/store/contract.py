@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from octjepa.config import science_hash
 from octjepa.errors import ContractError, UsageError
 from octjepa.recipe import Preprocessing, Recipe
-from octjepa.store.canonical import CANONICAL_VERSION
 from octjepa.store.storage import MARKER
+from octjepa.volume import CANONICAL_VERSION
 
 SCHEMA_VERSION = 1
 OLDEST_SCHEMA = 1  # what a change of schema has to raise, unless it brings a migration

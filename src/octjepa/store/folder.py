@@ -19,19 +19,19 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from octjepa.canonical.native_mapping import NativeMap
 from octjepa.config import science_hash
 from octjepa.errors import ContractError, UsageError
 from octjepa.files import Journal, write_atomic
-from octjepa.ingest.personal_data import count_fields
 from octjepa.recipe import Preprocessing
 from octjepa.remote import is_remote
 from octjepa.store.bucket import BucketStorage, BucketWriter
-from octjepa.store.canonical import CanonicalVolume
 from octjepa.store.contract import check_same_contract, contract_text, read_contract
 from octjepa.store.index import (
     COLUMNS,
@@ -45,6 +45,7 @@ from octjepa.store.index import (
     people_unknown,
     read_people,
     read_volumes,
+    text_column,
 )
 from octjepa.store.shards import ShardTable
 from octjepa.store.storage import (
@@ -58,6 +59,7 @@ from octjepa.store.storage import (
     read_half_difference,
     reading_chunk,
 )
+from octjepa.volume import CanonicalVolume
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -258,6 +260,30 @@ class Store:
             raise ValueError("its SHA-256 is not that of the index")
         self._verified.add(version)
 
+    def native_map(self, volume_id: str) -> NativeMap:
+        """The map between a stored volume and its native scan.
+
+        Raises UsageError if the store has no such volume, DamagedVolume if its geometry cannot be read.
+        """
+        entries = self.table[self.table["volume_id"] == volume_id].to_dict("records")
+        if not entries:
+            raise UsageError(f"the store {self.location} has no volume {volume_id}")
+        entry = entries[0]
+        with (
+            reading_chunk(self.chunk_location(volume_id)),
+            self.chunk_files(volume_id) as files,
+            np.load(BytesIO(files["geometry.npz"].read_bytes()), allow_pickle=False) as geometry,
+        ):
+            shifts, frame_mm = geometry["frame_shifts"], geometry["frame_mm"]
+        return NativeMap(
+            shape=(int(entry["native_d"]), int(entry["native_h"]), int(entry["native_w"])),
+            spacing_mm=(float(entry["spacing_z_mm"]), float(entry["spacing_y_mm"]), float(entry["spacing_x_mm"])),
+            preprocessing=self.preprocessing,
+            frame_shifts=shifts,
+            frame_mm=frame_mm,
+            mirrored=bool(entry["mirrored"]),
+        )
+
     def damaged(self) -> list[str]:
         """Reads every chunk; the ids of volumes whose chunk is absent or differs from what was written.
 
@@ -274,7 +300,7 @@ class Store:
 
     def describe(self) -> dict[str, Any]:
         """What `octjepa inspect STORE` prints."""
-        from octjepa.store.cohort_flow import text_column
+        from octjepa.read.personal_data import count_fields  # only `octjepa inspect` needs the readers' vocabulary
 
         table, refused = self.table, self.index.quarantine.values()
         return {

@@ -191,3 +191,8 @@ def format_labels(entries: Iterable[Mapping[str, Any]]) -> str:
     names = sorted(set(table.columns) - set(_LABEL_KEYS))
     text: str = table[[*_LABEL_KEYS, *names]].to_csv(sep="\t", index=False, lineterminator="\n")
     return text
+
+
+def text_column(column: pd.Series) -> pd.Series:
+    """A column of the index as text, with "" for missing values."""
+    return column.astype(object).where(column.notna(), "").astype(str)

@@ -23,7 +23,7 @@ import numpy as np
 from octjepa.errors import MORE_FILES, OctjepaError, ResourceError, UsageError
 from octjepa.files import write_atomic, write_new_folder
 from octjepa.locks import LOCK, writer_lock
-from octjepa.store.canonical import CanonicalVolume
+from octjepa.volume import CanonicalVolume
 
 MARKER = "store.json"
 CHUNK_FILES = ("pixels.npy", "geometry.npz")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Shaped, UInt8
 
+from octjepa.canonical.native_mapping import NativeMap
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.errors import UsageError
 from octjepa.recipe import Recipe
-from octjepa.store import CanonicalVolume
-from octjepa.store.native_mapping import NativeMap
 from octjepa.tasks.occlusion import Occlusion
 from octjepa.views.tokens import holds_tissue
+from octjepa.volume import CanonicalVolume
 
 Grid = Float[np.ndarray, "d h w"]
 

@@ -35,11 +35,11 @@ from octjepa.checkpoint.pooling import POSITION_FREE_POOL
 from octjepa.errors import UsageError
 from octjepa.probe.calibration import apply_logit_shift
 from octjepa.recipe import Recipe
-from octjepa.store import CanonicalVolume
 from octjepa.tasks.finetune.folder import HeadSpec
 from octjepa.tasks.finetune.network import pooled
 from octjepa.tasks.finetune.predict import TunedModel, in_label_units
 from octjepa.views.tokens import holds_tissue
+from octjepa.volume import CanonicalVolume
 
 POOL = POSITION_FREE_POOL  # of the embedding: `octjepa embed` writes it, and it has a meaning for part of the tokens
 REGION_MM = (1.0, 0.1, 1.0)  # across, the central subfield of the ETDRS grid; in depth, a third of the retina

@@ -20,14 +20,14 @@ from torch import Tensor
 from octjepa.checkpoint import folder, state
 from octjepa.checkpoint.location import Location, child, location_name
 from octjepa.checkpoint.warm_start import start_weights
+from octjepa.cohort.recorded_scans import uid_key
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.files import read_json_lines
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe
 from octjepa.store import Store
-from octjepa.store.cohort_flow import text_column
-from octjepa.store.recorded_scans import uid_key
+from octjepa.store.index import text_column
 from octjepa.train.guards import SKIPPED_IN_A_ROW
 from octjepa.train.run_folder import check_data, last_saved, read_summary, record_code_change, record_saved
 from octjepa.train.tracking import RunLogger

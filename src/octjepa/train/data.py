@@ -7,11 +7,11 @@ import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from octjepa.cohort.selection import Selection
 from octjepa.errors import UsageError
 from octjepa.progress import is_quiet
 from octjepa.recipe import Recipe
 from octjepa.store import Store
-from octjepa.store.select import Selection
 from octjepa.views.loader import TrainingDataset, select_volumes
 
 

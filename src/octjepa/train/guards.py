@@ -21,10 +21,10 @@ import torch
 from octjepa.distributed.runtime import Runtime, local_tensor
 from octjepa.errors import OctjepaError
 from octjepa.files import Journal
-from octjepa.ingest.reasons import quarantine_record
 from octjepa.model import VJEPA3D
 from octjepa.model.blocks import uncompiled
 from octjepa.objective.base import Prediction, get_objective
+from octjepa.reasons import quarantine_record
 from octjepa.views.loader import Batch
 
 SKIPPED_IN_A_ROW = 5  # after so many skipped updates the run goes back

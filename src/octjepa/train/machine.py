@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import torch
 
 from octjepa.errors import UsageError
+from octjepa.machine import cores
 from octjepa.model.blocks import PLAIN_TOKENS, trains_by_plain_products
 from octjepa.objective.base import get_objective
 from octjepa.progress import is_quiet
 from octjepa.recipe import Recipe
-from octjepa.store.worker_pool import cores
 from octjepa.views.cuts import host_only
 from octjepa.views.device_store import stored_bytes
 

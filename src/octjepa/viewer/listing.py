@@ -7,10 +7,11 @@ from typing import Any
 
 import pandas as pd
 
+from octjepa.cohort.flow import cohort_table
 from octjepa.report.figures import eyes
 from octjepa.report.html import file_name
 from octjepa.store import Store
-from octjepa.store.cohort_flow import cohort_table, text_column
+from octjepa.store.index import text_column
 
 MAX_PAGE = 200
 _COLUMNS = ("eye", "device", "protocol", "pattern", "region", "split", "site")

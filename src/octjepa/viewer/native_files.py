@@ -17,10 +17,12 @@ import numpy as np
 from jaxtyping import UInt8
 
 from octjepa.errors import OctjepaError, UsageError, VolumeRejected
-from octjepa.ingest import SourceFile, discover, read_one_frame, read_volume
+from octjepa.ingest import SourceFile, discover
+from octjepa.ingest.one_file import user_spacing
+from octjepa.read.one_frame import read_one_frame
+from octjepa.read.reader import read_volume
 from octjepa.remote import is_remote
 from octjepa.store.index import file_key
-from octjepa.store.one_file import user_spacing
 from octjepa.volume import OCTVolume
 
 MAX_BYTES = 512 << 20  # of pixels that are held at once; the last scan is held in any case

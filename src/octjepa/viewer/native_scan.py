@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
+from octjepa.canonical.native_mapping import NativeMap
 from octjepa.report.figures import eyes
-from octjepa.store.native_mapping import NativeMap
 from octjepa.tasks.segment.thickness import SECTORS, ScanOrientation, etdrs_means, scan_centre
 from octjepa.viewer.native_surfaces import Plane
 from octjepa.volume import AXES, OCTVolume

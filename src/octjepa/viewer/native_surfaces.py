@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int16
 
-from octjepa.store.canonical import BAND_BELOW_BRUCH_MM
-from octjepa.store.native_mapping import NativeMap
+from octjepa.canonical.native_mapping import NativeMap
+from octjepa.canonical.pipeline import BAND_BELOW_BRUCH_MM
 
 SURFACES = ("ILM", "Bruch's membrane", "lower edge of the tissue band")
 Plane = Literal["slice", "depth", "column"]

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from octjepa.canonical.native_mapping import NativeMap
 from octjepa.errors import OctjepaError
 from octjepa.report.figures import eyes
-from octjepa.store.native_mapping import NativeMap
 from octjepa.viewer.listing import VolumeList
 from octjepa.viewer.live import LiveRun
 from octjepa.viewer.misread import CasePredictions
@@ -129,7 +129,7 @@ class Scans:
         return png(colours.reshape(depth * height, width, 4))
 
     def _find_surfaces(self, volume_id: str) -> tuple[NativeMap, np.ndarray]:
-        native = NativeMap.from_store(self.store, volume_id)
+        native = self.store.native_map(volume_id)
         return native, native_surfaces(native, np.asarray(self._volume(volume_id).band))
 
     def _find_first(self, volume_id: str) -> tuple[int, bytes] | None:

@@ -18,10 +18,10 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from octjepa.recipe import Recipe
-from octjepa.store import CanonicalVolume
 from octjepa.views import geometry, intensity, tokens
 from octjepa.views.loader import Batch, LoadedSample, TrainingDataset, collate, training_batches
 from octjepa.views.sample import Draw, Sample, draw_sample
+from octjepa.volume import CanonicalVolume
 
 
 class Cut(NamedTuple):

@@ -19,15 +19,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from octjepa.cohort.selection import Selection, check_not_empty, select
 from octjepa.errors import ContractError, OctjepaError, ResourceError, UsageError
 from octjepa.recipe import Recipe
 from octjepa.remote import retry_count
-from octjepa.store import CanonicalVolume, Store
+from octjepa.store import Store
 from octjepa.store.contract import contract_differences
-from octjepa.store.select import Selection, check_not_empty, select
 from octjepa.views.order import VolumeOrder
 from octjepa.views.sample import make_sample
 from octjepa.views.workers import init_worker, translate_transfer_errors, translate_worker_errors
+from octjepa.volume import CanonicalVolume
 
 _WAITS_SECONDS = (0.5, 2.0, 5.0)  # between tries where the machine has no resources: other programs may free some
 _MAX_CONSECUTIVE = 16  # unreadable volumes; with a fifth of all unreadable, 16 in a row have a chance of 1 in 10^11

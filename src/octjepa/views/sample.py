@@ -14,8 +14,8 @@ from jaxtyping import Float, Int, UInt8
 
 from octjepa import keys
 from octjepa.recipe import Recipe
-from octjepa.store import CanonicalVolume
 from octjepa.views import geometry, intensity, masks, tokens
+from octjepa.volume import CanonicalVolume
 
 
 class Sample(NamedTuple):

@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import save_file
 
 from command_line import call
+from octjepa.ingest import build_store
 from octjepa.model import VJEPA3D
 from octjepa.phantom import write_cohort
 from octjepa.recipe import Recipe
-from octjepa.store import Store, build_store
+from octjepa.store import Store
 from synthetic import small_recipe
 
 # Not flattened: the place of a layer then says little, and a head has to look.

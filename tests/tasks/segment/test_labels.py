@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import SimpleITK
 
+from octjepa.canonical.native_mapping import NativeMap
+from octjepa.canonical.pipeline import canonicalise
 from octjepa.errors import UsageError
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store
-from octjepa.store.canonical import canonicalise
-from octjepa.store.native_mapping import NativeMap
 from octjepa.tasks.segment.label_files import PHANTOM_LAYERS, LabelFolder
 from octjepa.tasks.segment.labelled_volumes import LabelledVolumes, frames_reversed, labels_to_stored, scores_to_scan
 from octjepa.tasks.segment.recipe import RECIPES, load_recipe

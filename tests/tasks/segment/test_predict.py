@@ -15,7 +15,7 @@ import pytest
 from command_line import call
 from octjepa.checkpoint.folder import SCHEMA
 from octjepa.errors import OctjepaError
-from octjepa.ingest import read_volume
+from octjepa.read.reader import read_volume
 from octjepa.tasks.nifti import write_nifti
 from octjepa.tasks.segment import predict
 from octjepa.tasks.segment.dicom_seg import read_segmentation, write_segmentation

@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 
-from octjepa.ingest.formats import Format
-from octjepa.ingest.raw_scan import FrameGeometry, HeaderFields, RawScan
-from octjepa.ingest.reasons import rejection
+from octjepa.read.formats import Format
+from octjepa.read.raw_scan import FrameGeometry, HeaderFields, RawScan
+from octjepa.reasons import rejection
 
 
 def read_plain(path):

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from octjepa.recipe import Recipe
-    from octjepa.store import CanonicalVolume, Store
+    from octjepa.store import Store
+    from octjepa.volume import CanonicalVolume
 
 BARS_MM = (0.2, 1.0)
 SLAB_MM = 0.25

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from octjepa.store import CanonicalVolume, Store
+    from octjepa.store import Store
+    from octjepa.volume import CanonicalVolume
 
 FAMILIES = {
     "tubes": "Tubes: rectangles through every B-scan, so no hole can be filled from the slice beside it.",

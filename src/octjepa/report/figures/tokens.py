@@ -19,7 +19,8 @@ from octjepa.report.figures.eyes import central, central_slice, volume_title
 
 if TYPE_CHECKING:
     from octjepa.checkpoint import PretrainedEncoder
-    from octjepa.store import CanonicalVolume, Store
+    from octjepa.store import Store
+    from octjepa.volume import CanonicalVolume
 
 COMPONENTS = 3
 

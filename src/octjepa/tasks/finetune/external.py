@@ -26,11 +26,11 @@ from octjepa.external import ExternalEncoder, check_address, is_external, load_e
 from octjepa.metrics.scores import Task
 from octjepa.probe.networks import TokenBatch
 from octjepa.recipe import DataRecipe, Preprocessing, Recipe, TokenRecipe, TrainRecipe
-from octjepa.store import CanonicalVolume
 from octjepa.tasks.finetune.network import TunedNetwork
 from octjepa.views import geometry
 from octjepa.views.loader import LoadedSample
 from octjepa.views.sample import make_view
+from octjepa.volume import CanonicalVolume
 
 PATTERNS: tuple[Literal["raster"]] = ("raster",)
 

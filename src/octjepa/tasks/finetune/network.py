@@ -23,11 +23,11 @@ from octjepa.checkpoint.pooling import TokenFeatures
 from octjepa.embed.token_folder import grid_coordinates
 from octjepa.metrics.scores import Task
 from octjepa.probe.networks import WIDTH, AttentivePooling, Outputs, TokenBatch
-from octjepa.store import CanonicalVolume
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.train.learner import layer_decay_groups, network_blocks, parameters_by_level
 from octjepa.views.loader import collate
 from octjepa.views.sample import make_sample, token_positions
+from octjepa.volume import CanonicalVolume
 
 TUNED_POOL = "mean_std_max+attention"
 _EPS = 1e-6

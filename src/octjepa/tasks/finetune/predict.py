@@ -20,17 +20,17 @@ from octjepa.checkpoint.folder import read_manifest, read_tensors
 from octjepa.checkpoint.location import parse_location
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import CheckpointError, UsageError, WrongCheckpointError
-from octjepa.ingest import read_volume
 from octjepa.probe.aggregation import PreparedTarget
 from octjepa.probe.calibration import apply_logit_shift, at_class_shares, class_shares, class_weights, select_setting
 from octjepa.progress import bar
-from octjepa.store import CanonicalVolume, Store
+from octjepa.read.reader import read_volume
+from octjepa.store import Store
 from octjepa.tasks.finetune.external import load_start, tuned_network
 from octjepa.tasks.finetune.folder import HEAD_FILE, HeadSpec
 from octjepa.tasks.finetune.network import TunedNetwork
 from octjepa.tasks.finetune.tuning_data import TrainingLabels, TuningData
 from octjepa.train.learner import load_weights
-from octjepa.volume import OCTVolume
+from octjepa.volume import CanonicalVolume, OCTVolume
 
 Scan = str | Path | OCTVolume | CanonicalVolume
 VOLUMES_AT_ONCE = 16  # as embedding takes them

@@ -25,7 +25,6 @@ from octjepa.checkpoint import PretrainedEncoder
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError, install_command
 from octjepa.recipe import Recipe
-from octjepa.store import CanonicalVolume
 from octjepa.tasks.segment.dice import mean_dice, voxel_counts
 from octjepa.tasks.segment.label_files import UNLABELLED
 from octjepa.tasks.segment.network import Decoder
@@ -43,6 +42,7 @@ from octjepa.train.learner import Learner, adamw, layer_decay_groups
 from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervised
 from octjepa.views.geometry import sample_transform
 from octjepa.views.intensity import sample_augmentation
+from octjepa.volume import CanonicalVolume
 
 _VALIDATIONS = 4
 _MIN_SHARE = 1e-3  # of the prior, so that a class may be where no training label had it

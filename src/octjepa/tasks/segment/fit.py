@@ -32,7 +32,7 @@ from octjepa.metrics.comparisons import paired_difference
 from octjepa.metrics.findings import Findings
 from octjepa.progress import bar
 from octjepa.remote import is_remote
-from octjepa.store import CanonicalVolume, Store
+from octjepa.store import Store
 from octjepa.tasks.finetune.tuning_data import refuse_leaks
 from octjepa.tasks.segment import decoder
 from octjepa.tasks.segment.bscans import BSCANS, write_bscans
@@ -44,6 +44,7 @@ from octjepa.tasks.segment.recipe import SegmentRecipe
 from octjepa.tasks.segment.thickness import SECTORS, draw_thickness, write_table
 from octjepa.tasks.segment.windows import PositionPrior, encoder_tokens, pixel_tokens
 from octjepa.train.learner import STATES
+from octjepa.volume import CanonicalVolume
 
 COMMAND = "octjepa segment"
 log = logging.getLogger(__name__)

@@ -218,7 +218,7 @@ def _codes(values: np.ndarray, names: Sequence[str], file: Path) -> UInt8[np.nda
 
 
 def _nifti(file: Path, names: tuple[str, ...]) -> LabelVolume:
-    from octjepa.ingest.formats.itk import read_nifti_values
+    from octjepa.read.formats.itk import read_nifti_values
 
     try:
         values, spacing = read_nifti_values(file)

@@ -14,11 +14,11 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float, UInt8
 
+from octjepa.canonical.native_mapping import NativeMap
 from octjepa.embed.table import SPLITS
 from octjepa.errors import UsageError
 from octjepa.recipe import Preprocessing, Recipe
 from octjepa.store import Store
-from octjepa.store.native_mapping import NativeMap
 from octjepa.tasks.segment.label_files import UNLABELLED, LabelFolder, default_classes
 from octjepa.tasks.segment.thickness import ScanOrientation, scan_centre
 from octjepa.tasks.segment.windows import LabelledVolume
@@ -122,7 +122,7 @@ class LabelledVolumes:
         """Labels of a volume in the geometry of its scan. Raises UsageError: another shape or spacing."""
         file = self.files[volume["volume_id"]]
         assert file is not None
-        native = NativeMap.from_store(self.store, volume["volume_id"])
+        native = self.store.native_map(volume["volume_id"])
         read = self.folder.read(file, self.classes, native.shape[0])
         read.check(native.shape, native.spacing_mm, str(file))
         codes, fovea = read.as_classes(self.classes), read.fovea_mm

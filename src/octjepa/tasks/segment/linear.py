@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from octjepa.recipe import Recipe
-from octjepa.store import CanonicalVolume
 from octjepa.tasks.segment.dice import mean_dice, voxel_counts
 from octjepa.tasks.segment.label_files import UNLABELLED
 from octjepa.tasks.segment.windows import (
@@ -27,6 +26,7 @@ from octjepa.tasks.segment.windows import (
     refine_columns,
     window_slices,
 )
+from octjepa.volume import CanonicalVolume
 
 PENALTIES = (1e-3, 1e-1, 1e1)  # of the mean squared feature, times the number of tokens
 

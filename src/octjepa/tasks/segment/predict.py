@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from octjepa.canonical.native_mapping import NativeMap
+from octjepa.canonical.pipeline import CanonicalisationResult, canonicalise
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.files import write_json
-from octjepa.ingest import read_volume
 from octjepa.locks import writer_lock
 from octjepa.progress import bar
-from octjepa.store.canonical import CanonicalisationResult, canonicalise
-from octjepa.store.native_mapping import NativeMap
+from octjepa.read.reader import read_volume
 from octjepa.tasks.nifti import write_nifti
 from octjepa.tasks.segment.dicom_seg import write_segmentation
 from octjepa.tasks.segment.folder import SavedHead, load_head

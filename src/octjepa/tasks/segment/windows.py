@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from octjepa.checkpoint import PretrainedEncoder
 from octjepa.checkpoint.encoder import equal_counts
 from octjepa.recipe import Recipe
-from octjepa.store import CanonicalVolume
 from octjepa.views import intensity, tokens
 from octjepa.views.geometry import ViewTransform, moved_view
 from octjepa.views.sample import select_tissue_tokens, token_positions
+from octjepa.volume import CanonicalVolume
 
 Corner = tuple[int, int, int]
 LabelledVolume = tuple[CanonicalVolume, UInt8[np.ndarray, "D H W"]]

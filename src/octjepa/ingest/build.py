@@ -1,0 +1,350 @@
+"""The ingest job: files to store, over several processes or machines, resumable and idempotent.
+
+Workers read, canonicalise and write pixels; the parent alone writes index and quarantine, in the order of the files'
+names, so that which of two duplicates is accepted depends on neither speed nor the number of workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections import Counter
+from collections.abc import Collection, Generator, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from threadpoolctl import ThreadpoolController
+
+from octjepa.canonical.near_duplicates import near_duplicates_across_people
+from octjepa.cohort.leaks import connected
+from octjepa.cohort.split import split_the_rest
+from octjepa.errors import NothingReadError, TooManyLostError, UsageError
+from octjepa.files import remove_unfinished, replace_folder
+from octjepa.ingest import Discovery, SourceFile, discover
+from octjepa.ingest.note_warnings import note_warnings
+from octjepa.ingest.one_file import Result, Spacing, has_user_spacing, ingest_one, is_done, refused, sha256
+from octjepa.ingest.ray_pool import ray_results
+from octjepa.ingest.sibling_names import SiblingNames
+from octjepa.ingest.source_flow import record_ignored
+from octjepa.ingest.worker_pool import Work, WorkerPool, worker_count
+from octjepa.progress import bar
+from octjepa.read.devices import parse_device
+from octjepa.read.personal_data import count_fields, pseudonym, read_name_and_birth_date
+from octjepa.reasons import REASONS
+from octjepa.recipe import Preprocessing
+from octjepa.store.folder import Store
+from octjepa.store.index import file_key, people_unknown
+from octjepa.volume import volume_id
+
+_log = logging.getLogger(__name__)
+Engine = Literal["local", "ray"]
+SECONDS_PER_FILE = 600.0  # a hundred times what the largest known scan takes
+
+
+def run_files(
+    files: Sequence[SourceFile], work: Work, engine: Engine, workers: int | None, seconds_per_file: float, store: Path
+) -> Generator[tuple[SourceFile, Result], None, None]:
+    """(file, result of `work`) in the order of `files`, from this process, a pool of processes or a Ray cluster."""
+    if engine == "ray":
+        yield from ray_results(files, work, workers, seconds_per_file, store)
+    elif workers == 1:
+        threads = ThreadpoolController()
+        for file in files:
+            with threads.limit(limits=1):  # as in a worker: a product of matrices rounds otherwise on several threads
+                result = work(file)
+            yield file, result
+    else:
+        with WorkerPool(work, workers or 1, seconds_per_file) as pool:
+            yield from pool.results(files)
+
+
+class DuplicateCheck:
+    """Tells a second copy of a scan from a file that moved or changed, by content hash and SOP instance UID.
+
+    A content counts as present where its file is among this run's `files` and is not read again: a volume from
+    elsewhere may have moved here, and the same pixels then take over its entry. Other pixels under its SOP UID are
+    refused, for it may still be there.
+    """
+
+    def __init__(self, store: Store, files: Sequence[SourceFile], todo: Sequence[SourceFile]) -> None:
+        here, again = {file.key for file in files}, {file.key for file in todo}
+        self.across_people = 0  # second copies under another person's id
+        self._owner_by_content: dict[str, tuple[str, str]] = {}  # person, eye
+        self._content_by_uid: dict[str, str] = {}
+        for entry in store.entries():
+            if file_key(entry) in again:
+                continue
+            if file_key(entry) in here:
+                self._owner_by_content[entry["content_hash"]] = entry["person_id"], entry["eye"]
+            if entry["sop_instance_uid"]:
+                self._content_by_uid[entry["sop_instance_uid"]] = entry["content_hash"]
+
+    def refusal(self, entry: dict[str, Any]) -> tuple[str, str] | None:
+        """(reason, detail) for a duplicate; None for a new scan, which is remembered."""
+        content, uid = entry["content_hash"], entry["sop_instance_uid"]
+        if content in self._owner_by_content:
+            person, eye = self._owner_by_content[content]
+            another = person != entry["person_id"]
+            self.across_people += another
+            whose = ", which is stored under another person id" if another else ""
+            if eye and entry["eye"] and eye != entry["eye"]:
+                whose += (
+                    f", and there as the other eye ({eye}; here {entry['eye']}): one of the two files is mislabelled"
+                )
+            return "duplicate_content", f"the same pixels as volume {entry['volume_id']}{whose}"
+        first = self._content_by_uid.get(uid, content) if uid else content
+        if first != content:
+            return "duplicate_sop_uid", f"the SOP instance UID of volume {volume_id(first)}, other pixels"
+        self._owner_by_content[content] = entry["person_id"], entry["eye"]
+        if uid:
+            self._content_by_uid[uid] = content
+        return None
+
+
+def record_result(store: Store, duplicates: DuplicateCheck, source: SourceFile, result: Result) -> Result:
+    """Writes one result to index or quarantine and returns it; a duplicate becomes a refusal."""
+    entry = result.get("volume")
+    if entry is not None:
+        refusal = duplicates.refusal(entry)
+        if refusal is None:
+            replace_folder(result["chunk"], store.chunk_folder(entry["volume_id"]))
+            store.add(entry)
+            return result
+        shutil.rmtree(result["chunk"], ignore_errors=True)
+        result = refused(source, "index", *refusal, sha256(source), result.get("person"))
+    store.refuse(result["refused"])
+    return result
+
+
+def build_store(
+    sources: Sequence[str | Path],
+    store: str | Path,
+    preprocessing: Preprocessing,
+    workers: int | None = 1,
+    max_lost: float = 0.2,
+    seed: int = 0,
+    engine: Engine = "local",
+    seconds_per_file: float = SECONDS_PER_FILE,
+    spacing_mm: Spacing = None,
+    halves: bool = False,
+) -> dict[str, Any]:
+    """Ingests `sources` into the store at `store` and assigns splits to people who have none.
+
+    `workers` processes of this machine share the work; 1 is the calling process, which a file that crashes or hangs a
+    decoder takes with it. With `engine` "ray" they are files at once, None for one per CPU of the cluster. A file that
+    takes longer than `seconds_per_file` is given up. `spacing_mm` (slice, depth, column) takes precedence over what
+    the files say; another one reads them again, "file" those that were read with one. None keeps what was given
+    before and warns. `halves`: a new store also holds what every other B-scan shows (`CanonicalVolume.halves`).
+    Returns {accepted, skipped, quarantined, lost, by_reason, by_device, ignored, files_without_row, notes,
+    recommended_split_unknown, split_by, people_unknown, near_duplicates_across_people, spacing_overridden,
+    people_at_several_sites, personal_data, people, eyes, seconds, volumes_per_second}:
+    `accepted` counts this run's new volumes, `skipped` the ones that were there already; `quarantined` is the sum of
+    `by_reason`, of which `lost` count against `max_lost`; `notes` counts the note codes of the new volumes, `split_by`
+    the people by how they came to their split, `people_unknown` the store's volumes whose person no source names,
+    `near_duplicates_across_people` pairs of equal or near-duplicate scans under two person ids,
+    `spacing_overridden` skipped volumes whose spacing an earlier run was given,
+    `people_at_several_sites` ids that more than one institution uses,
+    `personal_data` this run's files by the field of personal data that they hold (it stays there).
+    Refused files are tried again by every run, for their cause may be gone.
+    Raises UsageError (no such source, nothing to read), ContractError (a store of another contract), OctjepaError (disk
+    full, no worker can be started); after all work is done TooManyLostError, or NothingReadError where the store holds
+    no volume. Ctrl-C leaves a store that the next run continues.
+    """
+    if workers is not None and workers < 1:
+        raise UsageError(f"workers must be 1 at least, got {workers}")
+    if engine == "local":
+        workers = worker_count(workers)
+    if not seconds_per_file > 0:
+        raise UsageError(f"seconds per file must be above 0, got {seconds_per_file}")
+    start = time.monotonic()
+    discovery = discover(sources)
+    opened = Store.create(store, preprocessing, halves)
+    with opened.writing():
+        record_ignored(opened.path, sources, discovery.ignored)
+        known = opened.known_files()
+        todo = [file for file in discovery.files if not is_done(file, known.get(file.key), spacing_mm)]
+        read_now = {file.key for file in todo}
+        overridden = sum(has_user_spacing(known.get(f.key)) for f in discovery.files if f.key not in read_now)
+        if overridden and spacing_mm is None:
+            _log.warning(
+                "%d volumes keep the spacing that an earlier run was given by hand (--spacing). `--spacing file` reads "
+                "them again with what their files say.",
+                overridden,
+            )
+        duplicates = DuplicateCheck(opened, discovery.files, todo)
+        work = partial(
+            ingest_one, store=opened.path, preprocessing=preprocessing, spacing_mm=spacing_mm, halves=opened.halves
+        )
+        results = run_files(todo, work, engine, workers, seconds_per_file, opened.path)
+        try:
+            accepted, refusals = _ingest(opened, discovery, duplicates, results, len(todo))
+            split_by = split_the_rest(opened, seed)
+        finally:
+            remove_unfinished(opened.path / "chunks")
+            opened.consolidate()
+        alike = near_duplicates_across_people(opened.table) if accepted else []
+        _warn_of_copies(opened, alike, duplicates.across_people)
+        summary = _summary(opened, discovery, accepted, refusals, len(alike) + duplicates.across_people)
+        summary["skipped"] = len(discovery.files) - len(todo)
+        summary["split_by"], summary["spacing_overridden"] = split_by, overridden
+        summary["seconds"] = time.monotonic() - start
+        summary["volumes_per_second"] = len(accepted) / max(summary["seconds"], 1e-9)
+        _check_lost(opened, summary, refusals, len(discovery.files), max_lost)
+        return summary
+
+
+def _ingest(
+    store: Store,
+    discovery: Discovery,
+    duplicates: DuplicateCheck,
+    results: Generator[tuple[SourceFile, Result], None, None],
+    count: int,
+) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """Records every result: (index entries of the accepted volumes, quarantine entries of the refused files)."""
+    splits = {entry["person_id"]: entry["split"] for entry in store.entries() if entry["split"]}
+    sites = {str(person["person_id"]): str(person["clinical_site"]) for person in discovery.participants}
+    accepted: list[dict[str, Any]] = []
+    refusals: list[dict[str, str]] = []
+    names, read = SiblingNames(), set[str]()
+    remove_unfinished(store.path / "chunks")
+    store.add_participants(discovery.participants)
+    total = len(discovery.files)
+    with bar("ingest", total, "files", done=total - count) as progress, closing(results):
+        for file, result in results:
+            if entry := result.get("volume"):
+                entry["split"] = splits.get(entry["person_id"], "")
+                entry["site"] = sites.get(entry["person_id"]) or entry["site"]
+            names.learn(file.name, result.get("person") or ("", ""))
+            read.add(file.key)
+            recorded = record_result(store, duplicates, file, result)
+            if "volume" in recorded:
+                accepted.append(recorded["volume"])
+            else:
+                refusals.append(recorded["refused"])
+            progress.advance()
+    for source, reason, detail in discovery.refused:
+        entry = refused(source, "discover", reason, detail)["refused"]
+        store.refuse(entry)
+        refusals.append(entry)
+    _mask_siblings(store, discovery, names, read)
+    return accepted, refusals
+
+
+def _mask_siblings(store: Store, discovery: Discovery, names: SiblingNames, read: Collection[str]) -> None:
+    """Masks in index and quarantine names and birth dates that files state, in the paths and ids of their siblings.
+
+    `names` are those of the files `read` in this run; DICOM headers of files in the store are read again.
+    """
+    refused_files = (refusal.source for refusal in discovery.refused)
+    sources = {file.key: file for file in (*discovery.files, *refused_files)}
+    for entry in store.entries():
+        source = sources.get(file_key(entry))
+        named = source is not None and isinstance(source.location, Path) and "PatientName" in str(entry["personal"])
+        if source is not None and named and source.key not in read and entry["format"] == "dicom":
+            names.learn(source.name, read_name_and_birth_date(source.path))
+    splits = {entry["person_id"]: entry["split"] for entry in store.entries() if entry["split"]}
+    for entry in (*store.entries(), *store.quarantine):
+        source = sources.get(file_key(entry))
+        if source is None:
+            continue
+        for column in ("file", "source"):
+            if column in entry:
+                entry[column] = names.masked(source.name, str(entry[column]))
+        if "person_id" in entry and names.identifies(source.name, str(entry["person_id"])):
+            entry["person_id"] = pseudonym(str(entry["person_id"]))
+            entry["split"] = splits.get(entry["person_id"], entry["split"])
+            entry["notes"] = ";".join(filter(None, [entry["notes"], "person_id_pseudonymised"]))
+
+
+def _warn_of_copies(store: Store, pairs: Sequence[tuple[str, str, int]], copies: int) -> None:
+    """Warns of near-duplicates under two person ids, with the files of the first groups, and of exact copies."""
+    if copies:
+        _log.warning(
+            "Left out as exact copies of a volume under another person id: %d (duplicate_content in quarantine.jsonl). "
+            "Find which id is right.",
+            copies,
+        )
+    if not pairs:
+        return
+    files = {entry["volume_id"]: entry["file"] for entry in store.entries()}
+    groups = sorted(sorted(files[name] for name in group) for group in connected([(a, b) for a, b, _ in pairs]))
+    shown = "; ".join(", ".join(group[:4]) + (", ..." if len(group) > 4 else "") for group in groups[:3])
+    _log.warning(
+        "%d pairs of volumes look like the same eye under two person ids: copies without their name, or people with "
+        "two ids. They are %d volumes in %d groups: %s%s. Give the files of one eye one person_id in a manifest.tsv "
+        "and ingest again; until then `octjepa split %s --assign-rest` says which are in two splits (near_duplicate).",
+        len(pairs), sum(map(len, groups)), len(groups), shown, "; ..." if len(groups) > 3 else "", store.location,
+    )  # fmt: skip
+
+
+def _summary(
+    store: Store,
+    discovery: Discovery,
+    accepted: Sequence[dict[str, Any]],
+    refusals: Sequence[dict[str, str]],
+    near_duplicates: int,
+) -> dict[str, Any]:
+    """Counts over this run and the store; warns of what needs the user's attention."""
+    table = store.table
+    notes = Counter(note.partition("=")[0] for entry in accepted for note in entry["notes"].split(";") if note)
+    by_reason = Counter(entry["reason"] for entry in refusals)
+    personal = count_fields(entry["personal"] for entry in accepted)
+    sites_per_person = table[table["site"].fillna("") != ""].groupby("person_id")["site"].nunique()
+    unknown, several_sites = people_unknown(table), int((sites_per_person > 1).sum())
+    for count, message in (
+        (unknown, f"volume(s) of {store.location} without a person id: each counts as a person of its own, so that two "
+         "eyes of one person can come into training and into test. Give a manifest.tsv with person_id and "
+         "filepath and ingest again."),
+        *note_warnings(notes),
+        (several_sites, f"person id(s) of {store.location} from several institutions: two people may share an id. "
+         "Where they do, give a manifest.tsv with ids of their own and ingest again."),
+    ):  # fmt: skip
+        if count:
+            _log.warning("%d %s", count, message)
+    return {
+        "accepted": len(accepted),
+        "quarantined": len(refusals),
+        "lost": sum(count for reason, count in by_reason.items() if REASONS[reason].lost),
+        "by_reason": dict(sorted(by_reason.items())),
+        "by_device": dict(sorted(Counter(entry["device"] for entry in accepted).items())),
+        "ignored": dict(sorted(discovery.ignored.items())),
+        "files_without_row": discovery.files_without_row,
+        "notes": dict(sorted(notes.items())),
+        "recommended_split_unknown": sum(bool(person["split_unknown"]) for person in discovery.participants),
+        "people_unknown": unknown,
+        "near_duplicates_across_people": near_duplicates,
+        "people_at_several_sites": several_sites,
+        "personal_data": {field: counts["files"] for field, counts in personal.items()},
+        "people": int(table["person_id"].nunique()),
+        "eyes": len(table[["person_id", "eye"]].drop_duplicates()),
+    }
+
+
+def _check_lost(
+    store: Store, summary: dict[str, Any], refusals: Sequence[dict[str, str]], files: int, max_lost: float
+) -> None:
+    """Raises NothingReadError where the store is empty, TooManyLostError where more than `max_lost` are lost."""
+    counts = Counter(
+        (parse_device(entry["file"]) or "unknown device", entry["reason"])
+        for entry in refusals
+        if REASONS[entry["reason"]].lost
+    )
+    width = max((len(device) for device, _ in counts), default=0)
+    lines = "\n".join(
+        f"  {device:<{width}}  {count:>5}  {reason}: {REASONS[reason].meaning}; {REASONS[reason].action}"
+        for (device, reason), count in sorted(counts.items())
+    )
+    if not len(store.table):
+        raise NothingReadError(f"no file can be read, of {files}:\n{lines}", summary)
+    lost = summary["lost"]
+    total = summary["accepted"] + summary["skipped"] + lost
+    if lost / max(1, total) > max_lost:
+        raise TooManyLostError(
+            f"ingest is finished, but {lost} of {total} files ({lost / total:.0%}) are lost, more "
+            f"than the allowed {max_lost:.0%}:\n{lines}\n"
+            f"see quarantine.jsonl in {store.location}; raise --max-lost if that is as it should be",
+            summary,
+        )

@@ -1,0 +1,31 @@
+"""Warnings of ingest about the notes of its volumes: what each means for a run, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from octjepa.canonical.vitreous_objects import OBJECT_NOTE
+from octjepa.notes import SPARSE_NOTE
+from octjepa.read.orientation import VERTICAL_NOTE
+
+_LEFT_OUT = "Recipes leave them out, unless data.exclude_notes=[] includes them."
+_WINDOW = (
+    "All volumes of a store and all encoders trained on it share one window, so it is set by the recipe: "
+    "`octjepa plan RECIPE --store STORE` names the preprocessing.image_size or target_spacing_mm that would hold them; "
+    "ingest into another store with such a recipe."
+)
+_WARNINGS = {
+    "extent_implausible": "smaller or larger than any OCT: the spacing may be wrong and is marked uncertain. "
+    "`octjepa inspect FILE` names its source.",
+    SPARSE_NOTE: f"a raster of a few lines, or of lines far apart. {_LEFT_OUT}",
+    VERTICAL_NOTE: f"vertical B-scans, by the header. {_LEFT_OUT}",
+    OBJECT_NOTE: "something opaque and bright in front of the retina, for example an instrument. Look at them, and "
+    f"leave them out by data.exclude_notes=[{SPARSE_NOTE},{VERTICAL_NOTE},{OBJECT_NOTE}].",
+    "field_outside": f"wider or longer than the grid, which is laid over the centre. {_WINDOW}",
+    "depth_outside": f"tissue above or below the grid is cut. {_WINDOW}",
+}
+
+
+def note_warnings(notes: Mapping[str, int]) -> list[tuple[int, str]]:
+    """(volumes, message) for notes that need the user's attention; `notes` counts volumes by note code."""
+    return [(notes.get(note, 0), f"volume(s) with note {note}: {message}") for note, message in _WARNINGS.items()]

@@ -1,0 +1,160 @@
+"""One file of an ingest: its index entry and staged pixels, or the quarantine entry that says why not."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from octjepa.canonical.pipeline import CanonicalisationResult, canonicalise
+from octjepa.canonical.quality import looks_inverted
+from octjepa.errors import OctjepaError, UsageError, VolumeRejected
+from octjepa.ingest import SourceFile
+from octjepa.read.manifest import row_hash
+from octjepa.read.personal_data import mask_path, read_name_and_birth_date
+from octjepa.read.reader import SpacingOption, read_volume
+from octjepa.reasons import error_origin, quarantine_record, rejection
+from octjepa.recipe import Preprocessing
+from octjepa.store.index import encode_labels
+from octjepa.store.storage import CHUNK_FILES, chunk_folder, chunk_hash, stage_chunk
+from octjepa.volume import OCTVolume
+
+FileState = tuple[int, int, str]  # size, mtime_ns, hash of the manifest row and of the spacing given by the user
+Spacing = SpacingOption
+_USER_SPACING = " spacing "
+_INVERTED = (
+    "dark layers on a bright background: the intensities look inverted. A DICOM header has to say MONOCHROME1 then; "
+    "of other formats invert the values"
+)
+# {"volume": index entry, "chunk": hidden folder} or {"refused": quarantine entry}; and "person", the name and birth
+# date that the file states, for the paths of its siblings: it is written nowhere.
+Result = dict[str, Any]
+
+
+def ingest_one(
+    source: SourceFile, store: Path, preprocessing: Preprocessing, spacing_mm: Spacing = None, halves: bool = False
+) -> Result:
+    """Reads, canonicalises and stages one file.
+
+    Returns {"volume": index entry, "chunk": the hidden folder with its pixels} or {"refused": quarantine entry}. The
+    parent renames the hidden folder once it knows that the file is not a second copy of another.
+    Raises OctjepaError, OSError: the disk is full or the store cannot be written.
+    """
+    stage = "read"
+    people: list[tuple[str, str]] = []
+    try:
+        before = state(source, spacing_mm)  # before reading: what changes meanwhile is read again by the next run
+        with source.local() as path:
+            given = None if spacing_mm == "file" else spacing_mm
+            volume = read_volume(
+                path, source.row, given, dataset_path=source.dataset_path, member=source.member, people=people
+            )
+        if before is None:
+            raise rejection("unreadable_file", "the file came back while it was read")
+        stage = "canonicalise"
+        try:
+            result = canonicalise(volume, preprocessing, halves)
+        except VolumeRejected as error:
+            if error.reason == "no_tissue" and looks_inverted(volume.pixels):
+                raise rejection("no_tissue", _INVERTED) from None
+            raise
+        chunk = stage_chunk(chunk_folder(store, result.volume.volume_id), result.volume)
+        digest = chunk_hash({name: chunk / name for name in CHUNK_FILES})
+        entry = {**_entry(volume, result, source, before), "chunk_hash": digest}
+        return {"volume": entry, "chunk": chunk, "person": people[-1] if people else ("", "")}
+    except VolumeRejected as error:
+        return refused(source, stage, error.reason, error.detail, sha256(source), people[-1] if people else None)
+    except UsageError:
+        return refused(source, stage, "unreadable_file", "the file went away while it was read")
+    except MemoryError:
+        return refused(source, stage, "size_implausible", "it does not fit into memory")
+    except (OctjepaError, OSError):
+        raise  # the disk is full, the store cannot be written, a bucket does not answer: no fault of this file
+    except Exception as error:  # one strange scan must not end the ingest of all others
+        lines = str(error).splitlines()  # of arrays, not of a header: reading is over
+        detail = f"{error_origin(error)}: {lines[0][:160] if lines else 'no message'}"
+        return refused(source, stage, "reader_failed", detail, sha256(source))
+
+
+def state(source: SourceFile, spacing_mm: Spacing = None) -> FileState | None:
+    """What has to be unchanged for a file not to be read again; None where the file is not accessible."""
+    now = source.state()
+    if now is None:
+        return None
+    row = row_hash(source.row)
+    return (*now, row if spacing_mm in (None, "file") else f"{row}{_USER_SPACING}{','.join(map(repr, spacing_mm))}")
+
+
+def is_done(source: SourceFile, before: FileState | None, spacing_mm: Spacing = None) -> bool:
+    """Whether a file that was read in state `before` need not be read again; None keeps a spacing given earlier."""
+    now = state(source, spacing_mm)
+    if before is None or now is None:
+        return False
+    return now == (before if spacing_mm is not None else (*before[:2], before[2].partition(_USER_SPACING)[0]))
+
+
+def has_user_spacing(before: FileState | None) -> bool:
+    """Whether a file was read with a spacing given by the user."""
+    return before is not None and _USER_SPACING in before[2]
+
+
+def user_spacing(manifest_hash: str) -> tuple[float, float, float] | None:
+    """The spacing (slice, depth, column) in mm that the user gave, from an index entry's `manifest_hash`; or None."""
+    text = manifest_hash.partition(_USER_SPACING)[2]
+    return tuple(float(value) for value in text.split(",")) if text else None  # type: ignore[return-value]
+
+
+def refused(
+    source: SourceFile, stage: str, reason: str, detail: str, digest: str = "", person: tuple[str, str] | None = None
+) -> Result:
+    """The quarantine entry of one file as a result; `person` is whom it states, None where that was not read.
+
+    Raises KeyError: a reason that is not on the list.
+    """
+    if person is None:
+        person = read_name_and_birth_date(source.location) if isinstance(source.location, Path) else ("", "")
+    entry = quarantine_record(mask_path(source.name, *person), digest, stage, reason, detail)
+    return {"refused": {**entry, "file_key": source.key}, "person": person}
+
+
+def sha256(source: SourceFile) -> str:
+    """SHA-256 of a file in hex; "" where it cannot be read, and for a folder."""
+    try:
+        with source.local() as path, path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except (OSError, UsageError):
+        return ""
+
+
+def _display_name(volume: OCTVolume, source: SourceFile) -> str:
+    """The scan's path in its data set, with what identifies the person masked."""
+    if volume.source == source.dataset_path.as_posix():
+        return source.name
+    parts = volume.source.split("/")[-len(source.name.split("/")) :]
+    return "/".join(parts) + (f"#{source.member}" if source.member else "")
+
+
+def _entry(
+    volume: OCTVolume, result: CanonicalisationResult, source: SourceFile, file_state: FileState
+) -> dict[str, Any]:
+    """The index entry of a volume: the columns of `octjepa.store.index`."""
+    notes = (*volume.notes, *result.notes)
+    name = _display_name(volume, source)
+    dz, dy, dx = volume.spacing_mm
+    return {
+        "volume_id": result.volume.volume_id, "content_hash": volume.content_hash, "person_id": volume.person_id,
+        "eye": volume.laterality or "", "laterality_source": volume.laterality_source, "device": volume.device,
+        "protocol": volume.protocol, "region": volume.region, "pattern": volume.pattern,
+        "sop_instance_uid": volume.sop_instance_uid, "source": name,
+        "visit": volume.visit, "site": volume.site, "format": volume.format, "personal": ";".join(volume.personal),
+        "labels": encode_labels(volume.labels),
+        "native_d": volume.shape[0], "native_h": volume.shape[1], "native_w": volume.shape[2],
+        "spacing_z_mm": dz, "spacing_y_mm": dy, "spacing_x_mm": dx,
+        "provenance_slice": volume.provenance["slice"], "provenance_depth": volume.provenance["depth"],
+        "provenance_column": volume.provenance["column"],
+        "uncertain": ";".join(volume.uncertain), "notes": ";".join(dict.fromkeys(notes)), "mirrored": result.mirrored,
+        "tissue_mean": result.volume.tissue_mean, "tissue_std": result.volume.tissue_std,
+        "tissue_share": result.tissue_share, **result.measurements, "split": "",
+        "file": name, "file_key": source.key,
+        "file_size": file_state[0], "file_mtime_ns": file_state[1], "manifest_hash": file_state[2],
+    }  # fmt: skip

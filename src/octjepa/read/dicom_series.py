@@ -1,0 +1,286 @@
+"""A scan of which a folder holds one DICOM file per B-scan: found by headers, assembled by position, or refused.
+
+Files belong together that share series, frame of reference, eye, size and coding. Their datasets are joined to that of
+a multi-frame file, so that everything else is decided as for one: spacing, order, pixels, identity.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from octjepa.errors import VolumeRejected
+from octjepa.read.dicom import GENERIC, OPHTHALMIC_TOMOGRAPHY, has_dicom_magic, read_with_pixels, to_raw_scan
+from octjepa.read.encapsulated import split_frames
+from octjepa.read.formats.sequence import MIN_FRAMES
+from octjepa.read.frames import floats
+from octjepa.read.personal_data import personal_fields
+from octjepa.read.pixels import check_size, integer, read_layout
+from octjepa.read.raw_scan import RawScan
+from octjepa.reasons import rejection
+
+if TYPE_CHECKING:
+    from pydicom.dataset import Dataset
+
+_SUFFIXES = {".dcm", ".dicom", ".dic", ".ima", ""}
+_LAST_TAG = 0x00280103  # of `_READ`: what follows is long in multi-frame files
+_PEEKED = 8  # of the smallest files of a folder: where none is a single B-scan, no series is looked for
+_SHARED = (
+    "SeriesInstanceUID", "FrameOfReferenceUID", "ImageLaterality", "Laterality", "Rows", "Columns", "BitsAllocated",
+    "SamplesPerPixel", "PhotometricInterpretation", "PixelRepresentation",
+)  # fmt: skip
+_READ = (*_SHARED, "SOPClassUID", "Modality", "NumberOfFrames", "SOPInstanceUID", "InstanceNumber")
+# Elements of a file's header that a multi-frame file has in its functional groups.
+_GROUPS = {
+    "PlanePositionSequence": ("ImagePositionPatient",),
+    "PlaneOrientationSequence": ("ImageOrientationPatient",),
+    "PixelMeasuresSequence": ("PixelSpacing", "SliceThickness", "SpacingBetweenSlices"),
+    "PixelValueTransformationSequence": ("RescaleSlope", "RescaleIntercept"),
+}
+_EVEN = 0.05  # relative deviation of gaps from their median below which no B-scan can be missing between
+
+
+class Series(NamedTuple):
+    """`member` names the scan within its folder, whatever other files are added; `names` of its files, sorted.
+
+    `beside` are the folder's other files of the same series, such as its localizer.
+    """
+
+    member: str
+    names: tuple[str, ...]
+    beside: tuple[str, ...] = ()
+
+
+def series_facts(path: Path) -> Dataset | None:
+    """The elements by which files are joined, of a DICOM image of any kind; None for another file."""
+    from pydicom.filereader import read_partial
+    from pydicom.tag import Tag
+
+    try:
+        if not has_dicom_magic(path):
+            return None
+        with warnings.catch_warnings(), path.open("rb") as file:
+            warnings.simplefilter("ignore")  # of values out of standard
+            return read_partial(file, lambda tag, *_: tag > _LAST_TAG, specific_tags=[Tag(name) for name in _READ])
+    except Exception:  # pydicom raises what a damaged header made of its parser; reading the file says what is wrong
+        return None
+
+
+def _is_single(facts: Dataset | None) -> bool:
+    """Whether a file is one frame of OCT in a series."""
+    if facts is None or integer(facts, "NumberOfFrames") > 1 or not facts.get("SeriesInstanceUID"):
+        return False
+    kind = str(facts.get("SOPClassUID", ""))
+    return kind == OPHTHALMIC_TOMOGRAPHY or (kind in GENERIC and facts.get("Modality") == "OPT")
+
+
+def series_in(folder: Path, names: Sequence[str]) -> list[Series]:
+    """The scans of which `folder` holds a file per B-scan, four at least, sorted by their first name."""
+    if sum(map(may_be_b_scan, names)) < MIN_FRAMES:
+        return []
+    try:
+        sizes = {name: os.path.getsize(folder / name) for name in names if may_be_b_scan(name)}
+    except OSError:
+        return []
+    return find_series(sizes, lambda some: [series_facts(folder / name) for name in some])
+
+
+def find_series(
+    sizes: Mapping[str, int], facts_of: Callable[[Sequence[str]], Sequence[Dataset | None]], peeked: int = _PEEKED
+) -> list[Series]:
+    """The scans among files of which `sizes` holds the bytes, by name; `facts_of` some of them is `series_facts`.
+
+    Where none of the `peeked` smallest is a single B-scan, the others are not opened.
+    """
+    if not any(map(_is_single, facts_of(sorted(sizes, key=lambda name: (sizes[name], name))[:peeked]))):
+        return []
+    found: defaultdict[str, defaultdict[tuple[str, ...], dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
+    every: defaultdict[str, list[str]] = defaultdict(list)  # names of all files of a series, whatever they hold
+    for name, facts in zip(sorted(sizes), facts_of(sorted(sizes)), strict=True):
+        if facts is None:
+            continue
+        every[str(facts.get("SeriesInstanceUID") or "")].append(name)
+        if _is_single(facts):
+            key = tuple(_shared(facts).values())
+            found[str(facts.SeriesInstanceUID)][key].setdefault(str(facts.get("SOPInstanceUID") or name), name)
+    made = []
+    for uid, groups in found.items():
+        whole = {key: files for key, files in groups.items() if len(files) >= MIN_FRAMES}
+        if not whole and len(groups) >= MIN_FRAMES:  # what keeps its files apart, their reading says
+            whole = {(uid,): {name: name for files in groups.values() for name in files.values()}}
+        for key, files in whole.items():
+            mine = tuple(files.values())
+            beside = tuple(name for name in every[uid] if name not in mine)
+            made.append(Series(hashlib.sha256(repr((uid, key)).encode()).hexdigest()[:12], mine, beside))
+    return sorted(made, key=lambda series: series.names[0])
+
+
+def may_be_b_scan(name: str) -> bool:
+    """By its name: not hidden, and with no suffix, DICOM's own, or a number, as in a UID."""
+    suffix = Path(name).suffix.lower()
+    return not name.startswith(".") and (suffix in _SUFFIXES or suffix[1:].isdigit())
+
+
+def _shared(facts: Dataset) -> dict[str, str]:
+    """What all B-scans of a scan share, by name."""
+    shared = {element: str(facts.get(element) or "") for element in _SHARED}
+    return {**shared, "TransferSyntaxUID": str(getattr(facts, "file_meta", {}).get("TransferSyntaxUID", ""))}
+
+
+def _check_single(header: Dataset) -> None:
+    """Raises VolumeRejected: size_implausible, broken_header, unsupported_pixels, frames_missing."""
+    check_size(1, read_layout(header))
+    if integer(header, "NumberOfFrames") > 1:
+        raise rejection("frames_missing", "a file of the series changed while it was read")
+
+
+def _item(**elements: Any) -> Dataset:
+    from pydicom.dataset import Dataset
+
+    item = Dataset()
+    for name, value in elements.items():
+        setattr(item, name, value)
+    return item
+
+
+def _group(header: Dataset, number: int) -> Dataset:
+    """The functional groups of one B-scan: its own, else what its header holds at the top."""
+    own = header.get("PerFrameFunctionalGroupsSequence") or [_item()]
+    group = own[0]
+    shared = (header.get("SharedFunctionalGroupsSequence") or [_item()])[0]
+    for sequence, names in _GROUPS.items():
+        if group.get(sequence) or shared.get(sequence):
+            continue
+        elements = {name: header[name].value for name in names if name in header}
+        if elements:
+            setattr(group, sequence, [_item(**elements)])
+    group.FrameContentSequence = [_item(InStackPositionNumber=number)]
+    return group
+
+
+def _numbers(headers: Sequence[Dataset]) -> list[int] | None:
+    """The numbers that order the files: InStackPositionNumber or InstanceNumber, if all differ."""
+    in_stack = []
+    for header in headers:
+        groups = header.get("PerFrameFunctionalGroupsSequence") or [_item()]
+        content = groups[0].get("FrameContentSequence") or [_item()]
+        in_stack.append(integer(content[0], "InStackPositionNumber", -1))
+    for numbers in (in_stack, [integer(header, "InstanceNumber", -1) for header in headers]):
+        if len(set(numbers)) == len(numbers) and min(numbers) >= 0:
+            return numbers
+    return None
+
+
+def _positions(headers: Sequence[Dataset]) -> np.ndarray | None:
+    """Positions in mm along the line through the B-scans, or None where one is missing."""
+    found: list[list[float]] = []
+    for header in headers:
+        group = (header.get("PerFrameFunctionalGroupsSequence") or [_item()])[0]
+        source = (group.get("PlanePositionSequence") or [header])[0]
+        position = floats(source.get("ImagePositionPatient"), 3)
+        if position is None:
+            return None
+        found.append(position)
+    points = np.array(found) - np.mean(found, axis=0)
+    if not np.ptp(points, axis=0).any():
+        return None
+    return np.asarray(points @ np.linalg.svd(points)[2][0])
+
+
+def _check_whole(headers: Sequence[Dataset], beside: set[int]) -> list[int]:
+    """The number of each file; `beside` are numbers of other files of the series, such as the localizer.
+
+    Raises VolumeRejected: single_frame_series, frames_missing.
+    """
+    count = len(headers)
+    announced = max(integer(header, "ImagesInAcquisition") for header in headers)
+    if announced > count + len(beside):
+        raise rejection("frames_missing", f"{announced} images in the acquisition by the header, {count} are here")
+    numbers, positions = _numbers(headers), _positions(headers)
+    ranks: list[int] = [] if positions is None else np.argsort(np.argsort(positions)).tolist()
+    if positions is not None:
+        gaps = np.diff(np.sort(positions))
+        if gaps.min() < 1e-4:
+            raise rejection(
+                "single_frame_series",
+                f"{int((gaps < 1e-4).sum()) + 1} of its {count} files have the position of another: repeats, or two "
+                "scans in one series; give each scan a folder of its own",
+            )
+        if np.abs(gaps - np.median(gaps)).max() <= _EVEN * np.median(gaps):
+            return numbers or ranks
+    if numbers is None:
+        if ranks:
+            return ranks
+        raise rejection(
+            "single_frame_series",
+            f"{count} files of one series, and neither ImagePositionPatient nor InstanceNumber orders them",
+        )
+    missing = sorted(set(range(min(numbers), max(numbers) + 1)) - set(numbers) - beside)
+    if missing:
+        shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+        raise rejection("frames_missing", f"{count} files of one series, numbers {shown} between them are missing")
+    return numbers
+
+
+def _joined(headers: Sequence[Dataset], numbers: Sequence[int]) -> Dataset:
+    """One multi-frame dataset of single-frame ones. Raises VolumeRejected: truncated, wrong_transfer_syntax."""
+    from pydicom.encaps import encapsulate
+
+    order = np.argsort(numbers, kind="stable")
+    first = headers[order[0]]
+    check_size(len(headers), read_layout(first))
+    groups = [_group(headers[index], int(numbers[index])) for index in order]
+    if first.file_meta.TransferSyntaxUID.is_encapsulated:
+        frames = [b"".join(split_frames(headers[index], 1)) for index in order]
+        first.PixelData = encapsulate(frames)
+        first["PixelData"].is_undefined_length = True
+    else:
+        size = read_layout(first).frame_bytes
+        parts = [headers[index].PixelData[:size] for index in order]
+        if short := sum(len(part) < size for part in parts):
+            raise rejection("truncated", f"{short} of {len(parts)} files hold less than a B-scan")
+        first.PixelData = b"".join(parts)
+    for name in ("PatientName", "PatientBirthDate"):  # what any file states of the person masks the scan's path
+        setattr(first, name, next((header[name].value for header in headers if header.get(name)), ""))
+    first.NumberOfFrames = len(headers)
+    first.PerFrameFunctionalGroupsSequence = groups
+    return first
+
+
+def read_dicom_series(folder: Path, member: str = "") -> RawScan:
+    """The scan of a folder with a file per B-scan; without `member` the first, with a note of how many more there are.
+
+    Raises VolumeRejected: single_frame_series, frames_missing, and what one file or the joined scan is refused for.
+    """
+    found = series_in(folder, sorted(child.name for child in folder.iterdir() if child.is_file()))
+    series = next((candidate for candidate in found if member in ("", candidate.member)), None)
+    if series is None:
+        raise rejection("single_frame_series", f"no series of {MIN_FRAMES} B-scans is in the folder any more")
+    headers = []
+    for number, name in enumerate(series.names, 1):
+        try:
+            headers.append(read_with_pixels(folder / name, _check_single))
+        except VolumeRejected as error:
+            raise rejection(error.reason, f"file {number} of {len(series.names)}: {error.detail}") from None
+    others = (series_facts(folder / name) for name in series.beside)
+    beside = {integer(header, "InstanceNumber") for header in others if header is not None}
+    shared = [_shared(header) for header in headers]
+    if differing := [name for name in shared[0] if len({fields[name] for fields in shared}) > 1]:
+        raise rejection(
+            "single_frame_series",
+            f"{len(headers)} files of one series with a B-scan each that differ in {', '.join(differing)}; expected "
+            "one value for all files of a scan",
+        )
+    scan = to_raw_scan(_joined(headers, _check_whole(headers, beside)))
+    personal = tuple(dict.fromkeys(field for header in headers for field in personal_fields(header)))
+    more = (f"more_scans_in_file={len(found) - 1}",) if not member and len(found) > 1 else ()
+    notes = (*scan.notes, f"assembled_from_files={len(headers)}", *more)
+    return replace(scan, notes=notes, personal=personal)

@@ -1,0 +1,261 @@
+"""NumPy's .npy and .npz, and what archives of named arrays (.npz, .mat) share.
+
+Pickled objects are never loaded; headers are read before values. The convention for an array without names of its axes
+is [slice, depth, column]; content has to agree with it. One member of a compressed .npz cannot be read in part.
+
+The scan of an archive is the array of a known name, or the only one with three axes. Single numbers and texts become
+labels, or person, eye, device and spacing where they are called so. Personal data are listed by field and left out.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tokenize import TokenError
+from typing import IO, Any
+
+import numpy as np
+
+from octjepa.errors import VolumeRejected
+from octjepa.read.formats.axes import axes_word
+from octjepa.read.formats.sequence import MIN_FRAMES
+from octjepa.read.intensity import check_size, to_uint8
+from octjepa.read.raw_scan import AxisSpacing, FrameGeometry, HeaderFields, RawScan, StoredAxes
+from octjepa.reasons import rejection
+
+_LAYOUT = "DHW"
+_HEADER_LIMIT = 10_000  # NumPy's own, of a header that it parses as a Python literal
+# FairVision has 200 x 200 x 200 `oct_bscans`, Duke's DME set `images` of height x width x B-scan.
+SCAN_NAMES = ("oct_bscans", "bscans", "oct", "volume", "images", "image", "pixels", "data", "img", "vol")
+_PICTURE = 32  # samples that a B-scan has along either axis, at least
+_MAX_VALUES = 8  # a vector of this many values at most becomes labels, one per value
+_FIELDS = {
+    "person_id": ("person_id", "patient_id", "patientid", "subject_id", "participant_id", "pid"),
+    "laterality": ("laterality", "eye", "image_laterality"),
+    "model": ("device", "scanner", "manufacturers_model_name"),
+    "manufacturer": ("manufacturer",),
+    "visit": ("visit", "study_uid", "study_date", "scan_date", "visit_date"),
+}
+_PERSONAL = {
+    "PatientName": ("name", "patient_name", "patientname", "first_name", "last_name", "surname"),
+    "PatientBirthDate": ("dob", "birth_date", "birthdate", "date_of_birth", "birth_day", "birthday"),
+    "OtherPatientIDs": ("mrn", "ssn", "medical_record_number", "accession", "accession_number"),
+    "PatientAddress": ("address", "street", "zip", "zipcode", "city"),
+    "PatientTelephoneNumbers": ("phone", "telephone", "email"),
+}
+_COMPARED = {"PatientName": "person_name", "PatientBirthDate": "birth_date"}  # only to see whether the id repeats it
+_DEMOGRAPHIC = {
+    "PatientAge": ("age",),
+    "PatientSex": ("sex", "gender", "male", "female"),
+    "EthnicGroup": ("race", "ethnicity", "hispanic"),
+}
+_SPACING = ("spacing_mm", "voxel_spacing_mm")
+_NO_LABEL = re.compile(r"[\\/^]|\.\w{2,5}$|\d{4}-?\d\d-?\d\d")  # a path, a file name, a person's name, a date
+_LABEL_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
+
+
+@dataclass(frozen=True)
+class ArrayMetadata:
+    """What the small members of an archive describe."""
+
+    header: HeaderFields = field(default_factory=HeaderFields)
+    spacing_mm: AxisSpacing = (None, None, None)
+    labels: Mapping[str, float | str] = field(default_factory=dict)
+    personal: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    axes: str = ""
+
+
+def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(length for length in shape if length != 1)
+
+
+def is_single_b_scan(shape: Sequence[int]) -> bool:
+    """Whether an array of two axes is large enough for a picture, and no table."""
+    return len(shape) == 2 and min(shape) >= _PICTURE
+
+
+def single_b_scan(shape: Sequence[int]) -> VolumeRejected:
+    """The refusal of an array that is one B-scan."""
+    sizes = " x ".join(map(str, shape))
+    return rejection("too_few_frames", f"one B-scan of {sizes}; a volume needs {MIN_FRAMES} at least")
+
+
+def scan_member(shapes: Mapping[str, Sequence[int]]) -> str:
+    """The name of the array that is the scan. Raises VolumeRejected: no_pixel_data, unsupported_pixels."""
+    volumes = {name: shape for name, shape in shapes.items() if len(_squeezed(shape)) == 3}
+    by_name = [name for known in SCAN_NAMES for name in volumes if name.lower() == known]
+    if by_name or len(volumes) == 1:
+        return next(iter(by_name or volumes))
+    if not volumes:
+        single = next((shape for shape in map(_squeezed, shapes.values()) if is_single_b_scan(shape)), None)
+        if single:
+            raise single_b_scan(single)
+        raise rejection("no_pixel_data", f"{len(shapes)} arrays, none of three axes (slice, depth, column)")
+    listed = ", ".join(sorted(" x ".join(map(str, shape)) for shape in volumes.values())[:4])
+    raise rejection(
+        "unsupported_pixels", f"{len(volumes)} arrays of three axes ({listed}); name the scan one of {SCAN_NAMES}"
+    )
+
+
+def is_small(shape: Sequence[int]) -> bool:
+    """Whether an array of `shape` is a number, a text or a short vector."""
+    return len(_squeezed(shape)) <= 1 and int(np.prod(shape, dtype=np.int64)) <= _MAX_VALUES
+
+
+def _plain(value: object) -> float | str | None:
+    """A number or a short text; None for what is neither."""
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if isinstance(value, str):
+        text = value.strip()
+        return text if 0 < len(text) <= 64 and text.isprintable() else None
+    if isinstance(value, bool | int | float | np.number | np.bool_) and not isinstance(value, np.complexfloating):
+        number = float(value)
+        return number if np.isfinite(number) else None
+    return None
+
+
+def _text(values: list[object]) -> str:
+    plain = _plain(values[0]) if len(values) == 1 else None
+    return f"{plain:g}" if isinstance(plain, float) else plain or ""
+
+
+def _role(key: str, names: Mapping[str, Sequence[str]]) -> str:
+    return next((role for role, known in names.items() if key in known), "")
+
+
+def array_metadata(small: Mapping[str, np.ndarray], shapes: Mapping[str, Sequence[int]]) -> ArrayMetadata:
+    """`small` are the members that `is_small` admits, `shapes` those of all numeric members, the scan's included.
+
+    Raises VolumeRejected broken_header: a spacing of another shape, axes by other names.
+    """
+    header: dict[str, Any] = {}
+    spacing_mm: AxisSpacing = (None, None, None)
+    axes = ""
+    labels: dict[str, float | str] = {}
+    personal: list[str] = []
+    for name, array in small.items():
+        key, values = name.lower(), np.asarray(array).ravel().tolist()
+        if key in _SPACING:
+            if len(values) != 3 or not all(isinstance(value, int | float) for value in values):
+                raise rejection("broken_header", "its spacing_mm is not three numbers (slice, depth, column)")
+            spacing_mm = (float(values[0]), float(values[1]), float(values[2]))
+        elif key == "axes":
+            axes = axes_word(",".join(map(str, values)))
+            if not axes:
+                raise rejection("broken_header", "its axes are not slice, depth and column in some order")
+        elif field_name := _role(key, _PERSONAL):
+            personal.append(field_name)
+            if field_name in _COMPARED:
+                role = _COMPARED[field_name]
+                header[role] = f"{header.get(role, '')} {_text(values)}".strip()
+        elif role := _role(key, _FIELDS):
+            header[role] = _text(values)
+        elif _LABEL_NAME.fullmatch(name) and array.dtype.kind in "biufSU":
+            personal += [field_name] if (field_name := _role(key, _DEMOGRAPHIC)) else []
+            for index, value in enumerate(values):
+                plain = _plain(value)
+                if plain is None or (isinstance(plain, str) and _NO_LABEL.search(plain)):
+                    continue  # the text may name the person, and is no class of anything
+                labels[name if len(values) == 1 else f"{name}_{index}"] = plain
+    others = sum(len(_squeezed(shape)) == 3 for shape in shapes.values()) - 1
+    notes = (f"arrays_left_out={others}",) if others > 0 else ()
+    return ArrayMetadata(HeaderFields(**header), spacing_mm, labels, tuple(dict.fromkeys(personal)), notes, axes)
+
+
+def array_scan(format: str, values: np.ndarray, metadata: ArrayMetadata, layout: str) -> RawScan:
+    """The scan of an array whose axes of length 1 do not count; `layout` is the format's convention of axes.
+
+    Raises VolumeRejected: unsupported_pixels, not_structural_oct, too_few_frames.
+    """
+    values = values.reshape(_squeezed(values.shape) or (1,))
+    if is_single_b_scan(values.shape):
+        raise single_b_scan(values.shape)
+    if values.ndim != 3:
+        raise rejection("unsupported_pixels", f"an array of {values.ndim} axes; expected three (slice, depth, column)")
+    notes = list(metadata.notes)
+    pixels = to_uint8(values, notes)
+    return RawScan(
+        format, pixels, FrameGeometry.unknown(len(pixels)), metadata.header, spacing_mm=metadata.spacing_mm,
+        notes=tuple(notes), labels=metadata.labels, personal=metadata.personal,
+        axes=StoredAxes(convention=layout, stated=metadata.axes),
+    )  # fmt: skip
+
+
+def _array_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and type of a .npy stream, read up to its values. Raises VolumeRejected broken_header."""
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file, max_header_size=_HEADER_LIMIT)
+    except (ValueError, EOFError, SyntaxError, TypeError, TokenError):
+        raise rejection("broken_header", "the header of the array cannot be parsed") from None
+    return shape, dtype
+
+
+def _check_header(shape: tuple[int, ...], dtype: np.dtype, value_bytes: int) -> None:
+    """`value_bytes` follow the header. Raises VolumeRejected: unsupported_pixels, size_implausible, truncated."""
+    if dtype.hasobject:
+        raise rejection("unsupported_pixels", "an array of Python objects, which are never loaded")
+    check_size(shape, dtype.itemsize)
+    needed = math.prod(shape) * dtype.itemsize
+    if value_bytes < needed:
+        raise rejection("truncated", f"{value_bytes} bytes of values, {needed} expected")
+
+
+def read_npy(path: Path) -> RawScan:
+    """An array of three axes.
+
+    Raises VolumeRejected: broken_header, unsupported_pixels, not_structural_oct, size_implausible, truncated,
+    too_few_frames.
+    """
+    with path.open("rb") as file:
+        shape, dtype = _array_header(file)
+        _check_header(shape, dtype, path.stat().st_size - file.tell())
+    return array_scan("npy", np.load(path, mmap_mode="r", allow_pickle=False), ArrayMetadata(), _LAYOUT)
+
+
+def _member_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype, int]:
+    with archive.open(entry) as file:
+        shape, dtype = _array_header(file)
+        return shape, dtype, entry.file_size - file.tell()
+
+
+def _member_values(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
+    with archive.open(entry) as file:
+        values: np.ndarray = np.lib.format.read_array(file, allow_pickle=False, max_header_size=_HEADER_LIMIT)
+        file.read(1)  # to the end of the member, where its checksum is compared with what was read
+        return values
+
+
+def read_npz(path: Path) -> RawScan:
+    """The scan of an archive, with labels from its small members.
+
+    Raises VolumeRejected: truncated, broken_header, no_pixel_data, unsupported_pixels, not_structural_oct,
+    size_implausible, too_few_frames.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = {entry.filename[:-4]: entry for entry in archive.infolist() if entry.filename.endswith(".npy")}
+            headers = {name: _member_header(archive, entry) for name, entry in entries.items()}
+            shapes = {name: shape for name, (shape, _, _) in headers.items()}
+            scan = scan_member(shapes)
+            _check_header(*headers[scan])
+            small = {
+                name: _member_values(archive, entries[name])
+                for name, (shape, dtype, _) in headers.items()
+                if name != scan and is_small(shape) and not dtype.hasobject
+            }
+            metadata = array_metadata(small, shapes)
+            values = _member_values(archive, entries[scan])
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError):
+        raise rejection(
+            "truncated", "the archive ends early, is damaged, or is packed in a way nothing here reads"
+        ) from None
+    return array_scan("npz", values, metadata, _LAYOUT)

@@ -1,0 +1,234 @@
+"""HEYEX' XML export: one .xml that lists the B-scan images beside it, with scale and position of each.
+
+Read here because eyepy 0.21 needs every patient field and the localizer picture: it crashes on an anonymised export.
+The images come in the order of the list, never of their names; a name may not lead out of the folder.
+
+Anonymisers take out more than the patient: the root (BODY is then the outermost element), ImageType and ExamURL. A
+B-scan without ImageType is distinguished from a localizer by its ScaleY, which is that of OCT depth. Where no picture
+is named, or none of the names is there, the pictures of the B-scans' size are taken in the natural order of their
+names, if there are exactly as many as B-scans.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree.ElementTree import Element, ParseError, fromstring
+
+import numpy as np
+
+from octjepa.read.devices import named_model
+from octjepa.read.formats.sequence import IMAGE_SUFFIXES, natural_key
+from octjepa.read.formats.vendor import (
+    check_shape,
+    date_text,
+    file_size,
+    filled_fields,
+    line_geometry,
+    member_names,
+    more_scans,
+)
+from octjepa.read.geometry import is_plausible
+from octjepa.read.raw_scan import HeaderFields, RawScan
+from octjepa.reasons import error_origin, rejection
+
+_MAX_XML_BYTES = 256 << 20  # 512 B-scans with 18 layer lines of 1536 points each are 170 MB
+MAKE = "Heidelberg Engineering"
+_DEVICE_TAG = re.compile(r"device|equipment|instrument|manufacturer|model", re.IGNORECASE)
+_CONTEXT = "OphthalmicAcquisitionContext"
+
+
+def _root(path: Path) -> Element:
+    """The root element of an export. Raises VolumeRejected: size_implausible, broken_header, truncated."""
+    if file_size(path) > _MAX_XML_BYTES:
+        raise rejection("size_implausible", f"an XML of more than {_MAX_XML_BYTES >> 20} MiB")
+    raw = path.read_bytes()
+    if b"<!ENTITY" in raw.replace(b"\0", b""):  # UTF-16 puts a zero beside every letter
+        raise rejection("broken_header", "the XML declares entities; no HEYEX export does")
+    try:
+        root = fromstring(raw)
+    except (ParseError, ValueError, LookupError) as error:
+        end = raw[-128:].replace(b"\0", b"").rstrip()
+        whole = end.endswith(b">") and any(mark in end for mark in (b"</HEDX", b"</BODY"))
+        raise rejection("broken_header" if whole else "truncated", f"the XML: {error_origin(error)}") from None
+    if root.find(".//Series") is None:
+        raise rejection("broken_header", "the XML holds no Series: no export of HEYEX")
+    return root
+
+
+def _is_b_scan(image: Element) -> bool:
+    """By ImageType; without it, by a ScaleY that is one of depth, or by a scan line of its own."""
+    kind = image.findtext("ImageType/Type", "").strip() or image.findtext("ImageType", "").strip()
+    if kind:
+        return kind.upper() == "OCT"
+    scale = _number(image, f"{_CONTEXT}/ScaleY")
+    if np.isfinite(scale):
+        return is_plausible("depth", scale)
+    start, end = (_line_ends([image], name) for name in ("Start", "End"))
+    return bool(np.isfinite(start).all() and np.isfinite(end).all() and (start != end).any())
+
+
+def _images(series: Element) -> list[Element]:
+    return [image for image in series.iter("Image") if _is_b_scan(image)]
+
+
+def _scans(root: Element) -> list[Element]:
+    """The Series that hold B-scans. Raises VolumeRejected not_structural_oct."""
+    series = [element for element in root.iter("Series") if _images(element)]
+    if not series:
+        raise rejection("not_structural_oct", "the XML lists no OCT image")
+    return series
+
+
+def members(path: Path) -> tuple[str, ...]:
+    """The scans in the file, "1", "2", ..., in its order. Raises VolumeRejected."""
+    return member_names(len(_scans(_root(path))))
+
+
+def _number(element: Element, xpath: str) -> float:
+    try:
+        return float(element.findtext(xpath, "").strip().replace(",", "."))
+    except ValueError:
+        return float("nan")
+
+
+def _date(element: Element | None, xpath: str) -> str:
+    date = None if element is None else element.find(xpath)
+    if date is None:
+        return ""
+    parts = [_number(date, part) for part in ("Year", "Month", "Day")]
+    return date_text(*(int(part) for part in parts)) if np.isfinite(parts).all() else ""
+
+
+def _device_texts(root: Element, series: Element) -> Iterator[str]:
+    """The texts of elements that are called after a device or its maker: of `series` first, then of all."""
+    for part in (series, root):
+        for element in part.iter():
+            if _DEVICE_TAG.search(str(element.tag)) and (text := (element.text or "").strip()):
+                yield text
+
+
+def _named_picture(image: Element) -> str:
+    """The file name of a B-scan's picture, from ExamURL or whatever else ImageData calls it; "" for none."""
+    texts = [image.findtext("ImageData/ExamURL", ""), *(part.text or "" for part in image.iterfind("ImageData/*"))]
+    names = [re.split(r"[\\/]", text.strip())[-1] for text in texts]
+    return next((name for name in names if name.lower().endswith(IMAGE_SUFFIXES)), "")
+
+
+def _picture_files(folder: Path, scans: list[Element], images: list[Element]) -> tuple[list[Path], tuple[str, ...]]:
+    """(the picture of each B-scan of `images`, notes); `scans`: all of the XML, whose pictures share a folder.
+
+    Raises VolumeRejected frames_missing.
+    """
+    named = [_named_picture(image) for image in images]
+    there = [bool(name) and (folder / name).is_file() for name in named]
+    if all(there):
+        return [folder / name for name in named], ()
+    missing = there.index(False) + 1
+    if any(there):
+        raise rejection("frames_missing", f"the picture of B-scan {missing} of {len(images)} is not beside the XML")
+    every = [image for series in scans for image in _images(series)]
+    size = {(_number(image, f"{_CONTEXT}/Width"), _number(image, f"{_CONTEXT}/Height")) for image in every}
+    beside = (path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
+    pictures = [path for path in beside if len(size) != 1 or _picture_size(path) in size]
+    pictures.sort(key=lambda path: natural_key(path.name))
+    why = "none of the pictures that the XML names is beside it" if any(named) else "the XML names no pictures"
+    if len(pictures) != len(every):
+        raise rejection(
+            "frames_missing",
+            f"{why}, and there are {len(pictures)} of the B-scans' size for {len(every)} B-scans; put the pictures of "
+            "this export, and no others, beside the XML",
+        )
+    first = next(index for index, image in enumerate(every) if image is images[0])
+    return pictures[first : first + len(images)], ("pictures_by_order",)
+
+
+def _picture_size(path: Path) -> tuple[int, int] | None:
+    """(width, height) of an image file from its header; None for what is no image."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as picture:
+            return picture.size
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return None
+
+
+def _picture(file: Path, number: int) -> np.ndarray:
+    """The B-scan's pixels [H, W]. Raises VolumeRejected frames_broken."""
+    from PIL import Image
+
+    try:
+        with Image.open(file) as picture:
+            check_shape(1, picture.height, picture.width)
+            return np.asarray(picture.convert("L"))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise rejection("frames_broken", f"B-scan {number}: {error_origin(error)}") from None
+
+
+def _pixels(files: list[Path]) -> np.ndarray:
+    """[D, H, W]. Raises VolumeRejected: frames_broken, unsupported_pixels."""
+    first = _picture(files[0], 1)
+    check_shape(len(files), *first.shape)
+    pixels = np.empty((len(files), *first.shape), np.uint8)
+    for index, file in enumerate(files):
+        picture = first if index == 0 else _picture(file, index + 1)
+        if picture.shape != first.shape:
+            raise rejection("unsupported_pixels", f"B-scan {index + 1} is of another size than the first")
+        pixels[index] = picture
+    return pixels
+
+
+def _median_scale(images: list[Element], field: str) -> float | None:
+    """The B-scans' scale in mm a pixel, or None."""
+    values = np.array([_number(image, f"{_CONTEXT}/{field}") for image in images])
+    values = values[np.isfinite(values) & (values > 0)]
+    return float(np.median(values)) if len(values) else None
+
+
+def _line_ends(images: list[Element], end: str) -> np.ndarray:
+    """[D, 2] x and y of every line's `end` ("Start", "End") on the localizer, mm."""
+    return np.array([[_number(image, f"{_CONTEXT}/{end}/Coord/{axis}") for axis in "XY"] for image in images])
+
+
+def read_xml(path: Path, member: str = "") -> RawScan:
+    """One scan of a HEYEX export; without `member` the first, with a note of how many more there are.
+
+    Raises VolumeRejected: broken_header, truncated, not_structural_oct, too_few_frames, frames_missing, frames_broken,
+    unsupported_pixels, size_implausible.
+    """
+    root = _root(path)
+    scans = _scans(root)
+    series = scans[int(member or 1) - 1]
+    images = _images(series)
+    if len(images) < 2:
+        raise rejection("too_few_frames", "a line or circle scan: one B-scan, no volume")
+    patient = next(iter(root.iter("Patient")), None)
+    person_id, number, last, first, sex = (
+        "" if patient is None else patient.findtext(name, "").strip()
+        for name in ("PatientID", "ID", "LastName", "FirstNames", "Sex")
+    )
+    person_name = f"{last} {first}".strip()
+    birth_date = _date(patient, "Birthdate/Date")
+    visit = next((date for study in root.iter("Study") if (date := _date(study, "StudyDate/Date"))), "")
+    files, notes = _picture_files(path.parent, scans, images)
+    return RawScan(
+        format="heyex_xml",
+        pixels=_pixels(files),
+        frame_geometry=line_geometry(_line_ends(images, "Start"), _line_ends(images, "End")),
+        header=HeaderFields(
+            person_id=person_id or (f"heyex-{number}" if number else ""),
+            person_name=person_name,
+            birth_date=birth_date,
+            laterality=series.findtext("Laterality", "").strip(),
+            manufacturer=MAKE,
+            model=named_model(_device_texts(root, series), MAKE, "Spectralis"),
+            visit=visit,
+        ),
+        spacing_mm=(None, _median_scale(images, "ScaleY"), _median_scale(images, "ScaleX")),
+        notes=(*more_scans(member, len(scans)), *notes),
+        personal=filled_fields(
+            {"PatientName": person_name, "PatientBirthDate": birth_date, "StudyDate": visit, "PatientSex": sex}
+        ),
+    )

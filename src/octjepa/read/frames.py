@@ -1,0 +1,149 @@
+"""The geometry of frames from a DICOM header: positions, orientations, location on the fundus image, order.
+
+DICOM Part 3: Plane Position (Patient), Plane Orientation (Patient), Frame Content, and Ophthalmic Frame Location
+(C.8.17.11), whose Reference Coordinates are pixels (row, column) of the fundus image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from octjepa.read.anatomy import other_image
+from octjepa.read.raw_scan import FrameGeometry
+
+if TYPE_CHECKING:
+    from pydicom.dataset import Dataset
+
+
+def floats(value: Any, count: int) -> list[float] | None:
+    """`count` finite floats from a DICOM value, or None: empty lists, short lists and texts are common."""
+    if value is None or isinstance(value, str):
+        return None
+    try:
+        numbers = [float(number) for number in value] if hasattr(value, "__iter__") else [float(value)]
+    except (TypeError, ValueError):
+        return None
+    return numbers if len(numbers) == count and all(map(isfinite, numbers)) else None
+
+
+# Tags by number: pydicom looks a keyword up in a long table, and raises and catches where the element is absent.
+_PIXEL_MEASURES, _PIXEL_SPACING, _BETWEEN_SLICES, _THICKNESS = 0x00289110, 0x00280030, 0x00180088, 0x00180050
+_PLANE_ORIENTATION, _ORIENTATION, _PLANE_POSITION, _POSITION = 0x00209116, 0x00200037, 0x00209113, 0x00200032
+_FRAME_CONTENT, _IN_STACK_POSITION = 0x00209111, 0x00209057
+_FRAME_LOCATION, _COORDINATES, _OPHTHALMIC_ORIENTATION = 0x00220031, 0x00220032, 0x00220039
+_FRAME_TYPE = 0x00089007
+_FRAME_TYPE_SEQUENCES = (0x00189329, 0x00189226, 0x00520025)  # of enhanced CT, enhanced MR, intravascular OCT
+_BINARY = {"FL": "f4", "FD": "f8", "UL": "u4", "US": "u2", "SL": "i4", "SS": "i2"}
+
+
+def _value(group: Dataset, tag: int) -> Any:
+    """The element's value, None where it is absent. Numbers are read without pydicom's value classes."""
+    element = group.get_item(tag) if tag in group else None
+    if element is None:
+        return None
+    raw = element.value
+    if element.is_raw and isinstance(raw, bytes):
+        if element.VR == "DS":
+            try:
+                return [float(text) for text in raw.decode("ascii").rstrip(" \0").split("\\")]
+            except ValueError:
+                return None
+        kind = _BINARY.get(element.VR or "")
+        if kind and len(raw) % int(kind[1]) == 0:
+            return np.frombuffer(raw, ("<" if element.is_little_endian else ">") + kind).tolist()
+    return group[tag].value
+
+
+def _items(group: Dataset | None, tag: int) -> Iterator[Dataset]:
+    """The items of a sequence; none where the element is something else."""
+    value: Any = None if group is None else _value(group, tag)
+    if hasattr(value, "__iter__"):
+        yield from (item for item in value if hasattr(item, "get_item"))
+
+
+def pixel_measures(group: Dataset | None) -> tuple[list[float] | None, float | None]:
+    """((depth, column) spacing, slice thickness) in mm of a functional group's or a header's Pixel Measures."""
+    pair, thickness = None, None
+    for item in [*_items(group, _PIXEL_MEASURES), *([group] if group is not None else [])]:
+        pair = pair or floats(_value(item, _PIXEL_SPACING), 2)
+        for tag in (_BETWEEN_SLICES, _THICKNESS):
+            number = floats(_value(item, tag), 1)
+            if thickness is None and number is not None:
+                thickness = number[0]
+    return pair, thickness
+
+
+def has_decimal_comma(header: Dataset) -> bool:
+    """Whether a spacing in the header is written with a comma, and so is no number in DICOM."""
+    groups = [*_items(header, 0x52009229), *list(_items(header, 0x52009230))[:1], header]
+    for group in groups:
+        for item in [*_items(group, _PIXEL_MEASURES), group]:
+            for tag in (_PIXEL_SPACING, _BETWEEN_SLICES, _THICKNESS):
+                element = item.get_item(tag) if tag in item else None
+                value = None if element is None else element.value
+                if isinstance(value, bytes) and b"," in value:
+                    return True
+    return False
+
+
+def _orientation(group: Dataset | None) -> tuple[list[float], np.ndarray] | None:
+    """(direction along a B-scan's row, normal), the last that is given."""
+    found = None
+    for item in _items(group, _PLANE_ORIENTATION):
+        cosines = floats(_value(item, _ORIENTATION), 6)
+        if cosines:
+            found = cosines[:3], np.cross(cosines[:3], cosines[3:])
+    return found
+
+
+def _is_en_face(group: Dataset | None) -> bool:
+    """Whether a frame is called a localizer, flow or an en face image, or cuts across the A-scans."""
+    typed = [] if group is None else [group, *(item for tag in _FRAME_TYPE_SEQUENCES for item in _items(group, tag))]
+    for item in typed:
+        kind = _value(item, _FRAME_TYPE)
+        if kind and other_image([kind] if isinstance(kind, str) else kind):
+            return True
+    orientations = (_value(item, _OPHTHALMIC_ORIENTATION) for item in _items(group, _FRAME_LOCATION))
+    return any(str(orientation or "").strip().upper() == "TRANSVERSE" for orientation in orientations)
+
+
+def read_frame_geometry(header: Dataset, frames: int) -> FrameGeometry:
+    """The geometry of the first `frames` functional groups, NaN for frames without a group."""
+    geometry = FrameGeometry.unknown(frames)
+    positions, directions, normals = geometry.positions_mm, geometry.row_directions, geometry.normals
+    lines, curved, in_stack = geometry.lines_px, geometry.curved, geometry.in_stack
+    spacing, thickness = geometry.spacing_mm, geometry.thickness_mm
+    shared = (header.get("SharedFunctionalGroupsSequence") or [None])[0]
+    groups = header.get("PerFrameFunctionalGroupsSequence") or []
+    shared_orientation = _orientation(shared)
+    for index in range(frames):
+        group = groups[index] if index < len(groups) else None
+        geometry.en_face[index] = _is_en_face(group)
+        if orientation := _orientation(group) or shared_orientation:
+            directions[index], normals[index] = orientation
+        for item in _items(group, _PLANE_POSITION):
+            position = floats(_value(item, _POSITION), 3)
+            if position:
+                positions[index] = position
+        for item in _items(group, _FRAME_CONTENT):
+            number = floats(_value(item, _IN_STACK_POSITION), 1)
+            if number:
+                in_stack[index] = number[0]
+        for item in _items(group, _FRAME_LOCATION):
+            points = _value(item, _COORDINATES)
+            points = floats(points, len(points)) if hasattr(points, "__len__") and not isinstance(points, str) else None
+            if points and len(points) >= 4 and len(points) % 2 == 0:
+                lines[index] = [*points[:2], *points[-2:]]
+                nonlinear = str(_value(item, _OPHTHALMIC_ORIENTATION) or "").strip().upper() == "NONLINEAR"
+                curved[index] = nonlinear or len(points) > 4
+        if group is not None:
+            pair, thick = pixel_measures(group)
+            if pair:
+                spacing[index] = pair
+            if thick is not None:
+                thickness[index] = thick
+    return geometry

@@ -1,0 +1,61 @@
+"""One B-scan of a DICOM file without decoding the others, for who must show something at once.
+
+It is the file's own frame, unchecked: only `read_volume` decides which frames are B-scans, which way they run, and
+whether the file is what it was. So a frame is read only where nothing of that was changed when the file was ingested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+
+from octjepa.read.dicom import has_dicom_magic, read_with_pixels
+from octjepa.read.encapsulated import FrameDecoder, read_stream_header, split_frames
+from octjepa.read.pixels import check_size, integer, read_layout
+
+# Notes under which a volume's B-scans are frames of the file as they are stored, in order or in reverse order.
+_HARMLESS = (
+    "frames_reversed", "repeated_frames", "person_", "laterality_", "device_", "manifest_", "positions_", "slice_",
+    "spacing_", "depth_disagrees", "column_spacing", "option_disagrees", "extent_", "pitch_", "decimal_comma",
+    "field_outside", "field_implausible", "depth_outside", "fill_masked",
+)  # fmt: skip
+
+
+def read_one_frame(
+    path: Path, number: int, shape: tuple[int, int, int], notes: Iterable[str]
+) -> UInt8[np.ndarray, "H W"] | None:
+    """B-scan `number` of a volume of `shape` that was ingested from `path` with `notes`; None where that needs all.
+
+    That is so for files that are no DICOM file of 8-bit intensities, and for volumes whose frames ingest changed.
+    Raises VolumeRejected: the file is no longer readable.
+    """
+    notes = list(notes)
+    if not 0 <= number < shape[0] or not all(note.startswith(_HARMLESS) for note in notes):
+        return None
+    if not path.is_file() or not has_dicom_magic(path):
+        return None
+    data = read_with_pixels(path, lambda header: check_size(integer(header, "NumberOfFrames"), read_layout(header)))
+    layout, frames = read_layout(data), integer(data, "NumberOfFrames")
+    plain = layout.allocated == 8 and layout.samples == 1 and not layout.signed
+    if not plain or (frames, layout.rows, layout.columns) != shape:
+        return None
+    index = frames - 1 - number if "frames_reversed" in notes else number
+    if data.file_meta.TransferSyntaxUID.is_encapsulated:
+        encoded = split_frames(data, frames)
+        if len(encoded) != frames:
+            return None
+        try:
+            found = FrameDecoder(data.file_meta.TransferSyntaxUID, layout)(
+                encoded[index], read_stream_header(encoded[index])
+            )
+        except Exception:
+            return None
+    else:
+        size = layout.frame_bytes
+        if len(data.PixelData) < frames * size:
+            return None
+        found = np.frombuffer(data.PixelData, np.uint8, size, index * size).reshape(layout.rows, layout.columns)
+    return found if found.shape == shape[1:] and found.dtype == np.uint8 else None

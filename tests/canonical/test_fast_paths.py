@@ -1,0 +1,89 @@
+"""What ingest computes in a fast way is what the plain computation gives, to the bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from octjepa.canonical.burned_in import find_text
+from octjepa.canonical.fill import (
+    _MIN_RUN,
+    intensity_counts,
+    percentile_of_counts,
+    runs_from_border,
+    runs_from_top_and_bottom,
+)
+from octjepa.canonical.plausibility import running_sums
+from octjepa.canonical.vitreous_objects import block_medians
+from octjepa.read.picture_frames import block_means
+
+
+def painted(seed: int, height: int = 40, width: int = 60) -> np.ndarray:
+    """A mask with boxes, some of them at a border, and holes."""
+    draw = np.random.default_rng(seed)
+    mask = draw.random((height, width)) < 0.05
+    for _ in range(4):
+        top, left = draw.integers(-10, height), draw.integers(-10, width)
+        mask[max(top, 0) : top + draw.integers(4, 50), max(left, 0) : left + draw.integers(4, 50)] = True
+    mask[draw.integers(0, height, 5), draw.integers(0, width, 5)] = False
+    return mask
+
+
+def plain_runs(full: np.ndarray) -> np.ndarray:
+    """Runs from each border in turn, counted pixel by pixel."""
+    joined = np.zeros_like(full)
+    for turns in range(4):
+        turned, into = np.rot90(full, turns), np.rot90(joined, turns)
+        for column in range(turned.shape[1]):
+            run = 0
+            while run < len(turned) and turned[run, column]:
+                run += 1
+            if run >= _MIN_RUN:
+                into[:run, column] = True
+    return joined
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_runs_from_the_border(seed: int) -> None:
+    from scipy.ndimage import label
+
+    full = painted(seed)
+    runs, _ = runs_from_border(full)
+    np.testing.assert_array_equal(runs, plain_runs(full))
+    parts, _ = label(runs)
+    reaching = np.isin(parts, np.setdiff1d(parts[[0, -1]], 0))
+    np.testing.assert_array_equal(runs_from_top_and_bottom(full), reaching)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_percentiles_by_counting(size: int) -> None:
+    values = np.random.default_rng(size).integers(0, 90, (1, size), dtype=np.uint8)
+    for percent in (0, 5, 25, 50, 95, 100):
+        assert percentile_of_counts(intensity_counts(values), percent) == np.percentile(values, percent)
+
+
+def test_medians_of_all_b_scans_at_once() -> None:
+    draw = np.random.default_rng(0)
+    blocks = draw.normal(20, 9, (6, 5, 7)).astype(np.float32)
+    chosen = draw.random(blocks.shape) < 0.5
+    chosen[2], chosen[3] = True, False
+    expected = [np.median(one[some]) if some.any() else 0.0 for one, some in zip(blocks, chosen, strict=True)]
+    np.testing.assert_array_equal(block_medians(blocks, chosen), expected)
+
+
+def test_block_means_and_running_sums() -> None:
+    frames = np.random.default_rng(1).integers(0, 256, (3, 101, 51), dtype=np.uint8)
+    means = frames[:, :100, :50].reshape(3, 50, 2, 25, 2).astype(np.float64).mean(axis=(2, 4))
+    np.testing.assert_array_equal(block_means(frames), means.astype(np.float32))
+    image = np.random.default_rng(2).normal(30, 9, (3, 40, 9)).astype(np.float32)
+    np.testing.assert_array_equal(running_sums(image)[:, 1:], np.cumsum(image, axis=1))
+
+
+def test_text_in_few_rows_is_found_where_it_is() -> None:
+    pixels = np.random.default_rng(3).integers(0, 100, (6, 80, 120), dtype=np.uint8)
+    for column in range(20, 60, 4):
+        pixels[2, 60:70, column : column + 2] = 255
+    found = find_text(pixels)
+    assert found is not None
+    assert found[2, 60:70, 20:58].all()
+    assert not found[:, :40].any()

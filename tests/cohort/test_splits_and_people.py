@@ -1,0 +1,115 @@
+"""Recommendations are kept where there are any; people whom no file names are told of."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oct_dicom import make_dataset, retina, save
+from octjepa.recipe import Preprocessing
+
+PREPROCESSING = Preprocessing(
+    image_size=(8, 64, 64), margin=(0, 8, 8), target_spacing_mm=(0.7, 0.0156, 0.094), axial_anchor=0.65
+)
+
+
+def recommend(root: Path, words: dict[str, str]) -> None:
+    lines = [f"{person}\t{word}" for person, word in words.items()]
+    (root / "participants.tsv").write_text("\n".join(["person_id\trecommended_split", *lines]) + "\n")
+
+
+def test_one_person_without_a_recommendation_does_not_undo_the_others(tiny: Path, tmp_path: Path) -> None:
+    from octjepa.ingest import build_store
+    from octjepa.store import Store
+
+    root = tmp_path / "set"
+    shutil.copytree(tiny, root)
+    recommend(root, {"1001": "test", "1002": "test", "1003": "Validation", "1004": "holdout"})
+    summary = build_store([root], tmp_path / "store", PREPROCESSING)
+    assert summary["split_by"] == {"recommended": 3, "stratified": 2}
+    assert summary["recommended_split_unknown"] == 1
+    splits = Store.open(tmp_path / "store").table.groupby("person_id")["split"].first().to_dict()
+    assert splits == {"1001": "test", "1002": "test", "1003": "val", "1004": "train", "1005": "train"}
+    again = build_store([root], tmp_path / "store", PREPROCESSING)
+    assert again["split_by"] == {"kept": 5}
+
+
+def test_no_message_of_the_split_holds_a_person_id(tiny: Path, tmp_path: Path) -> None:
+    from octjepa.cohort.split import split_recommended
+    from octjepa.errors import UsageError
+    from octjepa.ingest import build_store
+    from octjepa.store import Store
+
+    build_store([tiny], tmp_path / "store", PREPROCESSING)
+    with pytest.raises(UsageError, match="5 of 5 people") as caught:
+        split_recommended(Store.open(tmp_path / "store"))
+    assert "1001" not in str(caught.value)
+
+
+def test_files_that_name_nobody_are_counted_noted_and_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from octjepa.ingest import build_store
+    from octjepa.store import Store
+
+    for number in range(3):
+        ds = make_dataset(retina(seed=number))
+        ds.PatientID = "" if number else "7"
+        save(ds, tmp_path / "2023" / f"{number}.dcm" if not number else tmp_path / "set" / f"{number}.dcm")
+    with caplog.at_level(logging.WARNING):
+        summary = build_store([tmp_path / "2023", tmp_path / "set"], tmp_path / "store", PREPROCESSING)
+    assert summary["people_unknown"] == 2
+    assert summary["notes"]["person_unknown"] == 2
+    assert "person_disagrees" not in summary["notes"]  # 2023 is a year
+    store = Store.open(tmp_path / "store")
+    assert store.describe()["people_unknown"] == 2
+    unknown = store.table["person_id"].str.startswith("unknown-")
+    assert (store.table["notes"].str.contains("person_unknown") == unknown).all()
+    (record,) = [record for record in caplog.records if "without a person id" in record.getMessage()]
+    assert "2 volume(s)" in record.getMessage()
+    assert "manifest.tsv" in record.getMessage()
+
+
+def test_named_people_give_no_warning(tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from octjepa.ingest import build_store
+
+    summary = build_store([tiny], tmp_path / "store", PREPROCESSING)
+    assert (summary["people_unknown"], summary["notes"]) == (0, {"laterality_disagrees": 5})
+    assert "without a person id" not in caplog.text
+
+
+def test_one_eye_under_two_names_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from octjepa.ingest import build_store
+
+    pixels = retina(frames=12)
+    for person, brighter in (("7", 0), ("8", 9)):
+        ds = make_dataset(np.clip(pixels.astype(np.int16) + brighter, 0, 255).astype(np.uint8))
+        ds.PatientID = person
+        save(ds, tmp_path / "set" / f"{person}.dcm")
+    with caplog.at_level(logging.WARNING):
+        summary = build_store([tmp_path / "set"], tmp_path / "store", PREPROCESSING)
+    assert summary["near_duplicates_across_people"] == 1
+    assert "1 pairs of volumes look like the same eye under two person ids" in caplog.text
+
+
+def test_one_id_at_two_hospitals_is_warned_of_and_neither_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from octjepa.ingest import build_store
+    from octjepa.store import Store
+
+    for number, hospital in enumerate(("Eye Hospital A", "eye hospital  a", "Clinic B")):
+        ds = make_dataset(retina(seed=number))
+        ds.PatientID, ds.InstitutionName = "1", hospital
+        save(ds, tmp_path / "set" / f"{number}.dcm")
+    with caplog.at_level(logging.WARNING):
+        summary = build_store([tmp_path / "set"], tmp_path / "store", PREPROCESSING)
+    assert summary["people_at_several_sites"] == 1
+    assert "1 person id(s) of" in caplog.text
+    sites = set(Store.open(tmp_path / "store").table["site"])
+    assert len(sites) == 2
+    assert all(site.startswith("site-") for site in sites)

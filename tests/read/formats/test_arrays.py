@@ -1,0 +1,282 @@
+"""NIfTI, MetaImage, NumPy and MATLAB: number types, labels inside, and each bad input with its reason."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import struct
+import zipfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from scipy.io import savemat
+
+from eye_files import phantom, write_itk
+from octjepa.errors import VolumeRejected
+from octjepa.read import memory_budget
+from octjepa.read.reader import read_volume
+
+PIXELS, SPACING = phantom()
+
+
+def refused(path: Path) -> VolumeRejected:
+    with pytest.raises(VolumeRejected) as caught:
+        read_volume(path, spacing_mm=SPACING)
+    for secret in ("Doe", "19500101", str(path.parent)):
+        assert secret not in str(caught.value)
+    return caught.value
+
+
+def npy(path: Path, values: np.ndarray) -> Path:
+    np.save(path, values)
+    return path
+
+
+# Number types
+
+
+def test_deep_signed_and_float_values_become_bytes(tmp_path: Path) -> None:
+    whole = PIXELS.astype(np.float64)
+    unit = PIXELS.astype(np.float32) / 255
+    holes = unit.copy()
+    holes[0, 0, :5] = np.nan
+    holes[0, 1, 0] = np.inf
+    full = np.array([0, 255])
+    assert np.array_equal([PIXELS.min(), PIXELS.max()], full)  # so that the float scale is that of the bytes
+    for name, values, note in (
+        ("i16", PIXELS.astype(np.int16), None),
+        ("u16", PIXELS.astype(np.uint16) * 257, "scaled_from_16_bit"),
+        ("u12", PIXELS.astype(np.uint16) * 16 + 15, "scaled_from_12_bit"),
+        ("signed", PIXELS.astype(np.int32) - 128, "signed"),
+        ("whole", whole, "float_of_whole_numbers"),
+        ("unit", unit, "scaled_from_float"),
+        ("half", unit.astype(np.float16), "scaled_from_float"),
+    ):
+        volume = read_volume(npy(tmp_path / f"{name}.npy", values), spacing_mm=SPACING)
+        assert np.abs(volume.pixels.astype(int) - PIXELS).max() <= 1, name
+        assert note is None or note in volume.notes, name
+    volume = read_volume(npy(tmp_path / "holes.npy", holes), spacing_mm=SPACING)
+    assert "not_finite_values=6" in volume.notes
+    assert volume.pixels[0, 0, :5].max() == 0
+    assert np.array_equal(volume.pixels[1:], PIXELS[1:])
+
+
+def test_marks_of_what_was_not_measured_do_not_squeeze_the_scan(tmp_path: Path) -> None:
+    """The least short, the largest of 16 bits, the largest float: the scan keeps its scale, the mark becomes an end."""
+    marked = np.zeros(PIXELS.shape, bool)
+    marked[:, :4] = True
+    twelve = PIXELS.astype(np.int32) * 16
+    for name, values, white in (
+        ("short", np.where(marked, -32768, twelve).astype(np.int16), False),
+        ("most", np.where(marked, 65535, twelve).astype(np.uint16), True),
+        ("float", np.where(marked, np.finfo(np.float32).max, PIXELS / np.float32(255)).astype(np.float32), True),
+        ("minus", np.where(marked, -999, PIXELS / 255), False),
+    ):
+        volume = read_volume(npy(tmp_path / f"{name}.npy", values), spacing_mm=SPACING)
+        assert "fill_value" in volume.notes, name
+        assert np.abs(volume.pixels.astype(int) - PIXELS)[~marked].max() <= 1, name
+        assert set(np.unique(volume.pixels[marked])) == {255 if white else 0}, name
+
+
+def test_values_that_are_no_scan(tmp_path: Path) -> None:
+    labels = (PIXELS // 32).astype(np.uint8)
+    for name, values, words in (
+        ("bool", PIXELS > 100, "it is a mask"),
+        ("labels", labels, "looks like a segmentation"),
+        ("labels_f", labels.astype(np.float32), "looks like a segmentation"),
+        ("constant", np.full((8, 16, 16), 7, np.uint8), "the same value"),
+        ("nan", np.full((8, 16, 16), np.nan), "no value is a finite number|same value"),
+        ("complex", PIXELS.astype(np.complex64), "complex64"),
+        ("empty", np.zeros((0, 4, 4), np.uint8), "holds no values"),
+        ("b_scan", PIXELS[0], "one B-scan of"),
+        ("table", PIXELS[0, :4], "2 axes"),
+        ("four", np.stack([PIXELS, PIXELS]), "4 axes"),
+        ("text", np.array([["a"]]), "<U1|str|type|axes"),
+    ):
+        error = refused(npy(tmp_path / f"{name}.npy", values))
+        reasons = dict.fromkeys(("bool", "labels", "labels_f"), "not_structural_oct") | {"b_scan": "too_few_frames"}
+        assert error.reason == reasons.get(name, "unsupported_pixels"), name
+        assert __import__("re").search(words, error.detail), (name, error.detail)
+
+
+def test_nothing_beyond_the_memory_limit_is_allocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, {"descr": "<f8", "fortran_order": False, "shape": (1 << 20,) * 3})
+    (tmp_path / "huge.npy").write_bytes(head.getvalue())
+    with zipfile.ZipFile(tmp_path / "huge.npz", "w") as archive:
+        archive.writestr("oct_bscans.npy", head.getvalue())
+    header = bytearray(write_itk(tmp_path / "huge.nii", PIXELS, SPACING).read_bytes())
+    struct.pack_into("<4h", header, 40, 3, 32767, 32767, 32767)
+    (tmp_path / "huge.nii").write_bytes(header)
+    (tmp_path / "huge.nii.gz").write_bytes(gzip.compress(header))
+    text = write_itk(tmp_path / "huge.mhd", PIXELS, SPACING).read_text()
+    lines = [("DimSize = 99999 99999 99999" if line.startswith("DimSize") else line) for line in text.splitlines()]
+    (tmp_path / "huge.mhd").write_text("\n".join(lines))
+    for name in ("huge.npy", "huge.npz", "huge.nii", "huge.nii.gz", "huge.mhd"):
+        assert refused(tmp_path / name).reason == "size_implausible", name
+    savemat(tmp_path / "big.mat", {"images": PIXELS.transpose(1, 2, 0)})
+    monkeypatch.setattr(memory_budget, "budget_bytes", lambda: PIXELS.size - 1)
+    assert refused(tmp_path / "big.mat").reason == "size_implausible"
+
+
+# Archives with labels inside
+
+
+def test_labels_and_identity_inside_an_archive(tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "scan.npz", oct_bscans=PIXELS, slo_fundus=PIXELS[0], glaucoma=np.array(1), dr_class=np.array([2]),
+        race="asian", age=61.5, male=np.bool_(True), td=np.arange(3.0), md=np.nan, patient_name="Doe^Jane",
+        dob="19500101", person_id="P9", laterality="OS", wide=np.arange(52.0), filename="Doe_Jane.npz",
+        exported="2021-03-04", who="Doe^Jane", place="scans/doe", grade="PDR 2.5",
+    )  # fmt: skip
+    volume = read_volume(tmp_path / "scan.npz", spacing_mm=SPACING)
+    assert volume.labels == {
+        "glaucoma": 1, "dr_class": 2, "race": "asian", "age": 61.5, "male": 1, "td_0": 0, "td_1": 1, "td_2": 2,
+        "grade": "PDR 2.5",
+    }  # fmt: skip
+    assert (volume.person_id, volume.laterality) == ("P9", "OS")
+    assert set(volume.personal) == {"PatientName", "PatientBirthDate", "PatientAge", "PatientSex", "EthnicGroup"}
+    assert np.array_equal(volume.pixels, PIXELS)
+    np.savez(tmp_path / "named.npz", oct_bscans=PIXELS, first_name="Jane", surname="Doe", person_id="doe_j")
+    assert read_volume(tmp_path / "named.npz", spacing_mm=SPACING).person_id.startswith("p-")
+    savemat(tmp_path / "scan.mat", {"images": PIXELS.transpose(1, 2, 0), "layers": PIXELS.transpose(1, 2, 0),
+                                    "eye": "OD", "amd": 1.0, "stage": "early"})  # fmt: skip
+    volume = read_volume(tmp_path / "scan.mat", spacing_mm=SPACING)
+    assert volume.labels == {"amd": 1, "stage": "early"}
+    assert volume.laterality == "OD"
+
+
+def test_which_array_is_the_scan(tmp_path: Path) -> None:
+    np.savez(tmp_path / "one.npz", anything=PIXELS[None], other=PIXELS[0])
+    assert np.array_equal(read_volume(tmp_path / "one.npz", spacing_mm=SPACING).pixels, PIXELS)
+    np.savez(tmp_path / "two.npz", a=PIXELS, b=PIXELS)
+    assert refused(tmp_path / "two.npz").reason == "unsupported_pixels"
+    np.savez(tmp_path / "none.npz", a=PIXELS[0, :4])
+    assert refused(tmp_path / "none.npz").reason == "no_pixel_data"
+    np.savez(tmp_path / "spacing.npz", oct=PIXELS, spacing_mm=[0.1, 0.1])
+    assert refused(tmp_path / "spacing.npz").reason == "broken_header"
+
+
+@pytest.mark.parametrize("suffix", ["npz", "mat", "v73.mat"])
+def test_a_second_scan_in_an_archive_is_counted(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"scan.{suffix}"
+    arrays = {"oct_bscans": PIXELS, "volume": PIXELS[:, ::-1].copy(), "age": np.array(61)}
+    if suffix == "npz":
+        np.savez(path, **arrays)
+    elif suffix == "mat":
+        savemat(path, arrays)
+    else:
+        with h5py.File(path, "w") as file:
+            for name, values in arrays.items():
+                file[name] = values.T
+    volume = read_volume(path, spacing_mm=SPACING)
+    assert np.array_equal(volume.pixels, PIXELS)
+    assert "arrays_left_out=1" in volume.notes
+
+
+def test_python_objects_are_never_loaded(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return (Path.touch, (tmp_path / "sprung",))  # type: ignore[return-value]
+
+    np.save(tmp_path / "objects.npy", np.full((2, 2, 2), Trap()), allow_pickle=True)
+    np.savez(tmp_path / "objects.npz", oct_bscans=np.full((2, 2, 2), Trap()))
+    np.savez(tmp_path / "beside.npz", oct_bscans=PIXELS, label=np.array(Trap(), object))
+    assert refused(tmp_path / "objects.npy").reason == "unsupported_pixels"
+    assert refused(tmp_path / "objects.npz").reason == "unsupported_pixels"
+    assert read_volume(tmp_path / "beside.npz", spacing_mm=SPACING).labels == {}
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_an_hdf5_link_to_another_file_is_not_followed(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["images"] = PIXELS
+    path = tmp_path / "scan.mat"
+    with h5py.File(path, "w") as file:
+        file["images"] = h5py.ExternalLink("other.h5", "/images")
+        file["small"] = np.arange(3)
+    assert refused(path).reason == "no_pixel_data"
+
+
+# Files that were cut, or point elsewhere
+
+
+@pytest.mark.parametrize("name", ["scan.nii", "scan.nii.gz", "scan.mha", "scan.npy", "scan.npz", "scan.mat"])
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.999])
+def test_cut_files_are_never_read_as_whole_ones(name: str, share: float, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if name.endswith(".npy"):
+        npy(path, PIXELS)
+    elif name.endswith(".npz"):
+        np.savez_compressed(path, oct_bscans=PIXELS)
+    elif name.endswith(".mat"):
+        savemat(path, {"images": PIXELS.transpose(1, 2, 0)}, do_compression=True)
+    else:
+        write_itk(path, PIXELS, SPACING)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    assert refused(path).reason in {"truncated", "broken_header"}
+
+
+def test_a_compressed_metaimage_that_was_cut(tmp_path: Path) -> None:
+    import SimpleITK as sitk  # noqa: N813
+
+    sitk.WriteImage(sitk.GetImageFromArray(PIXELS), str(tmp_path / "scan.mha"), True)
+    whole = (tmp_path / "scan.mha").read_bytes()
+    assert read_volume(tmp_path / "scan.mha", spacing_mm=SPACING).shape == PIXELS.shape
+    (tmp_path / "scan.mha").write_bytes(whole[:-500])
+    assert refused(tmp_path / "scan.mha").reason == "truncated"
+
+
+def test_the_voxels_of_an_mhd_are_whole_and_in_its_folder(tmp_path: Path) -> None:
+    path = write_itk(tmp_path / "in" / "scan.mhd" if (tmp_path / "in").mkdir() is None else tmp_path, PIXELS, SPACING)
+    text = path.read_text()
+    raw = path.with_suffix(".raw")
+    (tmp_path / "secret.raw").write_bytes(raw.read_bytes())
+    for name in ("../secret.raw", str(tmp_path / "secret.raw"), "..\\secret.raw", "C:\\secret.raw"):
+        path.write_text(text.replace("scan.raw", name))
+        error = refused(path)
+        assert (error.reason, "outside its folder" in error.detail) == ("broken_header", True), name
+    for name, reason in (
+        ("gone.raw", "no_pixel_data"),
+        ("LIST", "unsupported_pixels"),
+        ("s%d.raw", "unsupported_pixels"),
+    ):
+        path.write_text(text.replace("scan.raw", name))
+        assert refused(path).reason == reason, name
+    path.write_text(text)
+    raw.write_bytes(raw.read_bytes()[:-1])
+    assert refused(path).reason == "truncated"
+    path.write_text(text.replace("DimSize", "Dims"))
+    assert refused(path).reason == "broken_header"
+    path.write_text("NDims = 3\nDimSize = 4 4 4\n")
+    assert refused(path).reason == "broken_header"
+
+
+def test_nifti_of_other_kinds(tmp_path: Path) -> None:
+    path = write_itk(tmp_path / "scan.nii", PIXELS, SPACING)
+    head = bytearray(path.read_bytes())
+    two_files = bytes(head[:344]) + b"ni1\0" + bytes(head[348:])
+    path.write_bytes(two_files)
+    assert refused(path).reason == "unknown_format"
+    path.write_bytes(struct.pack("<i", 540) + b"n+2\0" + bytes(head[8:]))
+    assert refused(path).reason == "unknown_format"
+    series = bytes(head[:40]) + struct.pack("<5h", 4, *PIXELS.shape[::-1], 2) + bytes(head[50:])
+    path.write_bytes(series)
+    assert refused(path).reason == "unsupported_pixels"
+    colour = np.repeat(PIXELS[..., None], 3, axis=-1)
+    import SimpleITK as sitk  # noqa: N813
+
+    sitk.WriteImage(sitk.GetImageFromArray(colour, isVector=True), str(tmp_path / "colour.mha"))
+    assert refused(tmp_path / "colour.mha").reason == "unsupported_pixels"
+
+
+def test_parsers_that_fail_in_their_own_way_are_understood(tmp_path: Path) -> None:
+    whole = npy(tmp_path / "scan.npy", PIXELS).read_bytes()
+    (tmp_path / "scan.npy").write_bytes(whole.replace(b"(", b"[", 1))
+    assert refused(tmp_path / "scan.npy").reason == "broken_header"
+    plain = write_itk(tmp_path / "scan.nii", PIXELS, SPACING).read_bytes()
+    (tmp_path / "scan.nii").write_bytes(plain[:344] + bytes(4) + plain[348:])  # as Analyze, ITK would take it
+    assert refused(tmp_path / "scan.nii").reason == "broken_header"

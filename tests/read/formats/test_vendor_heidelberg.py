@@ -1,0 +1,273 @@
+"""Heidelberg files become the scan that was written, distinguished by eye, series and pattern; compared with eyepy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oct_dicom import retina
+from octjepa.errors import VolumeRejected
+from octjepa.read.formats import recognise
+from octjepa.read.formats.vendor import heyex_e2e, heyex_xml
+from octjepa.read.formats.vendor.heidelberg_vol import read_vol
+from octjepa.read.intensity import FILL, heyex_display
+from octjepa.read.reader import assemble
+from vendor_files import (
+    PATTERN_CIRCLE,
+    PATTERN_STAR,
+    e2e_bytes,
+    lines,
+    strip_heyex_xml,
+    vol_bytes,
+    write_heyex_xml,
+)
+
+PIXELS = retina(6, 64, 48)
+LINEAR = (PIXELS.astype(np.float32) / 255) ** 4
+SECRETS = ("Ada", "ller", "1950", "P-77")
+
+
+def reason_of(error: VolumeRejected) -> str:
+    assert not any(secret in str(error) for secret in SECRETS)
+    return error.reason
+
+
+def test_the_display_is_the_fourth_root_and_what_was_not_measured_is_white() -> None:
+    raw = np.array([[0.0, 1e-4, 0.0625, 1.0], [np.finfo(np.float32).max, np.nan, 1.99, -1.0]], np.float32)
+    assert heyex_display(raw).tolist() == [[0, 26, 128, 255], [FILL, FILL, FILL, FILL]]
+
+
+def test_vol_keeps_pixels_spacing_eye_and_order(tmp_path: Path) -> None:
+    path = tmp_path / "scan.vol"
+    path.write_bytes(vol_bytes(LINEAR, lines(6)))
+    scan = read_vol(path)
+    np.testing.assert_array_equal(scan.pixels, PIXELS)
+    assert scan.spacing_mm == (0.12, 0.003872, 0.0114)
+    assert (scan.header.person_id, scan.header.birth_date, scan.header.visit) == ("P-77", "19500203", "20200506")
+    assert scan.personal == ("PatientBirthDate", "StudyDate")
+    volume = assemble(scan, path)
+    assert volume.laterality == "OS"
+    assert volume.device == "heidelberg_spectralis"
+    assert volume.pattern == "raster"
+    assert volume.spacing_mm == pytest.approx((0.12, 0.003872, 0.0114))
+    assert volume.provenance["slice"] == "positions"
+    np.testing.assert_array_equal(volume.pixels, PIXELS)
+
+
+def test_vol_agrees_with_eyepy(tmp_path: Path) -> None:
+    from eyepy.io.he.vol_reader import HeVolReader
+
+    path = tmp_path / "scan.vol"
+    path.write_bytes(vol_bytes(LINEAR, lines(6)))
+    theirs = HeVolReader(path)
+    np.testing.assert_array_equal(
+        read_vol(path).pixels, heyex_display(np.stack([bscan.data for bscan in theirs.parsed_file.bscans]))
+    )
+    assert read_vol(path).spacing_mm == (theirs.meta["scale_z"], theirs.meta["scale_y"], theirs.meta["scale_x"])
+    assert read_vol(path).header.laterality == theirs.meta["laterality"]
+
+
+def test_vol_frames_are_ordered_by_their_position_and_fill_is_counted(tmp_path: Path) -> None:
+    path, turned = tmp_path / "scan.vol", LINEAR[::-1].copy()
+    turned[:, :, 0] = np.finfo(np.float32).max
+    path.write_bytes(vol_bytes(turned, lines(6)[::-1]))
+    volume = assemble(read_vol(path), path)
+    np.testing.assert_array_equal(volume.pixels[:, :, 1:], PIXELS[:, :, 1:])
+    assert (volume.pixels[:, :, 0] == FILL).all()
+    assert {"frames_reversed", "fill_share=0.021"} <= set(volume.notes)
+
+
+def test_vol_of_a_star_is_radial_and_a_circle_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "star.vol"
+    turns = np.pi * np.arange(6) / 6
+    star = [(5 - np.cos(a) * 3, 5 - np.sin(a) * 3, 5 + np.cos(a) * 3, 5 + np.sin(a) * 3) for a in turns]
+    path.write_bytes(vol_bytes(LINEAR, star, scan_pattern=PATTERN_STAR, distance=0.0))
+    assert assemble(read_vol(path), path).pattern == "radial"
+    path.write_bytes(vol_bytes(LINEAR[:1], lines(1), scan_pattern=PATTERN_CIRCLE))
+    with pytest.raises(VolumeRejected, match="circle") as caught:
+        read_vol(path)
+    assert reason_of(caught.value) == "too_few_frames"
+
+
+def test_vol_with_a_patient_id_beyond_ascii_is_read(tmp_path: Path) -> None:
+    path, written = tmp_path / "scan.vol", bytearray(vol_bytes(LINEAR, lines(6)))
+    written[140:164] = "Müller".encode("latin-1").ljust(24, b"\0")
+    path.write_bytes(written)
+    assert read_vol(path).header.person_id == "Müller"
+
+
+def test_vol_whose_header_length_stands_in_the_b_scans_alone_is_whole(tmp_path: Path) -> None:
+    """eyepy's writer leaves 61440 in the file's header and follows the B-scans' own lengths."""
+    from eyepy.io.he.vol_reader import HeVolReader
+
+    path = tmp_path / "scan.vol"
+    path.write_bytes(vol_bytes(LINEAR, lines(6), bscan_hdr_size=61440, version="ep-v0.21.0"))
+    theirs = np.stack([bscan.data for bscan in HeVolReader(path).parsed_file.bscans])
+    np.testing.assert_array_equal(read_vol(path).pixels, heyex_display(theirs))
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(VolumeRejected) as caught:
+        read_vol(path)
+    assert reason_of(caught.value) == "truncated"
+    damaged = bytearray(vol_bytes(LINEAR, lines(6)))
+    damaged[2048 + 4 * 5 + 12 : 2048 + 4 * 5 + 16] = b"\xff\xff\xff\x7f"
+    path.write_bytes(damaged)  # the file's header knows the length that the first B-scan's has lost
+    np.testing.assert_array_equal(read_vol(path).pixels, PIXELS)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_xml_without_root_image_types_and_names_is_read(tmp_path: Path, encoding: str) -> None:
+    pixels = retina(12, 64, 48)
+    path = write_heyex_xml(tmp_path / "export", [pixels], anonymised=True)
+    strip_heyex_xml(path)
+    text = path.read_text(encoding="utf-8").replace("UTF-8", encoding)
+    path.write_bytes(text.encode(encoding))
+    assert recognise(path) == "heyex_xml"
+    scan = heyex_xml.read_xml(path)
+    np.testing.assert_array_equal(scan.pixels, pixels)
+    assert "pictures_by_order" in scan.notes
+    assert assemble(scan, path).spacing_mm == pytest.approx((0.12, 0.003872, 0.0114))
+    (path.parent / "scan0_3.png").rename(path.parent / "scan0_3.old")
+    with pytest.raises(VolumeRejected, match=r"names no pictures, and there are 11 .* for 12 B-scans") as caught:
+        heyex_xml.read_xml(path)
+    assert reason_of(caught.value) == "frames_missing"
+
+
+def test_xml_whose_pictures_were_renamed_follows_their_order(tmp_path: Path) -> None:
+    first, second = retina(12, 64, 48), 250 - retina(12, 64, 48)
+    path = write_heyex_xml(tmp_path / "export", [first, second])
+    for picture in path.parent.glob("scan*.png"):
+        picture.rename(picture.with_name(picture.name.replace("scan", "anonymous_")))
+    np.testing.assert_array_equal(heyex_xml.read_xml(path, "1").pixels, first)
+    np.testing.assert_array_equal(heyex_xml.read_xml(path, "2").pixels, second)
+
+
+@pytest.mark.parametrize("anonymised", [False, True])
+def test_xml_lists_its_images_in_order_with_or_without_a_patient(tmp_path: Path, anonymised: bool) -> None:
+    pixels = retina(12, 64, 48)
+    path = write_heyex_xml(tmp_path / "export", [pixels], anonymised)
+    scan = heyex_xml.read_xml(path)
+    np.testing.assert_array_equal(scan.pixels, pixels)  # scan0_10.png sorts before scan0_2.png as text
+    volume = assemble(scan, path)
+    assert volume.spacing_mm == pytest.approx((0.12, 0.003872, 0.0114))
+    assert volume.provenance["slice"] == "positions"
+    if anonymised:
+        assert scan.personal == ()
+        assert scan.header.person_id == ""
+        assert volume.laterality is None
+    else:
+        assert scan.personal == ("PatientName", "PatientBirthDate", "StudyDate", "PatientSex")
+        assert (scan.header.person_name, scan.header.birth_date) == ("Müller Ada", "19500203")
+        assert volume.laterality == "OD"
+        assert volume.person_id == "P-77"
+
+
+def test_xml_agrees_with_eyepy_which_fails_on_the_anonymised_one(tmp_path: Path) -> None:
+    from eyepy.io.he.xml_reader import HeXmlReader
+
+    path = write_heyex_xml(tmp_path / "named", [PIXELS])
+    theirs = HeXmlReader(path)
+    np.testing.assert_array_equal(heyex_xml.read_xml(path).pixels, theirs.volume.data)
+    assert assemble(heyex_xml.read_xml(path), path).spacing_mm[0] == pytest.approx(theirs.meta["scale_z"])
+    with pytest.raises((AttributeError, TypeError, IndexError, ValueError)):  # once it no longer does, drop our own
+        HeXmlReader(write_heyex_xml(tmp_path / "anonymised", [PIXELS], anonymised=True))
+
+
+def test_xml_of_two_eyes_holds_two_scans(tmp_path: Path) -> None:
+    path = write_heyex_xml(tmp_path / "export", [PIXELS, 250 - PIXELS])
+    assert heyex_xml.members(path) == ("1", "2")
+    second = heyex_xml.read_xml(path, "2")
+    np.testing.assert_array_equal(second.pixels, 250 - PIXELS)
+    assert second.header.laterality == "L"
+    assert "more_scans_in_file=1" in heyex_xml.read_xml(path).notes
+    assert "more_scans_in_file=1" not in second.notes
+
+
+def test_xml_faults_have_their_reasons(tmp_path: Path) -> None:
+    path = write_heyex_xml(tmp_path / "export", [PIXELS])
+    whole = path.read_text(encoding="utf-8")
+    outside = tmp_path / "outside.png"
+    (path.parent / "scan0_3.png").rename(outside)
+    faults = {
+        "frames_missing": whole.replace("\\\\disk\\export\\scan0_3.png", "..\\outside.png"),
+        "truncated": whole[: len(whole) // 2],
+        "broken_header": "<HEDX><BODY/></HEDX>",
+        "not_structural_oct": whole.replace("<Type>OCT</Type>", "<Type>FA</Type>"),
+    }
+    for reason, content in faults.items():
+        path.write_text(content, encoding="utf-8")
+        with pytest.raises(VolumeRejected) as caught:
+            heyex_xml.read_xml(path)
+        assert reason_of(caught.value) == reason
+    (path.parent / "scan0_3.png").write_bytes(b"no picture")
+    path.write_text(whole, encoding="utf-8")
+    with pytest.raises(VolumeRejected) as caught:
+        heyex_xml.read_xml(path)
+    assert reason_of(caught.value) == "frames_broken"
+
+
+def test_e2e_series_are_read_one_by_one_with_what_they_say(tmp_path: Path) -> None:
+    path = tmp_path / "both.e2e"
+    path.write_bytes(e2e_bytes([np.maximum(LINEAR, 1e-12), np.maximum(LINEAR[::-1], 1e-12)]))
+    assert heyex_e2e.members(path) == ("1", "2")
+    first, second = heyex_e2e.read_e2e(path), heyex_e2e.read_e2e(path, "2")
+    np.testing.assert_array_equal(first.pixels, PIXELS)
+    np.testing.assert_array_equal(second.pixels, PIXELS[::-1])
+    assert (first.header.laterality, second.header.laterality) == ("R", "L")
+    assert "more_scans_in_file=1" in first.notes
+    assert "more_scans_in_file=1" not in second.notes
+    assert (first.header.person_id, first.header.person_name) == ("P-77", "Müller Ada")
+    assert first.header.birth_date == "19500203"
+    assert first.header.protocol == "oct art volume"
+    assert first.personal == ("PatientName", "PatientBirthDate", "PatientSex", "StudyDate")
+    # 20 degrees over 48 columns, 0.5 degrees between lines, of a standard eye
+    assert first.spacing_mm[1:] == pytest.approx((0.003872, 20 * 0.2896 / 48))
+    assert np.diff(first.frame_geometry.positions_mm[:, 1]) == pytest.approx(-0.5 * 0.2896)
+    assert first.uncertain == ("slice", "column")
+
+
+def test_e2e_agrees_with_eyepy_but_for_the_bits_it_turns_round(tmp_path: Path) -> None:
+    from eyepy.io.he.e2e_reader import HeE2eReader
+
+    path = tmp_path / "one.e2e"
+    powers = np.broadcast_to(2.0 ** -np.arange(1, 49), PIXELS.shape)  # no mantissa
+    path.write_bytes(e2e_bytes([powers], layers=True))
+    with HeE2eReader(path) as reader:
+        theirs = np.stack([piece.get_bscan() for piece in reader.series[0].slices.values()])
+    np.testing.assert_array_equal(heyex_e2e.read_e2e(path).pixels, heyex_display(theirs))
+
+
+def test_e2e_faults_have_their_reasons(tmp_path: Path) -> None:
+    path = tmp_path / "one.e2e"
+    sound = np.maximum(LINEAR, 1e-12)
+    whole = e2e_bytes([sound])
+    loop = bytearray(whole)
+    entries = int.from_bytes(whole[88 + 36 : 88 + 40], "little")
+    at = 88 + 52 + (entries - 1) * 44
+    loop[at + 4 : at + 8] = (88 - 60).to_bytes(4, "little")  # the last entry leads to the directory itself
+    faults = {
+        "circle": ("too_few_frames", e2e_bytes([sound[:1]], PATTERN_CIRCLE)),
+        "back to where": ("broken_header", bytes(loop)),
+        "CMDb": ("broken_header", b"X" + whole[1:]),
+        "holds": ("truncated", whole[: len(whole) - 100]),
+        "ends in": ("truncated", whole[:600]),
+    }
+    for message, (reason, content) in faults.items():
+        path.write_bytes(content)
+        with pytest.raises(VolumeRejected, match=message) as caught:
+            heyex_e2e.read_e2e(path)
+        assert reason_of(caught.value) == reason
+    path.write_bytes(e2e_bytes([sound], PATTERN_STAR))
+    assert heyex_e2e.read_e2e(path).pattern == "radial"
+
+
+def test_the_fundus_picture_of_a_vol_is_there_for_people_to_look_at(tmp_path: Path) -> None:
+    picture = np.arange(20, dtype=np.uint8).reshape(4, 5)
+    path = tmp_path / "eye.vol"
+    path.write_bytes(vol_bytes(LINEAR, lines(6), localizer=picture))
+    volume = read_vol(path)
+    assert volume.localizer is not None
+    np.testing.assert_array_equal(volume.localizer, picture)
+    path.write_bytes(vol_bytes(LINEAR, lines(6), localizer=np.zeros((0, 0), np.uint8), size_x_slo=0, size_y_slo=0))
+    assert read_vol(path).localizer is None
