@@ -23,12 +23,13 @@ from octjepa.cohort.leaks import connected
 from octjepa.cohort.split import split_the_rest
 from octjepa.errors import NothingReadError, TooManyLostError, UsageError
 from octjepa.files import remove_unfinished, replace_folder
-from octjepa.ingest import Discovery, SourceFile, discover
 from octjepa.ingest.note_warnings import note_warnings
 from octjepa.ingest.one_file import Result, Spacing, has_user_spacing, ingest_one, is_done, refused, sha256
 from octjepa.ingest.ray_pool import ray_results
 from octjepa.ingest.sibling_names import SiblingNames
+from octjepa.ingest.source_file import Discovery, SourceFile
 from octjepa.ingest.source_flow import record_ignored
+from octjepa.ingest.sources import discover
 from octjepa.ingest.worker_pool import Work, WorkerPool, worker_count
 from octjepa.progress import bar
 from octjepa.read.devices import parse_device

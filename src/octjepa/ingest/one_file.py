@@ -9,7 +9,7 @@ from typing import Any
 from octjepa.canonical.pipeline import CanonicalisationResult, canonicalise
 from octjepa.canonical.quality import looks_inverted
 from octjepa.errors import OctjepaError, UsageError, VolumeRejected
-from octjepa.ingest import SourceFile
+from octjepa.ingest.source_file import SourceFile
 from octjepa.read.manifest import row_hash
 from octjepa.read.personal_data import mask_path, read_name_and_birth_date
 from octjepa.read.reader import SpacingOption, read_volume

@@ -22,8 +22,8 @@ from typing import Any
 
 from octjepa.errors import OctjepaError, UsageError, install_command
 from octjepa.files import write_new_folder
-from octjepa.ingest import SourceFile
 from octjepa.ingest.one_file import Result, refused
+from octjepa.ingest.source_file import SourceFile
 from octjepa.ingest.worker_pool import AHEAD, Work, WorkerPool
 from octjepa.machine import cores
 

@@ -21,8 +21,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from octjepa.errors import OctjepaError
-from octjepa.ingest import SourceFile
 from octjepa.ingest.one_file import Result, refused
+from octjepa.ingest.source_file import SourceFile
 from octjepa.machine import cores
 from octjepa.read.memory_budget import share_memory
 
