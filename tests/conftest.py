@@ -47,7 +47,7 @@ CHECKED = [
 ]
 install_import_hook(CHECKED, "shape_checker.check")
 
-pytest_plugins = ["demo_folder", "invented_cohort", "user_package"]  # fixtures of tests/support
+pytest_plugins = ["demo_folder", "invented_cohort", "small_cohorts", "user_package"]  # fixtures of tests/support
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -38,7 +38,7 @@ _MODULES = {
     "from_pretrained": "octjepa.checkpoint.hub",
     "load_encoder": "octjepa.checkpoint",
     "load_external": "octjepa.external",
-    "read_volume": "octjepa.ingest",
+    "read_volume": "octjepa.read.reader",
 }
 
 

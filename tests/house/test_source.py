@@ -1,4 +1,4 @@
-"""Rules of the house that no linter knows: file size, names, what may be in the repository, what start-up may load."""
+"""Rules of the house that no linter knows: names, what may be in the repository, what start-up may load."""
 
 from __future__ import annotations
 
@@ -43,12 +43,6 @@ def distribution_of(need: str) -> str:
 
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-
-
-def test_a_file_is_one_idea() -> None:
-    lengths = {name_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in OWN_CODE}
-    long = {name: lines for name, lines in lengths.items() if lines > 400}
-    assert not long, f"over 400 lines a file is asking to be two: {long}"
 
 
 def test_a_module_is_named_after_what_it_holds_and_has_a_docstring() -> None:
