@@ -100,18 +100,16 @@ def dicom_bases() -> list[Base]:
 
 def other_bases(folder: Path) -> list[Base]:
     """One file of every other format whose scan is one file."""
-    import SimpleITK as sitk  # noqa: N813
     from PIL import Image
     from scipy.io import savemat
 
+    from eye_files import write_voxels
+
     pixels = retina(8, 64, 48)
     intensity = pixels.astype(np.float32) / 255
-    image = sitk.GetImageFromArray(pixels)
-    image.SetSpacing([0.0117, 0.0026, 0.05])
     written: dict[str, bytes] = {}
     for suffix in (".nii", ".nii.gz", ".mha"):
-        sitk.WriteImage(image, str(folder / f"scan{suffix}"))
-        written[suffix] = (folder / f"scan{suffix}").read_bytes()
+        written[suffix] = write_voxels(folder / f"scan{suffix}", pixels, (0.05, 0.0026, 0.0117)).read_bytes()
     npy, npz, mat, tiff = BytesIO(), BytesIO(), BytesIO(), BytesIO()
     np.save(npy, pixels)
     np.savez_compressed(npz, oct_bscans=pixels)

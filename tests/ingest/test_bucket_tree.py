@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bucket_servers import Bucket
-from eye_files import phantom, write_itk
+from eye_files import phantom, write_voxels
 from oct_dicom import make_dataset, retina, save
 from octjepa import remote
 from octjepa.errors import UsageError
@@ -166,7 +166,7 @@ def test_archives_in_a_bucket_are_expanded_to_a_disk(bucket: Bucket, tmp_path: P
 
 def test_what_belongs_to_a_scan_comes_with_it(bucket: Bucket, tmp_path: Path) -> None:
     pixels, spacing = phantom()
-    header = write_itk(tmp_path / "scan.mhd", pixels, spacing)
+    header = write_voxels(tmp_path / "scan.mhd", pixels, spacing)
     put(bucket, **{
         "scan.mhd": header.read_bytes(), "scan.raw": header.with_suffix(".raw").read_bytes(),
         "scan.json": '{"person_id": "P5"}', "other.json": "{}",
@@ -185,7 +185,7 @@ def test_what_belongs_to_a_scan_comes_with_it(bucket: Bucket, tmp_path: Path) ->
 def test_what_belongs_to_a_scan_comes_with_it_however_it_is_named(bucket: Bucket, tmp_path: Path) -> None:
     """By its url, by a list, by a row of a table: the voxels of a header, the pictures of an export."""
     pixels, spacing = phantom()
-    header = write_itk(tmp_path / "scan.mhd", pixels, spacing)
+    header = write_voxels(tmp_path / "scan.mhd", pixels, spacing)
     export = write_heyex_xml(tmp_path / "export", [retina(6, 64, 48)])
     here = {f"e/{path.name}": path.read_bytes() for path in export.parent.iterdir()}
     url = put(bucket, **{

@@ -87,3 +87,5 @@ def test_gzip_members_that_follow_one_another_are_one_stream() -> None:
     assert b"".join(inflated_chunks(io.BytesIO(packed), "a stream", GZIP)) == b"onetwo"
     with pytest.raises(VolumeRejected, match="truncated"):
         list(inflated_chunks(io.BytesIO(packed[:20] + b"\xff" * 20), "a stream", GZIP))
+    with pytest.raises(VolumeRejected, match=r"truncated: a stream: .* end early"):
+        list(inflated_chunks(io.BytesIO(packed[:-9]), "a stream", GZIP))

@@ -28,6 +28,7 @@ LARGEST_BYTES = 4 << 30  # of one array on any machine; the largest known cube i
 LEAST_BYTES = 512 << 20  # of one array on the smallest machine: the largest known cube, as 16-bit values
 DEFLATE_RATIO = 1032  # bytes that one byte of a deflate stream can unpack to
 RUN_LENGTH_RATIO = 64  # bytes that one byte of PackBits or DICOM RLE can unpack to
+SCAN_RATIO = 64  # to which speckle never compresses, even with loss; blank frames do
 _ARRAYS_PER_WORKER = 4  # copies of a scan that a worker holds at once: raw values, 8 bit, resampled, temporary
 _CHUNK_BYTES = 1 << 20  # that are unpacked at a time
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -65,12 +66,15 @@ def budget_bytes() -> int:
     return min(LARGEST_BYTES, max(LEAST_BYTES, share))
 
 
-def check_memory(needed_bytes: int, what: str, packed_bytes: int | None = None, ratio: int = 1) -> None:
+def check_memory(
+    needed_bytes: int, what: str, packed_bytes: int | None = None, ratio: int = 1, is_scan: bool = True
+) -> None:
     """Checks a declared size before anything of that size is allocated.
 
     `needed_bytes` is the declared size of an array or a text, and `what` names it in the message ("its header
     declares 9 x 9 values"); `what` holds no text of the file. `packed_bytes` are the bytes that it is stored in, each
     of which can unpack to `ratio` bytes at most (1 for uncompressed values, `DEFLATE_RATIO`, `RUN_LENGTH_RATIO`).
+    Above `LEAST_BYTES` a scan (`is_scan`: no label volume) is stored in more than 1 / `SCAN_RATIO` of its size.
     Raises VolumeRejected: size_implausible, beyond the budget; truncated, where the packed bytes cannot hold that much.
     """
     limit = budget_bytes()
@@ -81,6 +85,10 @@ def check_memory(needed_bytes: int, what: str, packed_bytes: int | None = None, 
     if packed_bytes is not None and needed_bytes > packed_bytes * ratio:
         raise rejection(
             "truncated", f"{what}: {_size(needed_bytes)}, and the {_size(packed_bytes)} that follow cannot hold that"
+        )
+    if is_scan and packed_bytes is not None and needed_bytes > max(LEAST_BYTES, packed_bytes * SCAN_RATIO):
+        raise rejection(
+            "size_implausible", f"{what}: {_size(needed_bytes)} in {_size(packed_bytes)}; no scan compresses so far"
         )
 
 
@@ -93,11 +101,13 @@ def inflate(packed: bytes | memoryview, what: str, container: int = ZLIB, most_b
     """The unpacked bytes of a deflate stream in a `container` (RAW, ZLIB or GZIP), `most_bytes` of them at most.
 
     Without `most_bytes` the whole stream is unpacked. Raises VolumeRejected: size_implausible, as soon as it exceeds
-    the budget; truncated, where the stream ends early or is damaged.
+    the budget; truncated, where the stream is damaged or ends early.
     """
-    limit = budget_bytes() if most_bytes is None else most_bytes
     if most_bytes is not None:
         check_memory(most_bytes, what)
+        limit = most_bytes
+    else:
+        limit = min(budget_bytes(), max(LEAST_BYTES, SCAN_RATIO * len(packed)))
     unpacked = bytearray()
     decompressor = zlib.decompressobj(container)
     data: bytes | memoryview = packed
@@ -110,17 +120,20 @@ def inflate(packed: bytes | memoryview, what: str, container: int = ZLIB, most_b
                 return bytes(unpacked)
             if not (part or data):
                 raise rejection("truncated", f"{what}: the compressed data end early")
+        more = decompressor.decompress(data, 1)  # at the end of the stream its checksum is compared
     except zlib.error:
         raise rejection("truncated", f"{what}: the compressed data are damaged or cut") from None
-    if most_bytes is None and decompressor.decompress(data, 1):
-        check_memory(limit + 1, what)
+    if more and most_bytes is None:
+        raise rejection("size_implausible", f"{what}: more than {_size(limit)} unpacked from {_size(len(packed))}")
+    if not more and not decompressor.eof:
+        raise rejection("truncated", f"{what}: the compressed data end early")
     return bytes(unpacked)
 
 
 def inflated_chunks(file: BinaryIO, what: str, container: int = ZLIB) -> Iterator[bytes]:
     """Unpacks the rest of `file` piece by piece, a megabyte at a time; gzip members that follow one another count.
 
-    Raises VolumeRejected truncated, where a stream is damaged. Zeros may follow a gzip member, and nothing else.
+    Raises VolumeRejected truncated, where a stream is damaged or ends early. Zeros may follow a gzip member.
     """
     decompressor = zlib.decompressobj(container)
     data = b""
@@ -137,6 +150,7 @@ def inflated_chunks(file: BinaryIO, what: str, container: int = ZLIB) -> Iterato
             if not data or container != GZIP:
                 return
             decompressor = zlib.decompressobj(container)
+    raise rejection("truncated", f"{what}: the compressed data end early")
 
 
 def _size(count: int) -> str:

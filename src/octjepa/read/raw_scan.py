@@ -81,13 +81,15 @@ class StoredAxes:
     """What a format says of the order in which an array stores its axes; words of D, H and W, "" for nothing.
 
     `stated` is what the file itself states, `convention` what the format's users do, which is `known` to hold where
-    the format has no other order (a stack of B-scan images). `spacing_mm` is that of the axes as they are stored.
+    the format has no other order (a stack of B-scan images). `spacing_mm` is that of the axes as they are stored, and
+    `uncertain` lists those of them (0, 1, 2) whose spacing the file contradicts.
     """
 
     convention: str = ""
     known: bool = False
     stated: str = ""
     spacing_mm: AxisSpacing = (None, None, None)
+    uncertain: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

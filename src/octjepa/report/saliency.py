@@ -33,7 +33,7 @@ def write_saliency(contents: Contents, folder: Path, attention: Path | None = No
 
     Of a fine-tuning also where each target's head looks, and of a run where a probe does whose `attention` is given, a
     file of `octjepa probe --attention` (`attention_figure`). Eyes whose voxels ingest turned are left out, unless there
-    is no other. Raises UsageError: no run or fine-tuning, no store, no eye to map, no SimpleITK, attention of other
+    is no other. Raises UsageError: no run or fine-tuning, no store, no eye to map, attention of other
     eyes, or beside a fine-tuning; what `occluded_eyes` raises.
     """
     store, training = contents.store, contents.training

@@ -1,30 +1,25 @@
-"""Volumes in the geometry of a scan as NIfTI files, by SimpleITK (extra `segment`)."""
+"""Write volumes in the geometry of a scan as NIfTI files, with nibabel."""
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Shaped
 
-from octjepa.errors import OctjepaError, UsageError, install_command
 from octjepa.files import write_by_name
 
 
 def write_nifti(path: Path, values: Shaped[np.ndarray, "N R C"], spacing_mm: tuple[float, float, float]) -> None:
     """Writes `values`: B-scans, depth and columns are the third, second and first axis of the file.
 
-    spacing_mm: (dz, dy, dx). The file appears whole or not at all. Raises UsageError naming the extra where SimpleITK
-    is not installed, OctjepaError where it cannot write.
+    spacing_mm: (dz, dy, dx). `path` ends in .nii or .nii.gz. Either the complete file appears or none.
+    Raises OctjepaError if the file cannot be written.
     """
-    try:
-        itk = import_module("SimpleITK")
-    except ImportError:
-        raise UsageError(f"writing NIfTI needs SimpleITK: {install_command('segment')}") from None
-    image = itk.GetImageFromArray(np.ascontiguousarray(values))
-    image.SetSpacing(tuple(reversed(spacing_mm)))
-    try:
-        write_by_name(path, lambda temporary: itk.WriteImage(image, str(temporary), useCompression=True))
-    except RuntimeError:  # ITK's, which names a line of its source
-        raise OctjepaError(f"cannot write {path}: SimpleITK failed. Is the disk full?") from None
+    import nibabel
+
+    dz, dy, dx = spacing_mm
+    affine = np.diag([-dx, -dy, dz, 1.0])  # columns to the left, depth to the back: what ITK calls no rotation
+    image = nibabel.Nifti1Image(np.ascontiguousarray(values).transpose(2, 1, 0), affine)
+    image.header.set_xyzt_units("mm")
+    write_by_name(path, lambda temporary: nibabel.save(image, temporary))

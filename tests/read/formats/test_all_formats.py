@@ -16,7 +16,7 @@ import pytest
 from scipy.io import savemat
 
 import octjepa
-from eye_files import phantom, write_images, write_itk, write_sidecar, write_tiff
+from eye_files import phantom, write_images, write_sidecar, write_tiff, write_voxels
 from oct_dicom import make_dataset, save
 from octjepa.errors import VolumeRejected, install_command
 from octjepa.ingest import SourceFile
@@ -60,10 +60,10 @@ def write_mat73(folder: Path) -> Path:
 # format, how it is written, whether its spacing has to be given beside the file
 WRITERS: dict[str, tuple[str, Callable[[Path], Path], bool]] = {
     "dicom": ("dicom", write_dicom, False),
-    "nii": ("nifti", lambda folder: write_itk(folder / "scan.nii", PIXELS, SPACING), False),
-    "nii.gz": ("nifti", lambda folder: write_itk(folder / "scan.nii.gz", PIXELS, SPACING), False),
-    "mhd": ("metaimage", lambda folder: write_itk(folder / "scan.mhd", PIXELS, SPACING), False),
-    "mha": ("metaimage", lambda folder: write_itk(folder / "scan.mha", PIXELS, SPACING), False),
+    "nii": ("nifti", lambda folder: write_voxels(folder / "scan.nii", PIXELS, SPACING), False),
+    "nii.gz": ("nifti", lambda folder: write_voxels(folder / "scan.nii.gz", PIXELS, SPACING), False),
+    "mhd": ("metaimage", lambda folder: write_voxels(folder / "scan.mhd", PIXELS, SPACING), False),
+    "mha": ("metaimage", lambda folder: write_voxels(folder / "scan.mha", PIXELS, SPACING), False),
     "npz": ("npz", write_npz, False),
     "mat": ("mat", write_mat, False),
     "mat73": ("mat", write_mat73, False),
@@ -190,9 +190,10 @@ def test_noise_is_refused_with_a_reason_that_is_no_fault_of_the_reader(suffix: s
 
 
 def test_the_missing_library_of_an_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = WRITERS["nii"][1](tmp_path)
-    monkeypatch.setitem(__import__("sys").modules, "SimpleITK", None)
-    message = f"no_decoder: SimpleITK is not installed: {install_command('formats')}"
+    path = tmp_path / "scan.mat"
+    path.write_bytes(b"MATLAB 7.3 MAT-file" + bytes(1000))
+    monkeypatch.setitem(__import__("sys").modules, "h5py", None)
+    message = f"no_decoder: h5py is not installed: {install_command('formats')}"
     with pytest.raises(VolumeRejected, match=re.escape(message)):
         read_volume(path)
 

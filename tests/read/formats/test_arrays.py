@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from eye_files import phantom, write_itk
+from eye_files import phantom, write_voxels
 from octjepa.errors import VolumeRejected
 from octjepa.read import memory_budget
 from octjepa.read.reader import read_volume
@@ -107,11 +107,11 @@ def test_nothing_beyond_the_memory_limit_is_allocated(tmp_path: Path, monkeypatc
     (tmp_path / "huge.npy").write_bytes(head.getvalue())
     with zipfile.ZipFile(tmp_path / "huge.npz", "w") as archive:
         archive.writestr("oct_bscans.npy", head.getvalue())
-    header = bytearray(write_itk(tmp_path / "huge.nii", PIXELS, SPACING).read_bytes())
+    header = bytearray(write_voxels(tmp_path / "huge.nii", PIXELS, SPACING).read_bytes())
     struct.pack_into("<4h", header, 40, 3, 32767, 32767, 32767)
     (tmp_path / "huge.nii").write_bytes(header)
     (tmp_path / "huge.nii.gz").write_bytes(gzip.compress(header))
-    text = write_itk(tmp_path / "huge.mhd", PIXELS, SPACING).read_text()
+    text = write_voxels(tmp_path / "huge.mhd", PIXELS, SPACING).read_text()
     lines = [("DimSize = 99999 99999 99999" if line.startswith("DimSize") else line) for line in text.splitlines()]
     (tmp_path / "huge.mhd").write_text("\n".join(lines))
     for name in ("huge.npy", "huge.npz", "huge.nii", "huge.nii.gz", "huge.mhd"):
@@ -214,16 +214,14 @@ def test_cut_files_are_never_read_as_whole_ones(name: str, share: float, tmp_pat
     elif name.endswith(".mat"):
         savemat(path, {"images": PIXELS.transpose(1, 2, 0)}, do_compression=True)
     else:
-        write_itk(path, PIXELS, SPACING)
+        write_voxels(path, PIXELS, SPACING)
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
     assert refused(path).reason in {"truncated", "broken_header"}
 
 
 def test_a_compressed_metaimage_that_was_cut(tmp_path: Path) -> None:
-    import SimpleITK as sitk  # noqa: N813
-
-    sitk.WriteImage(sitk.GetImageFromArray(PIXELS), str(tmp_path / "scan.mha"), True)
+    write_voxels(tmp_path / "scan.mha", PIXELS, compressed=True)
     whole = (tmp_path / "scan.mha").read_bytes()
     assert read_volume(tmp_path / "scan.mha", spacing_mm=SPACING).shape == PIXELS.shape
     (tmp_path / "scan.mha").write_bytes(whole[:-500])
@@ -231,7 +229,9 @@ def test_a_compressed_metaimage_that_was_cut(tmp_path: Path) -> None:
 
 
 def test_the_voxels_of_an_mhd_are_whole_and_in_its_folder(tmp_path: Path) -> None:
-    path = write_itk(tmp_path / "in" / "scan.mhd" if (tmp_path / "in").mkdir() is None else tmp_path, PIXELS, SPACING)
+    path = write_voxels(
+        tmp_path / "in" / "scan.mhd" if (tmp_path / "in").mkdir() is None else tmp_path, PIXELS, SPACING
+    )
     text = path.read_text()
     raw = path.with_suffix(".raw")
     (tmp_path / "secret.raw").write_bytes(raw.read_bytes())
@@ -256,20 +256,19 @@ def test_the_voxels_of_an_mhd_are_whole_and_in_its_folder(tmp_path: Path) -> Non
 
 
 def test_nifti_of_other_kinds(tmp_path: Path) -> None:
-    path = write_itk(tmp_path / "scan.nii", PIXELS, SPACING)
+    path = write_voxels(tmp_path / "scan.nii", PIXELS, SPACING)
     head = bytearray(path.read_bytes())
     two_files = bytes(head[:344]) + b"ni1\0" + bytes(head[348:])
     path.write_bytes(two_files)
     assert refused(path).reason == "unknown_format"
-    path.write_bytes(struct.pack("<i", 540) + b"n+2\0" + bytes(head[8:]))
+    path.write_bytes(struct.pack("<i", 540) + b"ni2\0" + bytes(head[8:]))
     assert refused(path).reason == "unknown_format"
     series = bytes(head[:40]) + struct.pack("<5h", 4, *PIXELS.shape[::-1], 2) + bytes(head[50:])
     path.write_bytes(series)
     assert refused(path).reason == "unsupported_pixels"
-    colour = np.repeat(PIXELS[..., None], 3, axis=-1)
-    import SimpleITK as sitk  # noqa: N813
-
-    sitk.WriteImage(sitk.GetImageFromArray(colour, isVector=True), str(tmp_path / "colour.mha"))
+    colour = write_voxels(tmp_path / "colour.mha", PIXELS).read_bytes()
+    colour = colour.replace(b"ElementType", b"ElementNumberOfChannels = 3\nElementType")
+    (tmp_path / "colour.mha").write_bytes(colour + PIXELS.tobytes() * 2)
     assert refused(tmp_path / "colour.mha").reason == "unsupported_pixels"
 
 
@@ -277,6 +276,6 @@ def test_parsers_that_fail_in_their_own_way_are_understood(tmp_path: Path) -> No
     whole = npy(tmp_path / "scan.npy", PIXELS).read_bytes()
     (tmp_path / "scan.npy").write_bytes(whole.replace(b"(", b"[", 1))
     assert refused(tmp_path / "scan.npy").reason == "broken_header"
-    plain = write_itk(tmp_path / "scan.nii", PIXELS, SPACING).read_bytes()
-    (tmp_path / "scan.nii").write_bytes(plain[:344] + bytes(4) + plain[348:])  # as Analyze, ITK would take it
+    plain = write_voxels(tmp_path / "scan.nii", PIXELS, SPACING).read_bytes()
+    (tmp_path / "scan.nii").write_bytes(plain[:344] + bytes(4) + plain[348:])  # as in Analyze files
     assert refused(tmp_path / "scan.nii").reason == "broken_header"

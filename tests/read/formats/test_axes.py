@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eye_files import phantom, write_itk
+from eye_files import phantom, write_voxels
 from octjepa.errors import VolumeRejected
 from octjepa.phantom import DEVICES, make_eye
 from octjepa.read.formats.axes import oriented, upside_down
@@ -29,7 +29,7 @@ def turned(pixels: np.ndarray, order: tuple[int, ...], flipped: bool = False) ->
 def test_files_of_any_axis_order_are_one_scan(order: tuple[int, ...], suffix: str, tmp_path: Path) -> None:
     flipped = order[0] == 1
     spacing = tuple(SPACING[axis] for axis in order)
-    volume = read_volume(write_itk(tmp_path / f"scan{suffix}", turned(PIXELS, order, flipped), spacing))
+    volume = read_volume(write_voxels(tmp_path / f"scan{suffix}", turned(PIXELS, order, flipped), spacing))
     assert np.array_equal(volume.pixels, PIXELS)
     assert volume.spacing_mm == pytest.approx(SPACING)
     word = "".join("DHW"[axis] for axis in order)
@@ -43,7 +43,7 @@ def test_content_alone_tells_the_axes_on_every_device(device: str) -> None:
     assert upside_down(pixels) is False
     for order in ORDERS:
         for flipped in (False, True):
-            found, spacing = oriented(turned(pixels, order, flipped), StoredAxes(), [])
+            found, spacing, _ = oriented(turned(pixels, order, flipped), StoredAxes(), [])
             assert np.array_equal(found, pixels), (order, flipped)
             assert spacing == (None, None, None)
 
@@ -61,7 +61,7 @@ def test_content_alone_tells_the_axes_of_real_eyes(real_scans: Path) -> None:
 
 
 def test_a_spacing_of_one_is_none(tmp_path: Path) -> None:
-    path = write_itk(tmp_path / "scan.nii", PIXELS)
+    path = write_voxels(tmp_path / "scan.nii", PIXELS)
     with pytest.raises(VolumeRejected, match="spacing_unknown"):
         read_volume(path)
     volume = read_volume(path, spacing_mm=SPACING)
@@ -70,7 +70,7 @@ def test_a_spacing_of_one_is_none(tmp_path: Path) -> None:
 
 
 def test_an_implausible_spacing_is_not_believed(tmp_path: Path) -> None:
-    path = write_itk(tmp_path / "scan.mha", PIXELS, (47.0, 2.6, 11.7))  # in um
+    path = write_voxels(tmp_path / "scan.mha", PIXELS, (47.0, 2.6, 11.7))  # in um
     with pytest.raises(VolumeRejected, match="spacing_unknown"):
         read_volume(path)
     assert "depth_by_content" in read_volume(path, spacing_mm=SPACING).notes
@@ -113,7 +113,7 @@ def test_a_complete_scan_whose_spacing_settles_its_axes_is_believed(kind: str, t
     pixels = doubtful((61, 496, 768))
     path = tmp_path / f"scan.{kind if kind in ('mha', 'npz') else 'npy'}"
     if kind == "mha":
-        write_itk(path, pixels, SPECTRALIS)
+        write_voxels(path, pixels, SPECTRALIS)
     elif kind == "npz":
         np.savez(path, volume=pixels, spacing_mm=SPECTRALIS)
     else:
@@ -167,7 +167,7 @@ def test_one_b_scan_is_called_one(suffix: str, tmp_path: Path) -> None:
         elif suffix == "mat":
             savemat(path, {"images": pixels})
         else:
-            write_itk(path, pixels, SPECTRALIS[-len(shape) :])
+            write_voxels(path, pixels, SPECTRALIS[-len(shape) :])
         with pytest.raises(VolumeRejected, match=r"too_few_frames: .*(96 x 80|80 x 96)"):
             read_volume(path)
 
@@ -175,7 +175,7 @@ def test_one_b_scan_is_called_one(suffix: str, tmp_path: Path) -> None:
 def test_spacing_tells_depth_where_content_is_silent() -> None:
     noise = np.random.default_rng(0).integers(0, 255, (20, 60, 50), dtype=np.uint8)
     notes: list[str] = []
-    pixels, spacing = oriented(noise.transpose(2, 0, 1), StoredAxes(spacing_mm=(0.012, 0.12, 0.004)), notes)
+    pixels, spacing, _ = oriented(noise.transpose(2, 0, 1), StoredAxes(spacing_mm=(0.012, 0.12, 0.004)), notes)
     assert spacing == (0.12, 0.004, 0.012)
     assert "depth_by_spacing" in notes
     assert np.array_equal(pixels, noise)
@@ -187,5 +187,5 @@ def test_blank_frames_do_not_hide_which_axis_is_depth(device: str, blank: slice)
     pixels = make_eye(11, 1, "OS", device).pixels[:24].copy()
     pixels[blank] = 0
     for order in ORDERS:
-        found, _ = oriented(turned(pixels, order, True), StoredAxes(), [])
+        found, *_ = oriented(turned(pixels, order, True), StoredAxes(), [])
         assert np.array_equal(found, pixels), order

@@ -11,13 +11,13 @@ from typing import Literal
 
 import numpy as np
 import pytest
-import SimpleITK
 
 from octjepa.canonical.native_mapping import NativeMap
 from octjepa.canonical.pipeline import canonicalise
 from octjepa.errors import UsageError
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store
+from octjepa.tasks.nifti import write_nifti
 from octjepa.tasks.segment.label_files import PHANTOM_LAYERS, LabelFolder
 from octjepa.tasks.segment.labelled_volumes import LabelledVolumes, frames_reversed, labels_to_stored, scores_to_scan
 from octjepa.tasks.segment.recipe import RECIPES, load_recipe
@@ -69,10 +69,9 @@ def test_one_label_volume_through_every_form_and_key_is_the_same(line: Line, tmp
     names = list(truth.names)
     uid, stem = row["sop_instance_uid"], Path(row["file"]).stem
     write_npz(tmp_path / f"{uid}.npz", truth.codes, names, fovea_mm=truth.fovea_mm)
-    image = SimpleITK.GetImageFromArray(truth.codes)
-    image.SetSpacing((row["spacing_x_mm"], row["spacing_y_mm"], row["spacing_z_mm"]))
+    spacing_mm = row["spacing_z_mm"], row["spacing_y_mm"], row["spacing_x_mm"]
     (tmp_path / "nifti").mkdir()
-    SimpleITK.WriteImage(image, str(tmp_path / "nifti" / f"{stem}.nii.gz"))
+    write_nifti(tmp_path / "nifti" / f"{stem}.nii.gz", truth.codes, spacing_mm)
     (tmp_path / "nifti" / "classes.json").write_text(json.dumps({k + 1: name for k, name in enumerate(names)}))
     (tmp_path / "id").mkdir()
     write_npz(tmp_path / "id" / f"{row['volume_id']}.npz", truth.codes, names)
@@ -156,8 +155,8 @@ def test_a_label_file_that_fits_no_scan_is_named_with_what_is_wrong(
 
 def test_nifti_without_names_of_its_numbers_is_refused(line: Line, tmp_path: Path) -> None:
     row = first(line)
-    image = SimpleITK.GetImageFromArray(np.ones(shape_of(row), np.uint8))
-    SimpleITK.WriteImage(image, str(tmp_path / f"{row['sop_instance_uid']}.nii.gz"))
+    codes = np.ones(shape_of(row), np.uint8)
+    write_nifti(tmp_path / f"{row['sop_instance_uid']}.nii.gz", codes, (1.0, 1.0, 1.0))
     assert "no classes.json" in refused(line.store, tmp_path)
     (tmp_path / "classes.json").write_text('["onl"]')
     assert "no mapping" in refused(line.store, tmp_path)

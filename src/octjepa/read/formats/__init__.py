@@ -56,13 +56,13 @@ def _is_dicom(_: Path, head: bytes) -> bool:
 
 
 def _is_nifti(_: Path, head: bytes) -> bool:
-    """NIfTI-1 of one file or of two, and NIfTI-2, plain or gzipped."""
+    """NIfTI-1 and NIfTI-2, of one file or of two, plain or gzipped."""
     if head.startswith(b"\x1f\x8b"):
         try:
             head = zlib.decompressobj(31).decompress(head, 348)
         except zlib.error:
             return False
-    return head[344:348] in (b"n+1\0", b"ni1\0") or head[4:8] == b"n+2\0"
+    return head[344:348] in (b"n+1\0", b"ni1\0") or head[4:8] in (b"n+2\0", b"ni2\0")
 
 
 def _is_metaimage(_: Path, head: bytes) -> bool:
@@ -129,8 +129,8 @@ def _is_optovue(path: Path, head: bytes) -> bool:
 _BUILT_IN = (
     Format("dicom", (".dcm", ".dicom", ".dic", ".ima"), _is_dicom, "octjepa.read.dicom:read_dicom"),
     Format("dicom_series", (), lambda *_: False, "octjepa.read.dicom_series:read_dicom_series", True),
-    Format("nifti", (".nii", ".nii.gz"), _is_nifti, f"{_HERE}.itk:read_nifti"),
-    Format("metaimage", (".mhd", ".mha"), _is_metaimage, f"{_HERE}.itk:read_metaimage"),
+    Format("nifti", (".nii", ".nii.gz"), _is_nifti, f"{_HERE}.nifti:read_nifti"),
+    Format("metaimage", (".mhd", ".mha"), _is_metaimage, f"{_HERE}.metaimage:read_metaimage"),
     Format("npy", (".npy",), _mark(b"\x93NUMPY"), f"{_HERE}.arrays:read_npy"),
     Format("npz", (".npz",), _is_npz, f"{_HERE}.arrays:read_npz"),
     Format("mat", (".mat",), _mark(b"MATLAB 5.0 MAT-file", b"MATLAB 7.3 MAT-file"), f"{_HERE}.matlab:read_mat"),

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from tokenize import TokenError
-from typing import IO, Any
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,6 +27,7 @@ from octjepa.errors import VolumeRejected
 from octjepa.read.formats.axes import axes_word
 from octjepa.read.formats.sequence import MIN_FRAMES
 from octjepa.read.intensity import check_size, to_uint8
+from octjepa.read.memory_budget import DEFLATE_RATIO, array_bytes, check_memory
 from octjepa.read.raw_scan import AxisSpacing, FrameGeometry, HeaderFields, RawScan, StoredAxes
 from octjepa.reasons import rejection
 
@@ -33,6 +36,10 @@ _HEADER_LIMIT = 10_000  # NumPy's own, of a header that it parses as a Python li
 # FairVision has 200 x 200 x 200 `oct_bscans`, Duke's DME set `images` of height x width x B-scan.
 SCAN_NAMES = ("oct_bscans", "bscans", "oct", "volume", "images", "image", "pixels", "data", "img", "vol")
 _PICTURE = 32  # samples that a B-scan has along either axis, at least
+MAX_MEMBERS = 1024  # arrays in one archive
+_MAGIC, _VERSIONS = b"\x93NUMPY", ((1, 0), (2, 0), (3, 0))
+_MAX_TEXT_BYTES = 1024  # of a member; 256 characters of four bytes
+_PIECE_BYTES = 1 << 20
 _MAX_VALUES = 8  # a vector of this many values at most becomes labels, one per value
 _FIELDS = {
     "person_id": ("person_id", "patient_id", "patientid", "subject_id", "participant_id", "pid"),
@@ -103,9 +110,15 @@ def scan_member(shapes: Mapping[str, Sequence[int]]) -> str:
     )
 
 
-def is_small(shape: Sequence[int]) -> bool:
-    """Whether an array of `shape` is a number, a text or a short vector."""
-    return len(_squeezed(shape)) <= 1 and int(np.prod(shape, dtype=np.int64)) <= _MAX_VALUES
+def is_small(shape: Sequence[int], itemsize: int = 8) -> bool:
+    """Whether an array of `shape` is a number, a short text or a short vector; a text is one value of many bytes."""
+    return len(_squeezed(shape)) <= 1 and 0 <= math.prod(shape) <= _MAX_VALUES and itemsize <= _MAX_TEXT_BYTES
+
+
+def check_members(count: int) -> None:
+    """Raises VolumeRejected unsupported_pixels for an archive of so many arrays that it is a data set, and no scan."""
+    if count > MAX_MEMBERS:
+        raise rejection("unsupported_pixels", f"{count} arrays in one archive; a scan has {MAX_MEMBERS} at most")
 
 
 def _plain(value: object) -> float | str | None:
@@ -188,25 +201,53 @@ def array_scan(format: str, values: np.ndarray, metadata: ArrayMetadata, layout:
     )  # fmt: skip
 
 
-def _array_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and type of a .npy stream, read up to its values. Raises VolumeRejected broken_header."""
+class _Header(NamedTuple):
+    """A .npy header: where the values begin in their stream, and what they are."""
+
+    shape: tuple[int, ...]
+    fortran_order: bool
+    dtype: np.dtype
+    offset: int
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of all values."""
+        return array_bytes(self.shape, self.dtype.itemsize)
+
+
+def _read_header(file: IO[bytes]) -> _Header:
+    """The header of a .npy stream, which is read up to its values. Raises VolumeRejected broken_header.
+
+    NumPy reads as many bytes as the header's length field says, up to 4 GiB, before it compares them with a limit. Here
+    the length is compared first.
+    """
+    magic = file.read(8)
+    version = tuple(magic[6:8])
+    length_kind = "<H" if version == (1, 0) else "<I"
+    length_bytes = file.read(struct.calcsize(length_kind))
     try:
-        version = np.lib.format.read_magic(file)
+        (length,) = struct.unpack(length_kind, length_bytes)
+        if not magic.startswith(_MAGIC) or version not in _VERSIONS or length > _HEADER_LIMIT:
+            raise ValueError("no header of a known version and length")
+        text = BytesIO(length_bytes + file.read(length))
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(file, max_header_size=_HEADER_LIMIT)
-    except (ValueError, EOFError, SyntaxError, TypeError, TokenError):
+        shape, fortran_order, dtype = read(text, max_header_size=_HEADER_LIMIT)
+    except (ValueError, EOFError, SyntaxError, TypeError, TokenError, RecursionError, MemoryError, struct.error):
         raise rejection("broken_header", "the header of the array cannot be parsed") from None
-    return shape, dtype
+    return _Header(shape, fortran_order, dtype, 8 + len(length_bytes) + length)
 
 
-def _check_header(shape: tuple[int, ...], dtype: np.dtype, value_bytes: int) -> None:
-    """`value_bytes` follow the header. Raises VolumeRejected: unsupported_pixels, size_implausible, truncated."""
-    if dtype.hasobject:
+def _check_header(header: _Header, value_bytes: int, packed_bytes: int, ratio: int) -> None:
+    """`value_bytes` follow the header, stored in `packed_bytes`, each of which unpacks to `ratio` bytes at most.
+
+    Raises VolumeRejected: unsupported_pixels, size_implausible, truncated.
+    """
+    if header.dtype.hasobject:
         raise rejection("unsupported_pixels", "an array of Python objects, which are never loaded")
-    check_size(shape, dtype.itemsize)
-    needed = math.prod(shape) * dtype.itemsize
-    if value_bytes < needed:
-        raise rejection("truncated", f"{value_bytes} bytes of values, {needed} expected")
+    check_size(header.shape, header.dtype.itemsize)
+    if value_bytes < header.data_bytes:
+        raise rejection("truncated", f"{value_bytes} bytes of values, {header.data_bytes} expected")
+    check_memory(header.data_bytes, "its values", packed_bytes, ratio)
 
 
 def read_npy(path: Path) -> RawScan:
@@ -215,23 +256,44 @@ def read_npy(path: Path) -> RawScan:
     Raises VolumeRejected: broken_header, unsupported_pixels, not_structural_oct, size_implausible, truncated,
     too_few_frames.
     """
+    size = path.stat().st_size
     with path.open("rb") as file:
-        shape, dtype = _array_header(file)
-        _check_header(shape, dtype, path.stat().st_size - file.tell())
-    return array_scan("npy", np.load(path, mmap_mode="r", allow_pickle=False), ArrayMetadata(), _LAYOUT)
+        header = _read_header(file)
+    _check_header(header, size - header.offset, size, 1)
+    order: Literal["F", "C"] = "F" if header.fortran_order else "C"
+    values = np.memmap(path, header.dtype, "r", header.offset, header.shape, order)
+    return array_scan("npy", values, ArrayMetadata(), _LAYOUT)
 
 
-def _member_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype, int]:
+def _ratio(entry: zipfile.ZipInfo) -> int:
+    """Bytes that a byte of a member unpacks to at most. Raises NotImplementedError: not a method that NumPy writes."""
+    if entry.compress_type == zipfile.ZIP_STORED:
+        return 1
+    if entry.compress_type == zipfile.ZIP_DEFLATED:
+        return DEFLATE_RATIO
+    raise NotImplementedError("a compression that NumPy does not write")
+
+
+def _member_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> _Header:
+    _ratio(entry)
     with archive.open(entry) as file:
-        shape, dtype = _array_header(file)
-        return shape, dtype, entry.file_size - file.tell()
+        return _read_header(file)
 
 
-def _member_values(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
+def _member_values(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, header: _Header) -> np.ndarray:
+    """The values of a member whose header was checked. Raises EOFError: the member is shorter; BadZipFile."""
+    buffer = np.empty(header.data_bytes, np.uint8)
     with archive.open(entry) as file:
-        values: np.ndarray = np.lib.format.read_array(file, allow_pickle=False, max_header_size=_HEADER_LIMIT)
+        file.read(header.offset)
+        filled = 0
+        while filled < len(buffer) and (piece := file.read(min(_PIECE_BYTES, len(buffer) - filled))):
+            buffer[filled : filled + len(piece)] = np.frombuffer(piece, np.uint8)
+            filled += len(piece)
+        if filled < len(buffer):
+            raise EOFError("the member ends early")
         file.read(1)  # to the end of the member, where its checksum is compared with what was read
-        return values
+    order: Literal["F", "C"] = "F" if header.fortran_order else "C"
+    return np.ndarray(header.shape, header.dtype, buffer, order=order)
 
 
 def read_npz(path: Path) -> RawScan:
@@ -243,17 +305,19 @@ def read_npz(path: Path) -> RawScan:
     try:
         with zipfile.ZipFile(path) as archive:
             entries = {entry.filename[:-4]: entry for entry in archive.infolist() if entry.filename.endswith(".npy")}
+            check_members(len(entries))
             headers = {name: _member_header(archive, entry) for name, entry in entries.items()}
-            shapes = {name: shape for name, (shape, _, _) in headers.items()}
+            shapes = {name: header.shape for name, header in headers.items()}
             scan = scan_member(shapes)
-            _check_header(*headers[scan])
+            entry, header = entries[scan], headers[scan]
+            _check_header(header, entry.file_size - header.offset, entry.compress_size, _ratio(entry))
             small = {
-                name: _member_values(archive, entries[name])
-                for name, (shape, dtype, _) in headers.items()
-                if name != scan and is_small(shape) and not dtype.hasobject
+                name: _member_values(archive, entries[name], header)
+                for name, header in headers.items()
+                if name != scan and is_small(header.shape, header.dtype.itemsize) and not header.dtype.hasobject
             }
             metadata = array_metadata(small, shapes)
-            values = _member_values(archive, entries[scan])
+            values = _member_values(archive, entry, headers[scan])
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError):
         raise rejection(
             "truncated", "the archive ends early, is damaged, or is packed in a way nothing here reads"

@@ -220,8 +220,9 @@ def oriented(
     axes: StoredAxes,
     notes: list[str],
     spacing_mm: AxisSpacing = (None, None, None),
-) -> tuple[UInt8[np.ndarray, "D H W"], AxisSpacing]:
-    """(pixels in slice, depth, column order with the vitreous on top; spacing of `axes` in that order); adds `notes`.
+) -> tuple[UInt8[np.ndarray, "D H W"], AxisSpacing, tuple[str, ...]]:
+    """(pixels in slice, depth, column order with the vitreous on top; spacing of `axes` in that order; the names of the
+    axes on which it is uncertain); adds `notes`.
 
     The convention of `axes` decides what spacing and content leave open. Where it is known to hold (a stack of B-scan
     images), content may be silent, but not contradict it, unless the spacing speaks for it. `spacing_mm` (slice, depth,
@@ -241,7 +242,8 @@ def oriented(
         notes.append("depth_flipped")
         pixels = pixels[:, ::-1]
     dz, dy, dx = (axes.spacing_mm[axis] for axis in order)
-    return np.ascontiguousarray(pixels), (dz, dy, dx)
+    uncertain = tuple(_ROLES[role] for role in "DHW" if stored.index(role) in axes.uncertain)
+    return np.ascontiguousarray(pixels), (dz, dy, dx), uncertain
 
 
 def with_axes(scan: RawScan, spacing_mm: AxisSpacing | None = None) -> RawScan:
@@ -255,10 +257,12 @@ def with_axes(scan: RawScan, spacing_mm: AxisSpacing | None = None) -> RawScan:
         sizes = " x ".join(map(str, scan.pixels.shape))
         raise rejection("too_few_frames", f"an array of {sizes}; a volume needs {MIN_FRAMES} B-scans at least")
     notes = list(scan.notes)
-    pixels, stored_mm = oriented(scan.pixels, scan.axes, notes, spacing_mm or scan.spacing_mm)
+    stated_beside = any(scan.spacing_mm)
+    pixels, stored_mm, uncertain = oriented(scan.pixels, scan.axes, notes, spacing_mm or scan.spacing_mm)
     return replace(
         scan, pixels=pixels, frame_geometry=FrameGeometry.unknown(len(pixels)), notes=tuple(notes),
-        spacing_mm=scan.spacing_mm if any(scan.spacing_mm) else stored_mm, axes=None,
+        spacing_mm=scan.spacing_mm if stated_beside else stored_mm, axes=None,
+        uncertain=() if stated_beside else tuple(dict.fromkeys([*scan.uncertain, *uncertain])),
     )  # fmt: skip
 
 

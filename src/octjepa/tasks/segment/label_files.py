@@ -218,13 +218,14 @@ def _codes(values: np.ndarray, names: Sequence[str], file: Path) -> UInt8[np.nda
 
 
 def _nifti(file: Path, names: tuple[str, ...]) -> LabelVolume:
-    from octjepa.read.formats.itk import read_nifti_values
+    from octjepa.read.formats.nifti import read_nifti_volume
 
     try:
-        values, spacing = read_nifti_values(file)
+        volume = read_nifti_volume(file)
     except VolumeRejected as error:
         raise UsageError(f"{file} cannot be read as a label volume: {error}") from None
-    return LabelVolume(_codes(values, names, file), names, (float(spacing[0]), float(spacing[1]), float(spacing[2])))
+    dz, dy, dx = (1.0 if mm is None else mm for mm in volume.spacing_mm)  # 1: what writers without a spacing put
+    return LabelVolume(_codes(volume.values, names, file), names, (dz, dy, dx))
 
 
 def _phantom(file: Path, classes: Sequence[str]) -> LabelVolume:

@@ -1,0 +1,26 @@
+"""Links in a folder from somebody else: one that leads out of the folder would name a file of the user's.
+
+A link that the user names on the command line is the user's own choice. A link that lies in a folder, or next to a scan
+as its voxels, its JSON file or its pictures, came with the folder; it is followed only within that folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from octjepa.reasons import rejection
+from octjepa.remote.cache import cache_root
+
+
+def leads_out(path: Path, folder: Path) -> bool:
+    """Whether `path` is, or passes through, a link that leads out of `folder`."""
+    return not path.resolve().is_relative_to(folder.resolve())
+
+
+def check_inside(path: Path, folder: Path) -> None:
+    """Raises VolumeRejected path_escapes if `path`, a file that belongs to a scan, leads out of `folder`.
+
+    Scans from a bucket are a folder of links into the cache of verified copies, which are followed.
+    """
+    if leads_out(path, folder) and leads_out(path, cache_root()):
+        raise rejection("path_escapes", "a file that belongs to the scan is a link that leads out of its folder")
