@@ -46,15 +46,6 @@ def test_a_dataset_without_file_meta_information_is_named(tmp_path: Path) -> Non
         read_volume(tmp_path / "scan.dcm")
 
 
-def test_a_decimal_comma_is_named(tmp_path: Path) -> None:
-    ds = make_dataset(PIXELS)
-    ds.ProtocolName = ""
-    path = save(ds, tmp_path / "scan.dcm")
-    path.write_bytes(path.read_bytes().replace(b"0.0026\\0.0117", b"0,0026\\0,0117"))
-    with pytest.raises(VolumeRejected, match=r"spacing_unknown: .* decimal comma, .* write a point"):
-        read_volume(path)
-
-
 def test_equal_frames_are_counted(tmp_path: Path) -> None:
     equal = np.repeat(PIXELS[:1], 10, axis=0)
     with pytest.raises(VolumeRejected, match="too_few_frames: 10 B-scans of which 1 differ, the others repeat"):

@@ -228,7 +228,7 @@ def test_details_name_the_function_in_the_code_and_no_header_value(
 ) -> None:
     from octjepa.read import dicom
 
-    def failing(*_: object) -> None:
+    def failing(*_: object, **__: object) -> None:
         raise ValueError("cannot read 'Doe^Jane' 19500101")
 
     path = save(make_dataset(PIXELS), tmp_path / "scan.dcm")
@@ -236,7 +236,7 @@ def test_details_name_the_function_in_the_code_and_no_header_value(
     assert reason_of(path) == "reader_failed"
     with pytest.raises(VolumeRejected, match=r"ValueError raised in test_reader\.failing"):
         read_volume(path)
-    monkeypatch.setattr("pydicom.filereader.read_partial", failing)
+    monkeypatch.setattr("pydicom.filereader.read_dataset", failing)
     assert reason_of(path) == "broken_header"
 
 

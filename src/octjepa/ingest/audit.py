@@ -16,22 +16,22 @@ from octjepa.ingest.sources import SourceFile, discover
 from octjepa.progress import bar
 from octjepa.read.devices import stated_device
 from octjepa.read.dicom import has_dicom_magic
+from octjepa.read.dicom_file import read_header
 from octjepa.read.formats import read_scan, recognise
 from octjepa.read.personal_data import count_fields, mask_path, personal_fields
+from octjepa.time_limit import SECONDS_PER_FILE, time_limit
 
 _PATH = "path"  # a folder or file name that holds the person's name or birth date
 
 
 def _header_facts(path: Path, name: str) -> dict[str, str]:
     """{"kind", "device", "personal", "path"} of one file, of DICOM from its header."""
-    from pydicom import dcmread
-
     try:
         if not has_dicom_magic(path):
             return _other(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd values are counted here, not refused
-            header = dcmread(path, stop_before_pixels=True)
+            header = read_header(path)
             identity = str(header.get("PatientName", "")), str(header.get("PatientBirthDate", ""))
             return {
                 "kind": f"dicom {header.get('Modality', '') or 'without modality'}",
@@ -62,7 +62,11 @@ def _other(path: Path) -> dict[str, str]:
 
 def personal_fields_in_file(path: Path) -> tuple[str, ...]:
     """The fields of personal data that one file fills, () for what cannot be read."""
-    return tuple(filter(None, _header_facts(path, path.name).get("personal", "").split(";")))
+    try:
+        with time_limit(SECONDS_PER_FILE):
+            return tuple(filter(None, _header_facts(path, path.name).get("personal", "").split(";")))
+    except VolumeRejected:
+        return ()
 
 
 def audit(sources: Sequence[str | Path]) -> dict[str, Any]:
@@ -90,5 +94,8 @@ def audit(sources: Sequence[str | Path]) -> dict[str, Any]:
 
 
 def _look(file: SourceFile) -> dict[str, str]:
-    with file.local() as path:
-        return _header_facts(path, file.name) if path.is_file() else _other(path)
+    try:
+        with file.local() as path, time_limit(SECONDS_PER_FILE):
+            return _header_facts(path, file.name) if path.is_file() else _other(path)
+    except VolumeRejected:
+        return {"kind": "unreadable"}

@@ -21,7 +21,7 @@ from threadpoolctl import ThreadpoolController
 from octjepa.canonical.near_duplicates import near_duplicates_across_people
 from octjepa.cohort.leaks import connected
 from octjepa.cohort.split import split_the_rest
-from octjepa.errors import NothingReadError, TooManyLostError, UsageError
+from octjepa.errors import NothingReadError, TooManyLostError, UsageError, VolumeRejected
 from octjepa.files import remove_unfinished, replace_folder
 from octjepa.ingest.note_warnings import note_warnings
 from octjepa.ingest.one_file import Result, Spacing, has_user_spacing, ingest_one, is_done, refused, sha256
@@ -38,11 +38,11 @@ from octjepa.reasons import REASONS
 from octjepa.recipe import Preprocessing
 from octjepa.store.folder import Store
 from octjepa.store.index import file_key, people_unknown
+from octjepa.time_limit import SECONDS_PER_FILE, time_limit
 from octjepa.volume import volume_id
 
 _log = logging.getLogger(__name__)
 Engine = Literal["local", "ray"]
-SECONDS_PER_FILE = 600.0  # a hundred times what the largest known scan takes
 
 
 def run_files(
@@ -55,7 +55,11 @@ def run_files(
         threads = ThreadpoolController()
         for file in files:
             with threads.limit(limits=1):  # as in a worker: a product of matrices rounds otherwise on several threads
-                result = work(file)
+                try:
+                    with time_limit(seconds_per_file):
+                        result = work(file)
+                except VolumeRejected as error:
+                    result = refused(file, "read", error.reason, error.detail)
             yield file, result
     else:
         with WorkerPool(work, workers or 1, seconds_per_file) as pool:
@@ -134,8 +138,8 @@ def build_store(
 ) -> dict[str, Any]:
     """Ingests `sources` into the store at `store` and assigns splits to people who have none.
 
-    `workers` processes of this machine share the work; 1 is the calling process, which a file that crashes or hangs a
-    decoder takes with it. With `engine` "ray" they are files at once, None for one per CPU of the cluster. A file that
+    `workers` processes of this machine share the work; 1 is the calling process, which a file that crashes a decoder
+    takes with it. With `engine` "ray" they are files at once, None for one per CPU of the cluster. A file that
     takes longer than `seconds_per_file` is given up. `spacing_mm` (slice, depth, column) takes precedence over what
     the files say; another one reads them again, "file" those that were read with one. None keeps what was given
     before and warns. `halves`: a new store also holds what every other B-scan shows (`CanonicalVolume.halves`).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,13 @@ def ingest_one(
         with source.local() as path:
             given = None if spacing_mm == "file" else spacing_mm
             volume = read_volume(
-                path, source.row, given, dataset_path=source.dataset_path, member=source.member, people=people
+                path,
+                source.row,
+                given,
+                dataset_path=source.dataset_path,
+                member=source.member,
+                people=people,
+                seconds=math.inf,  # the limit is that of the whole ingest of a file
             )
         if before is None:
             raise rejection("unreadable_file", "the file came back while it was read")

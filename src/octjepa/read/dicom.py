@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import hashlib
 import os
-import zlib
 from collections.abc import Callable
-from io import BufferedReader, FileIO
-from os import fstat
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from octjepa.errors import VolumeRejected
 from octjepa.read.anatomy import check_anatomy
-from octjepa.read.frames import has_decimal_comma, pixel_measures, read_frame_geometry
+from octjepa.read.dicom_file import PIXEL_GROUP, DicomStream, open_dicom, read_header
+from octjepa.read.frames import check_one_eye, has_decimal_comma, pixel_measures, read_frame_geometry
 from octjepa.read.personal_data import is_placeholder, personal_fields
-from octjepa.read.pixels import check_size, decode_pixels, integer, read_layout
-from octjepa.read.raw_scan import HeaderFields, RawScan
-from octjepa.reasons import error_origin, rejection
+from octjepa.read.pixels import MAX_FRAMES, check_size, decode_pixels, integer, read_layout
+from octjepa.read.raw_scan import FrameGeometry, HeaderFields, RawScan
+from octjepa.reasons import rejection
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
@@ -36,12 +37,14 @@ GENERIC = {
     "1.2.840.10008.5.1.4.1.1.4.1": "enhanced MR",
     "1.2.840.10008.5.1.4.1.1.6.2": "enhanced ultrasound volume",
 }
-DEFLATED = b"1.2.840.10008.1.2.1.99"
 _HOW_TO_ASSEMBLE = "name the folder that holds all of them, with four B-scans at least"
 _MAGIC_AT = 128
 _UNDEFINED = 0xFFFFFFFF
-_MAX_INFLATED = 1 << 30  # of a deflated data set, which is unpacked in memory as a whole
-_PIXEL_GROUP, _PIXEL_DATA = 0x7FE00001, 0x7FE00010
+PART_NOTE = "part_of_scan"  # the B-scans continue in another file
+_SQUARE = 0.75  # of the B-scans' width: a scan whose B-scans cover less may be a part of one
+_STEP_TOLERANCE = 0.5  # of the step between B-scans
+_LAST_SERIES_TAG = 0x0020000E
+_PIXEL_DATA = 0x7FE00010
 _OTHER_CONTENT = {
     b"<!doctype": "an HTML page", b"<html": "an HTML page", b"\x1f\x8b": "a gzip archive",
     b"pk\x03\x04": "a ZIP archive", b"%pdf": "a PDF document",
@@ -84,69 +87,26 @@ def _check_kind(path: Path) -> None:
         raise rejection("not_dicom", other or "no DICM mark at byte 128")
 
 
-def _check_inflated_size(path: Path) -> None:
-    """Inflates a deflated data set block by block, before pydicom inflates it as a whole, to learn its size.
-
-    Raises VolumeRejected size_implausible.
-    """
-    with path.open("rb") as file:
-        file.seek(_MAGIC_AT + 4)
-        head = file.read(12)  # (0002,0000) UL 4: the length of the file meta information
-        if head[:8] != b"\x02\x00\x00\x00UL\x04\x00":
-            return
-        length = int.from_bytes(head[8:], "little")
-        if length > 1 << 16 or DEFLATED not in file.read(length):
-            return
-        unpack, size = zlib.decompressobj(-zlib.MAX_WBITS), 0
-        while block := unpack.unconsumed_tail or file.read(1 << 20):
-            size += len(unpack.decompress(block, 1 << 24))
-            if size > _MAX_INFLATED:
-                raise rejection("size_implausible", f"it inflates to more than {_MAX_INFLATED >> 30} GiB")
-
-
-class _BoundedReader(BufferedReader):
-    """A file whose `read` allocates no more than what is left: a broken element may announce 4 GiB."""
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if size is not None and size > 1 << 20:
-            size = min(size, max(0, fstat(self.fileno()).st_size - self.tell()))
-        return super().read(size)
-
-
-def _parse(parse: Callable[[], Dataset]) -> Dataset:
-    """What `parse` returns; its errors are translated. Raises VolumeRejected: unreadable_file, broken_header."""
-    try:
-        return parse()
-    except OSError as error:
-        raise rejection("unreadable_file", error.strerror or str(error)) from None
-    except MemoryError:
-        raise
-    except Exception as error:  # pydicom raises what the broken element made of its parser
-        raise rejection("broken_header", error_origin(error)) from None
-
-
-def _read_header(file: BufferedReader) -> Dataset:
-    """The elements before the pixel data; the position in the file is then the start of the pixel data.
+def _read_header(stream: DicomStream) -> Dataset:
+    """The elements before the pixel data; the stream is then at the start of the pixel data.
 
     Raises VolumeRejected: truncated, no_pixel_data, and those of `_check_header`.
     """
-    from pydicom.filereader import read_partial
-
     stopped: list[int] = []
 
-    def at_pixels(tag: int, *_: object) -> bool:
-        if tag >= _PIXEL_GROUP:
-            stopped.append(int(tag))
-        return tag >= _PIXEL_GROUP
+    def at_pixels(tag: int) -> bool:
+        if tag >= PIXEL_GROUP:
+            stopped.append(tag)
+        return tag >= PIXEL_GROUP
 
-    header = _parse(lambda: read_partial(file, at_pixels))
-    if "TransferSyntaxUID" not in getattr(header, "file_meta", {}):
+    if not stream.syntax:
         raise rejection("broken_header", "no transfer syntax")
+    header = stream.read(at_pixels)
     if not len(header):
         # pydicom drops everything when the file ends within a sequence.
         raise rejection("truncated", "the file ends within its header")
     _check_header(header)
-    if stopped and stopped[-1] >> 16 == _PIXEL_GROUP >> 16:
+    if stopped and stopped[-1] >> 16 == PIXEL_GROUP >> 16:
         return header
     last = header.get_item(next(reversed(list(header.keys()))))
     if not stopped and getattr(last, "is_raw", False) and len(last.value or b"") < last.length:
@@ -181,7 +141,7 @@ def _check_frames(header: Dataset) -> None:
     check_size(max(integer(header, "NumberOfFrames"), 1), read_layout(header))
     groups = header.get("PerFrameFunctionalGroupsSequence") or []
     parts = integer(header, "InConcatenationTotalNumber")
-    if parts > 1 and _text(header, "ConcatenationUID"):
+    if parts > 1:
         number = integer(header, "InConcatenationNumber")
         raise rejection(
             "frames_missing", f"part {number} of {parts} of a concatenation: one scan cut into several files"
@@ -205,10 +165,9 @@ def _check_neighbours(path: Path, header: Dataset) -> None:
     series, own = _text(header, "SeriesInstanceUID"), _text(header, "SOPInstanceUID")
     for other in _neighbours(path) if series else []:
         try:
-            _check_inflated_size(other)
-            with _BoundedReader(FileIO(str(other))) as file:
-                found = _read_header(file)
-        except (VolumeRejected, OSError, zlib.error):
+            with open_dicom(other, header_only=True) as stream:
+                found = _read_header(stream)
+        except VolumeRejected:
             continue  # no frame of this series; what is wrong with that file, its own reading says
         single = integer(found, "NumberOfFrames") <= 1
         if single and _text(found, "SeriesInstanceUID") == series and _text(found, "SOPInstanceUID") != own:
@@ -216,6 +175,56 @@ def _check_neighbours(path: Path, header: Dataset) -> None:
                 "single_frame_series",
                 f"one frame, and a file beside it holds another of its series; {_HOW_TO_ASSEMBLE}",
             )
+
+
+def _is_part(path: Path, scan: RawScan, header: Dataset) -> bool:
+    """Whether a file beside `path` continues its B-scans: one scan cut into several instances of a series.
+
+    Only a file whose B-scans cover much less than a square field, or are numbered from another number than 1, is
+    compared with the files before and after it by name.
+    """
+    series, frames = _text(header, "SeriesInstanceUID"), scan.frame_geometry
+    numbers, columns = frames.in_stack, scan.pixels.shape[2]
+    steps = np.linalg.norm(frames.positions_mm - frames.positions_mm[0], axis=1)
+    spacing = scan.pixel_spacing_mm or tuple(frames.spacing_mm[0])
+    is_short = bool(np.nanmax(steps, initial=0.0) < _SQUARE * columns * spacing[1]) or not np.isfinite(steps).all()
+    if not series or not (is_short or numbers[0] > 1):
+        return False
+    for other in _neighbours(path):
+        try:
+            facts = read_header(other, ("SeriesInstanceUID",), _LAST_SERIES_TAG)
+            if _text(facts, "SeriesInstanceUID") != series:
+                continue
+            with open_dicom(other, header_only=True) as stream:
+                found = _read_header(stream)
+        except VolumeRejected:
+            continue  # what is wrong with that file, its own reading says
+        same_size = all(integer(found, name) == integer(header, name) for name in ("Rows", "Columns"))
+        count = integer(found, "NumberOfFrames")
+        if not same_size or not 1 < count <= MAX_FRAMES:
+            continue
+        if _text(found, "SOPInstanceUID") != _text(header, "SOPInstanceUID") and _continues(
+            frames, read_frame_geometry(found, count)
+        ):
+            return True
+    return False
+
+
+def _continues(frames: FrameGeometry, others: FrameGeometry) -> bool:
+    """Whether `others` begin one step after the last of `frames`, or end one step before the first.
+
+    By positions; by numbers in the stack where positions are missing.
+    """
+    own, theirs = frames.positions_mm, others.positions_mm
+    if np.isfinite(own).all() and np.isfinite(theirs).all():
+        step = np.median(np.diff(own, axis=0), axis=0)
+        length = float(np.linalg.norm(step))
+        gaps = (theirs[0] - own[-1], own[0] - theirs[-1])
+        return length > 0 and any(float(np.linalg.norm(gap - step)) < _STEP_TOLERANCE * length for gap in gaps)
+    own, theirs = frames.in_stack, others.in_stack
+    if not (np.isfinite(own).all() and np.isfinite(theirs).all()):
+        return False
+    return bool(theirs.min() == own.max() + 1 or own.min() == theirs.max() + 1)
 
 
 def _neighbours(path: Path) -> list[Path]:
@@ -227,23 +236,12 @@ def _neighbours(path: Path) -> list[Path]:
     return [path.with_name(name) for name in (before, after) if name is not None]
 
 
-def _add_pixels(header: Dataset, file: BufferedReader) -> None:
+def _add_pixels(header: Dataset, stream: DicomStream) -> None:
     """Puts the pixel data into `header`; what follows them is not read.
 
     Raises VolumeRejected: truncated, no_pixel_data.
     """
-    from pydicom.filereader import read_dataset, read_partial
-
-    implicit, little = header.original_encoding
-
-    def after_pixels(tag: int, *_: object) -> bool:
-        return tag > _PIXEL_DATA
-
-    if header.file_meta.TransferSyntaxUID.is_deflated:
-        file.seek(0)  # it was unpacked as a whole: there is no place in the file to go on from
-        found = _parse(lambda: read_partial(file, after_pixels))
-    else:
-        found = _parse(lambda: read_dataset(file, bool(implicit), bool(little), stop_when=after_pixels))
+    found = stream.read(lambda tag: tag > _PIXEL_DATA)
     raw = found.get_item(_PIXEL_DATA)
     if raw is None:
         if len(found):
@@ -305,19 +303,16 @@ def read_with_pixels(path: Path, check: Callable[[Dataset], None]) -> Dataset:
     Raises VolumeRejected: kind and header codes of `octjepa.reasons`, and what `check` raises.
     """
     _check_kind(path)
-    try:
-        _check_inflated_size(path)
-    except (OSError, zlib.error) as error:
-        raise rejection("truncated", f"the deflated data cannot be unpacked: {error_origin(error)}") from None
-    with _BoundedReader(FileIO(str(path))) as file:
-        header = _read_header(file)
+    with open_dicom(path) as stream:
+        header = _read_header(stream)
         check(header)
-        _add_pixels(header, file)
+        _add_pixels(header, stream)
     return header
 
 
 def to_raw_scan(header: Dataset) -> RawScan:
     """The scan of a dataset with its pixel data. Raises VolumeRejected (pixel codes of `octjepa.reasons`)."""
+    check_one_eye(header)
     decoded = decode_pixels(header)
     pair, thickness = pixel_measures((header.get("SharedFunctionalGroupsSequence") or [None])[0])
     if pair is None and thickness is None:
@@ -338,8 +333,9 @@ def read_dicom(path: Path) -> RawScan:
     """One DICOM file. Raises VolumeRejected (kind, header and pixel codes of `octjepa.reasons`)."""
     header = read_with_pixels(path, _check_frames)
     try:
-        return to_raw_scan(header)
+        scan = to_raw_scan(header)
     except VolumeRejected as error:
         if error.reason == "too_few_frames" and integer(header, "NumberOfFrames") <= 1:
             _check_neighbours(path, header)
         raise
+    return replace(scan, notes=(*scan.notes, PART_NOTE)) if _is_part(path, scan, header) else scan

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +18,7 @@ import numpy as np
 
 from octjepa.errors import VolumeRejected
 from octjepa.read.dicom import GENERIC, OPHTHALMIC_TOMOGRAPHY, has_dicom_magic, read_with_pixels, to_raw_scan
+from octjepa.read.dicom_file import read_header
 from octjepa.read.encapsulated import split_frames
 from octjepa.read.formats.sequence import MIN_FRAMES
 from octjepa.read.frames import floats
@@ -45,6 +45,7 @@ _GROUPS = {
     "PixelMeasuresSequence": ("PixelSpacing", "SliceThickness", "SpacingBetweenSlices"),
     "PixelValueTransformationSequence": ("RescaleSlope", "RescaleIntercept"),
 }
+_SAME_POSITION_MM = 1e-4
 _EVEN = 0.05  # relative deviation of gaps from their median below which no B-scan can be missing between
 
 
@@ -61,15 +62,8 @@ class Series(NamedTuple):
 
 def series_facts(path: Path) -> Dataset | None:
     """The elements by which files are joined, of a DICOM image of any kind; None for another file."""
-    from pydicom.filereader import read_partial
-    from pydicom.tag import Tag
-
     try:
-        if not has_dicom_magic(path):
-            return None
-        with warnings.catch_warnings(), path.open("rb") as file:
-            warnings.simplefilter("ignore")  # of values out of standard
-            return read_partial(file, lambda tag, *_: tag > _LAST_TAG, specific_tags=[Tag(name) for name in _READ])
+        return read_header(path, _READ, _LAST_TAG) if has_dicom_magic(path) else None
     except Exception:  # pydicom raises what a damaged header made of its parser; reading the file says what is wrong
         return None
 
@@ -230,6 +224,22 @@ def _check_whole(headers: Sequence[Dataset], beside: set[int]) -> list[int]:
     return numbers
 
 
+def _without_copies(headers: Sequence[Dataset]) -> list[Dataset]:
+    """The files without those that repeat the pixels of an earlier one, and state no other position.
+
+    Exports hold such copies under an instance UID of their own.
+    """
+    retained: dict[bytes, Dataset] = {}
+    out = []
+    for header in headers:
+        digest = hashlib.sha256(header.PixelData).digest()
+        first = retained.setdefault(digest, header)
+        positions = None if first is header else _positions([first, header])
+        if first is header or (positions is not None and abs(positions[0] - positions[1]) > _SAME_POSITION_MM):
+            out.append(header)
+    return out
+
+
 def _joined(headers: Sequence[Dataset], numbers: Sequence[int]) -> Dataset:
     """One multi-frame dataset of single-frame ones. Raises VolumeRejected: truncated, wrong_transfer_syntax."""
     from pydicom.encaps import encapsulate
@@ -279,8 +289,13 @@ def read_dicom_series(folder: Path, member: str = "") -> RawScan:
             f"{len(headers)} files of one series with a B-scan each that differ in {', '.join(differing)}; expected "
             "one value for all files of a scan",
         )
-    scan = to_raw_scan(_joined(headers, _check_whole(headers, beside)))
+    different = _without_copies(headers)
+    copies = len(headers) - len(different)
+    retained = {id(header) for header in different}
+    beside |= {integer(header, "InstanceNumber") for header in headers if id(header) not in retained}
+    scan = to_raw_scan(_joined(different, _check_whole(different, beside)))
     personal = tuple(dict.fromkeys(field for header in headers for field in personal_fields(header)))
     more = (f"more_scans_in_file={len(found) - 1}",) if not member and len(found) > 1 else ()
-    notes = (*scan.notes, f"assembled_from_files={len(headers)}", *more)
+    repeated = (f"repeated_files_dropped={copies}",) if copies else ()
+    notes = (*scan.notes, f"assembled_from_files={len(headers)}", *repeated, *more)
     return replace(scan, notes=notes, personal=personal)

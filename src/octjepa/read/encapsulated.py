@@ -7,6 +7,7 @@ code stream's own header (size, depth) is read before it is decoded, so that a d
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ ITEM = b"\xfe\xff\x00\xe0"
 _JPEG, _J2K, _JP2 = b"\xff\xd8", b"\xff\x4f\xff\x51", b"\x00\x00\x00\x0cjP"
 _STARTS = (_JPEG, _J2K, _JP2)
 _END_OF_IMAGE = b"\xff\xd9"
+_START_OF_SCAN, _JPEG_LS_PRESET, _OVERSIZE = 0xDA, 0xF8, 4  # markers, and the kind of preset that states a size
 _START_OF_FRAME = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}  # JPEG's and JPEG-LS's
 
 # The way out where a library of the core installation is gone; `octjepa doctor codecs` tries every transfer syntax.
@@ -35,33 +37,85 @@ INSTALL_DECODERS = "pip install pylibjpeg-openjpeg python-gdcm pyjpegls pillow"
 
 @dataclass(frozen=True)
 class StreamHeader:
-    """Size, samples a pixel and bit depth in the header of a code stream."""
+    """Size, samples a pixel, bit depth and sign in the header of a code stream; `signed` is None for JPEG.
+
+    A bit depth of 0 stands for a header that does not state one size for the whole image: no decoder may see it.
+    """
 
     rows: int
     columns: int
     samples: int
     bits: int
+    signed: bool | None = None
+
+
+_UNREADABLE = StreamHeader(0, 0, 0, 0)
 
 
 def read_stream_header(frame: bytes) -> StreamHeader | None:
-    """The header of a JPEG, JPEG-LS or JPEG 2000 stream (ITU-T T.81 B.2.2, T.87 C.2, T.800 A.5.1); None for others."""
+    """The header of a JPEG, JPEG-LS or JPEG 2000 stream (ITU-T T.81 B.2.2, T.87 C.2, T.800 A.5.1); None for others.
+
+    A stream that begins like one of these and whose header cannot be followed has a bit depth of 0. A decoder
+    allocates what the stream declares, and it may find another header than the first: one that is repeated, or that
+    an extension marker enlarges, counts as such a stream.
+    """
+    if not frame.startswith(_STARTS):
+        return None
     try:
-        if frame.startswith((_J2K, _JP2)):
-            at = frame.index(_J2K, 0, 4096) + 2
-            right, bottom, left, top = struct.unpack_from(">4I", frame, at + 6)
-            samples, bits = struct.unpack_from(">HB", frame, at + 38)
-            return StreamHeader(bottom - top, right - left, samples, (bits & 0x7F) + 1)
-        if not frame.startswith(_JPEG):
-            return None
-        at = 2
-        while frame[at] == 0xFF:
-            if frame[at + 1] in _START_OF_FRAME:
-                bits, rows, columns, samples = struct.unpack_from(">BHHB", frame, at + 4)
-                return StreamHeader(rows, columns, samples, bits)
-            at += 1 if frame[at + 1] == 0xFF else 2 + struct.unpack_from(">H", frame, at + 2)[0]
+        return _jpeg_header(frame) if frame.startswith(_JPEG) else _jpeg_2000_header(frame)
     except (ValueError, IndexError, struct.error):
-        pass
-    return None
+        return _UNREADABLE
+
+
+def _jpeg_header(frame: bytes) -> StreamHeader:
+    """The one start-of-frame segment before the first scan. Raises ValueError, IndexError, struct.error."""
+    found: StreamHeader | None = None
+    at = 2
+    while frame[at] == 0xFF:
+        marker = frame[at + 1]
+        if marker == 0xFF:  # fill
+            at += 1
+            continue
+        (length,) = struct.unpack_from(">H", frame, at + 2)
+        if length < 2 or marker < 0xC0 or 0xD0 <= marker <= 0xD9:
+            break
+        if marker in _START_OF_FRAME:
+            if found is not None:
+                break
+            bits, rows, columns, samples = struct.unpack_from(">BHHB", frame, at + 4)
+            found = StreamHeader(rows, columns, samples, bits)
+        elif marker == _JPEG_LS_PRESET and frame[at + 4] == _OVERSIZE:
+            break
+        elif marker == _START_OF_SCAN:
+            return found or _UNREADABLE
+        at += 2 + length
+    return _UNREADABLE
+
+
+def _jpeg_2000_header(frame: bytes) -> StreamHeader:
+    """The size segment of the code stream, in a JP2 file that of its first one. Raises ValueError, struct.error."""
+    at = 0
+    while not frame.startswith(_J2K, at):  # the boxes of a JP2 file
+        length, kind = struct.unpack_from(">I4s", frame, at)
+        start = at + 8
+        if length == 1:
+            (length,) = struct.unpack_from(">Q", frame, start)
+            start += 8
+        if kind == b"jp2c":
+            at = start
+            if not frame.startswith(_J2K, at):
+                raise ValueError
+            break
+        if length < start - at:
+            raise ValueError
+        at += length
+    right, bottom, left, top = struct.unpack_from(">4I", frame, at + 8)
+    tile_columns, tile_rows, tile_left, tile_top = struct.unpack_from(">4I", frame, at + 24)
+    samples, bits = struct.unpack_from(">HB", frame, at + 40)
+    steps = set(struct.unpack_from(">" + "xBB" * samples, frame, at + 42)) if samples <= 4 else set()
+    if steps != {1} or not tile_columns or not tile_rows or tile_left > left or tile_top > top:
+        return _UNREADABLE
+    return StreamHeader(bottom - top, right - left, samples, (bits & 0x7F) + 1, bool(bits & 0x80))
 
 
 def _join_fragments(fragments: list[bytes], first: list[int]) -> list[bytes]:
@@ -90,9 +144,10 @@ def split_frames(data: Dataset, declared: int) -> list[bytes]:
         ) from None
     if len(fragments) == declared or len(fragments) == len(offsets):
         return fragments
-    fragment_at = {0: 0}
-    for index, fragment in enumerate(fragments[:-1]):
-        fragment_at[max(fragment_at) + 8 + len(fragment)] = index + 1
+    fragment_at, position = {0: 0}, 0
+    for index, fragment in enumerate(fragments[:-1], 1):
+        position += 8 + len(fragment)
+        fragment_at[position] = index
     if len(offsets) > 1 and offsets == sorted(set(offsets)) and all(offset in fragment_at for offset in offsets):
         return _join_fragments(fragments, [fragment_at[offset] for offset in offsets])
     if any(fragment.startswith(_STARTS) for fragment in fragments):
@@ -141,6 +196,8 @@ class FrameDecoder:
         if stream is not None:
             # Depth as the stream has it: headers round 12 up to 16, and hold 8 bits in 16.
             layout = replace(layout, stored=stream.bits, allocated=8 if stream.bits <= 8 else 16, planar=0)
+            if stream.signed is not None:
+                layout = replace(layout, signed=stream.signed)
             if stream.bits == 12 and self._syntax.name.startswith("JPEG Extended"):
                 return _jpeg_12_bit(encoded, layout)
         array, meta = self._decoder.as_array(
@@ -206,20 +263,40 @@ def _check_streams(streams: list[StreamHeader | None], layout: Layout) -> None:
     if len(stated) != 1:
         return
     (stream,) = stated
-    found = f"{stream.rows} x {stream.columns}, {stream.samples} x {stream.bits} bits"
-    expected = f"{layout.rows} x {layout.columns}, {layout.samples} x {layout.allocated} bits"
-    same = (stream.rows, stream.columns, stream.samples) == (layout.rows, layout.columns, layout.samples)
-    if not same or stream.bits > layout.allocated:
+    if stream.bits and not _fits(stream, layout):
+        found = f"{stream.rows} x {stream.columns}, {stream.samples} x {stream.bits} bits"
+        expected = f"{layout.rows} x {layout.columns}, {layout.samples} x {layout.allocated} bits"
         raise rejection("header_contradicts_pixels", f"the compressed frames are {found}; the header says {expected}")
 
 
-def _fault(fragment: bytes, stream: StreamHeader | None, layout: Layout) -> str:
-    """Why an encoded frame cannot be decoded, in words; "" where it may be."""
+def _fits(stream: StreamHeader, layout: Layout) -> bool:
+    same = (stream.rows, stream.columns, stream.samples) == (layout.rows, layout.columns, layout.samples)
+    return same and 0 < stream.bits <= layout.allocated
+
+
+def decoding_fault(fragment: bytes, stream: StreamHeader | None, layout: Layout, syntax: str) -> str:
+    """Why an encoded frame must not be decoded, in words; "" where it may be.
+
+    A decoder allocates what a code stream declares, and may end the process when it cannot: only a stream whose
+    declared size is the size in the DICOM header reaches it.
+    """
     if not fragment[:1].strip(b"\0") and not fragment.strip(b"\0"):
         return "an empty fragment"
-    if stream is not None and (stream.rows, stream.columns) != (layout.rows, layout.columns):
+    if stream is not None and not stream.bits:
+        return "the header of its code stream cannot be followed"
+    if stream is not None and not _fits(stream, layout):
         return "its code stream has another size"
+    if stream is None and "JPEG" in syntax:
+        return "no code stream of a JPEG kind"
+    if "JPEG-LS" in syntax and not fragment.rstrip(b"\0").endswith(_END_OF_IMAGE):
+        return "its end is missing"  # CharLS would look for it for seconds
     return ""
+
+
+def usual_sign(streams: Iterable[StreamHeader | None]) -> bool | None:
+    """Whether most code streams are of signed values; None where none states it."""
+    signs = [stream.signed for stream in streams if stream is not None and stream.signed is not None]
+    return 2 * sum(signs) > len(signs) if signs else None
 
 
 def decode_frames(
@@ -233,14 +310,15 @@ def decode_frames(
     decode = FrameDecoder(syntax, layout)
     streams = [read_stream_header(fragment) for fragment in encoded]
     _check_streams(streams, layout)
+    signed = usual_sign(streams)
     values: np.ndarray | None = None
     broken: list[int] = []
     first_fault = ""
     limit = int(GAP_SHARE * len(encoded))
     for index, (fragment, stream) in enumerate(zip(encoded, streams, strict=True)):
-        fault = _fault(fragment, stream, layout)
-        if "JPEG-LS" in syntax.name and not fragment.rstrip(b"\0").endswith(_END_OF_IMAGE):
-            fault = fault or "its end is missing"  # CharLS would look for it for seconds
+        fault = decoding_fault(fragment, stream, layout, syntax.name)
+        if stream is not None and stream.signed not in (None, signed):
+            fault = fault or "its code stream has another sign"
         if not fault:
             try:
                 frame = decode(fragment, stream)

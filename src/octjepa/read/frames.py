@@ -14,6 +14,7 @@ import numpy as np
 
 from octjepa.read.anatomy import other_image
 from octjepa.read.raw_scan import FrameGeometry
+from octjepa.reasons import rejection
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
@@ -37,21 +38,35 @@ _FRAME_CONTENT, _IN_STACK_POSITION = 0x00209111, 0x00209057
 _FRAME_LOCATION, _COORDINATES, _OPHTHALMIC_ORIENTATION = 0x00220031, 0x00220032, 0x00220039
 _FRAME_TYPE = 0x00089007
 _FRAME_TYPE_SEQUENCES = (0x00189329, 0x00189226, 0x00520025)  # of enhanced CT, enhanced MR, intravascular OCT
+_DECIMAL = {_PIXEL_SPACING, _BETWEEN_SLICES, _THICKNESS, _ORIENTATION, _POSITION}  # of VR DS in the standard
+_TEXTS = {"UT", "LT", "ST", "LO", "SH", "UC", "IS", "CS", "UN"}
+_FRAME_ANATOMY, _FRAME_LATERALITY = 0x00209071, 0x00209072
+_PER_FRAME = 0x52009230
 _BINARY = {"FL": "f4", "FD": "f8", "UL": "u4", "US": "u2", "SL": "i4", "SS": "i2"}
 
 
+def decimal_numbers(text: str) -> list[float] | None:
+    """The numbers of a DICOM text such as "0.0039\\0.0117"; a decimal comma counts as a point. None for other text."""
+    try:
+        return [float(part.replace(",", ".")) for part in text.strip(" \0").split("\\")]
+    except ValueError:
+        return None
+
+
 def _value(group: Dataset, tag: int) -> Any:
-    """The element's value, None where it is absent. Numbers are read without pydicom's value classes."""
+    """The element's value, None where it is absent. Numbers are read without pydicom's value classes.
+
+    Some writers store decimal numbers as a text of another kind (UT, LO, UN); they are read the same way.
+    """
     element = group.get_item(tag) if tag in group else None
     if element is None:
         return None
     raw = element.value
+    if tag in _DECIMAL and isinstance(raw, str):
+        return decimal_numbers(raw)
     if element.is_raw and isinstance(raw, bytes):
-        if element.VR == "DS":
-            try:
-                return [float(text) for text in raw.decode("ascii").rstrip(" \0").split("\\")]
-            except ValueError:
-                return None
+        if element.VR == "DS" or (tag in _DECIMAL and element.VR in _TEXTS):
+            return decimal_numbers(raw.decode("ascii", "replace"))
         kind = _BINARY.get(element.VR or "")
         if kind and len(raw) % int(kind[1]) == 0:
             return np.frombuffer(raw, ("<" if element.is_little_endian else ">") + kind).tolist()
@@ -78,16 +93,39 @@ def pixel_measures(group: Dataset | None) -> tuple[list[float] | None, float | N
 
 
 def has_decimal_comma(header: Dataset) -> bool:
-    """Whether a spacing in the header is written with a comma, and so is no number in DICOM."""
-    groups = [*_items(header, 0x52009229), *list(_items(header, 0x52009230))[:1], header]
+    """Whether a spacing in the header is written with a comma, which is no number in DICOM."""
+    groups = [*_items(header, 0x52009229), *list(_items(header, _PER_FRAME))[:1], header]
     for group in groups:
         for item in [*_items(group, _PIXEL_MEASURES), group]:
             for tag in (_PIXEL_SPACING, _BETWEEN_SLICES, _THICKNESS):
                 element = item.get_item(tag) if tag in item else None
                 value = None if element is None else element.value
-                if isinstance(value, bytes) and b"," in value:
+                if (isinstance(value, bytes) and b"," in value) or (isinstance(value, str) and "," in value):
                     return True
     return False
+
+
+def check_one_eye(header: Dataset) -> None:
+    """Raises VolumeRejected frames_unrelated where FrameLaterality names the right eye for some frames, the left for
+    others: the file holds two scans."""
+    eyes: list[str] = []
+    for group in _items(header, _PER_FRAME):
+        found = [_value(item, _FRAME_LATERALITY) for item in _items(group, _FRAME_ANATOMY)]
+        eye = found[0] if found else ""
+        eyes.append(str(eye.decode("ascii", "replace") if isinstance(eye, bytes) else eye or "").strip(" \0").upper())
+    right, left = (np.flatnonzero([eye == side for eye in eyes]) + 1 for side in ("R", "L"))
+    if len(right) and len(left):
+        raise rejection(
+            "frames_unrelated",
+            f"FrameLaterality says right eye for {_numbers(right)} and left eye for {_numbers(left)}: two scans in one "
+            "file; export each eye by itself",
+        )
+
+
+def _numbers(frames: np.ndarray) -> str:
+    """ "frames 1 to 24", or how many they are where others lie between."""
+    first, last = int(frames[0]), int(frames[-1])
+    return f"frames {first} to {last}" if last - first + 1 == len(frames) else f"{len(frames)} frames"
 
 
 def _orientation(group: Dataset | None) -> tuple[list[float], np.ndarray] | None:

@@ -57,7 +57,6 @@ class SpacingSources:
     header: AxisSpacing = (None, None, None)
     header_source: str = "header"  # or "sidecar": the JSON beside the scan
     option: tuple[float, float, float] | None = None
-    decimal_comma: bool = False  # a spacing in the file is written with a comma, and was not read
 
     def thicknesses(self) -> list[tuple[str, float]]:
         """(source, slice thickness), the most trusted first."""
@@ -215,8 +214,6 @@ def _spacing_unknown(sources: SpacingSources, pairs: Sequence[tuple[str, tuple[f
     if in_header:
         texts = ", ".join("unknown" if mm is None else f"{mm:g}" for mm in sources.header)
         stated.append(f"{sources.header_source} (slice, depth, column) = ({texts})")
-    if sources.decimal_comma:
-        stated.append("the header writes it with a decimal comma, which is no number in DICOM: write a point")
     limits = ", ".join(f"{axis} {LIMITS_MM[axis][0]:g} to {LIMITS_MM[axis][1]:g}" for axis in AXES)
     return rejection(
         "spacing_unknown",

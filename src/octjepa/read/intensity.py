@@ -13,10 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Num, UInt8
 
-from octjepa.read.memory_budget import LARGEST_BYTES, array_bytes, check_memory
+from octjepa.read.memory_budget import array_bytes, check_memory
 from octjepa.reasons import rejection
 
-MAX_BYTES = LARGEST_BYTES
 FEW_VALUES = 16  # a scan has speckle; a segmentation of all layers and lesions has fewer classes than this
 FILL = 255  # HEYEX paints white where the registration left no measurement; `octjepa.canonical.fill` masks it
 _COLOUR_SPREAD = 16  # a single-channel image stored as RGB differs between its channels by compression alone

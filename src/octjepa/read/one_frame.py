@@ -13,8 +13,9 @@ import numpy as np
 from jaxtyping import UInt8
 
 from octjepa.read.dicom import has_dicom_magic, read_with_pixels
-from octjepa.read.encapsulated import FrameDecoder, read_stream_header, split_frames
+from octjepa.read.encapsulated import FrameDecoder, decoding_fault, read_stream_header, split_frames
 from octjepa.read.pixels import check_size, integer, read_layout
+from octjepa.time_limit import SECONDS_PER_FILE, time_limit
 
 # Notes under which a volume's B-scans are frames of the file as they are stored, in order or in reverse order.
 _HARMLESS = (
@@ -37,6 +38,11 @@ def read_one_frame(
         return None
     if not path.is_file() or not has_dicom_magic(path):
         return None
+    with time_limit(SECONDS_PER_FILE):
+        return _read(path, number, shape, notes)
+
+
+def _read(path: Path, number: int, shape: tuple[int, int, int], notes: list[str]) -> UInt8[np.ndarray, "H W"] | None:
     data = read_with_pixels(path, lambda header: check_size(integer(header, "NumberOfFrames"), read_layout(header)))
     layout, frames = read_layout(data), integer(data, "NumberOfFrames")
     plain = layout.allocated == 8 and layout.samples == 1 and not layout.signed
@@ -44,13 +50,14 @@ def read_one_frame(
         return None
     index = frames - 1 - number if "frames_reversed" in notes else number
     if data.file_meta.TransferSyntaxUID.is_encapsulated:
-        encoded = split_frames(data, frames)
+        encoded, syntax = split_frames(data, frames), data.file_meta.TransferSyntaxUID
         if len(encoded) != frames:
             return None
+        stream = read_stream_header(encoded[index])
+        if decoding_fault(encoded[index], stream, layout, syntax.name) or (stream is not None and stream.signed):
+            return None
         try:
-            found = FrameDecoder(data.file_meta.TransferSyntaxUID, layout)(
-                encoded[index], read_stream_header(encoded[index])
-            )
+            found = FrameDecoder(syntax, layout)(encoded[index], stream)
         except Exception:
             return None
     else:

@@ -184,6 +184,21 @@ def _ways(cosines: Float[np.ndarray, " F"]) -> Float[np.ndarray, " F"]:
     return np.where(np.isnan(cosines), np.nan, np.where(np.abs(cosines) < _VERTICAL, 0.0, np.sign(cosines)))
 
 
+def rows_turned(frames: FrameGeometry) -> FrameGeometry:
+    """The geometry of B-scans that were stored with the sclera on top, after their rows were reversed.
+
+    If the orientation vectors say truly that rows run out of the eye, then the reversal turns the normal as well:
+    columns, depth into the eye and normal are right-handed, and the normal orders the B-scans. If they say that rows
+    run into the eye, the vectors are not those of the stored rows, and stay. Writers disagree on which axis points into
+    the eye: y to the back of the head (DICOM's patient coordinates) or z downwards (AI-READI).
+    """
+    down_rows = np.cross(_unit(frames.normals), _unit(frames.row_directions))
+    out_of_the_eye = (down_rows[:, 1] < -_VERTICAL) | (down_rows[:, 2] > _VERTICAL)
+    if not len(out_of_the_eye) or not out_of_the_eye.all():
+        return frames
+    return replace(frames, normals=-frames.normals)
+
+
 def _ways_by_vectors(frames: FrameGeometry) -> Float[np.ndarray, " F"]:
     along, normal = _unit(frames.row_directions), _unit(frames.normals)
     into_the_eye = np.cross(normal, along)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-import warnings
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
+
+from octjepa.read.dicom_file import read_header
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
@@ -46,6 +47,7 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
         "PatientAge", "PatientSex", "EthnicGroup", "PatientReligiousPreference", "PatientWeight", "PatientSize",
     ),
 }  # fmt: skip
+_LAST_PERSONAL_TAG = 0x00100030  # PatientBirthDate
 PRIVATE = "private elements"
 BURNED_IN = "text in the image"
 FIELD_KINDS = {field: kind for table in (DIRECT, INDIRECT) for kind, fields in table.items() for field in fields}
@@ -184,12 +186,8 @@ def mask_path(path: str, name: str, birth_date: str) -> str:
 
 def read_name_and_birth_date(path: Path) -> tuple[str, str]:
     """(name, birth date) that the DICOM header at `path` states; ("", "") for none, and for what is no DICOM."""
-    from pydicom import dcmread
-
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of values out of standard
-            header = dcmread(path, stop_before_pixels=True, specific_tags=["PatientName", "PatientBirthDate"])
-            return str(header.get("PatientName", "")), str(header.get("PatientBirthDate", ""))
+        header = read_header(path, ("SpecificCharacterSet", "PatientName", "PatientBirthDate"), _LAST_PERSONAL_TAG)
+        return str(header.get("PatientName", "")), str(header.get("PatientBirthDate", ""))
     except Exception:  # refused files are often no DICOM, or damaged; pydicom raises what they made of its parser
         return "", ""

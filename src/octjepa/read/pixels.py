@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Shaped, UInt8, UInt16
+from jaxtyping import Int32, Shaped, UInt8, UInt16
 
-from octjepa.read.encapsulated import ITEM, decode_frames, split_frames
-from octjepa.read.intensity import MAX_BYTES, range_without_marks, scale_to_bytes
+from octjepa.read.encapsulated import ITEM, decode_frames, read_stream_header, split_frames, usual_sign
+from octjepa.read.intensity import range_without_marks, scale_to_bytes
+from octjepa.read.memory_budget import check_memory
 from octjepa.reasons import rejection
 
 if TYPE_CHECKING:
@@ -24,7 +25,14 @@ _PADDING = 4096  # zeros after the last frame: some writers fill up their last b
 _OVERLAYS = range(
     0x6000, 0x6020, 2
 )  # groups of overlay planes; one without data of its own is stored in the pixels' unused bits
+MAX_FRAMES = 4096  # of one file; the densest known volume has 1024. Some checks compare every frame with every other
+COMPRESSION_RATIO = 2000  # of whole scans, at most: an empty frame of 496 x 512 takes some 100 bytes in JPEG 2000
+_SMALL_BYTES = 64 << 20  # of decoded pixels, of which the ratio does not matter
+_DECODER_COPIES = 8  # bytes that a decoder allocates for each byte of the frame that it decodes
 _SHEARED = 0.75
+_SIGN_FRAMES = 8  # B-scans in which the sign is looked for
+_MANY_JUMPS = 0.005  # share of the pixels; rows of one B-scan hardly ever differ by half of the range
+_TIMES_AS_MANY_JUMPS = 4.0  # as with the other sign: the stated sign is then wrong
 _COLOURED = 0.2  # share of coloured pixels above which the scan is not greyscale with marks drawn on it
 
 
@@ -92,11 +100,19 @@ def read_layout(header: Dataset) -> Layout:
     return layout
 
 
-def check_size(frames: int, layout: Layout) -> None:
-    """Raises VolumeRejected size_implausible where `frames` frames take more than `MAX_BYTES`."""
+def check_size(frames: int, layout: Layout, packed_bytes: int | None = None) -> None:
+    """Checks what a header declares before any of it is allocated; `packed_bytes` are those of compressed frames.
+
+    Raises VolumeRejected: size_implausible (more frames than any scan has, more bytes than the memory budget),
+    truncated (far more bytes than compressed frames of that size hold).
+    """
+    what = f"its header declares {frames} x {layout.rows} x {layout.columns} values"
+    if frames > MAX_FRAMES:
+        raise rejection("size_implausible", f"{what}; expected {MAX_FRAMES} B-scans at most")
     size = frames * layout.frame_bytes
-    if size > MAX_BYTES:
-        raise rejection("size_implausible", f"{frames} x {layout.rows} x {layout.columns} is {size / 2**30:.0f} GiB")
+    check_memory(max(size, _DECODER_COPIES * layout.frame_bytes), what)
+    if packed_bytes is not None and size > _SMALL_BYTES:
+        check_memory(size, what, packed_bytes, COMPRESSION_RATIO)
 
 
 def _check_frame_count(data: Dataset, found: int, notes: list[str]) -> int:
@@ -149,7 +165,7 @@ def _read_native(data: Dataset, layout: Layout, notes: list[str]) -> Shaped[np.n
         buffer = np.frombuffer(buffer, "<u2").byteswap().tobytes()  # big-endian words of two pixels each
     values = np.frombuffer(buffer, ("<" if little else ">") + kind, count=count)
     if layout.samples == 1:
-        return _drop_unused_bits(values.reshape(frames, layout.rows, layout.columns), data, layout, notes)
+        return values.reshape(frames, layout.rows, layout.columns)
     if layout.planar:
         return values.reshape(frames, 3, layout.rows, layout.columns).transpose(0, 2, 3, 1)
     return values.reshape(frames, layout.rows, layout.columns, 3)
@@ -158,9 +174,12 @@ def _read_native(data: Dataset, layout: Layout, notes: list[str]) -> Shaped[np.n
 def _drop_unused_bits(
     values: Shaped[np.ndarray, "F H W"], data: Dataset, layout: Layout, notes: list[str]
 ) -> Shaped[np.ndarray, "F H W"]:
-    """The values without the bits above BitsStored, which may hold an old overlay, or lack the sign's extension."""
-    spare = layout.allocated - layout.stored
-    if not spare:
+    """The values without the bits above BitsStored, which may hold an old overlay, or lack the sign's extension.
+
+    Compressed frames hold such an overlay too, where the encoder was given all bits that are allocated.
+    """
+    spare = values.dtype.itemsize * 8 - layout.stored
+    if spare <= 0 or values.ndim != 3:
         return values
     overlay = any((group, 0x0010) in data and (group, 0x3000) not in data for group in _OVERLAYS)
     shifted = np.left_shift(values, spare) >> spare
@@ -171,6 +190,53 @@ def _drop_unused_bits(
         return shifted
     notes.append("bits_stored_exceeded")  # the header understates the depth: nothing else is in these bits
     return values
+
+
+def _settle_sign(values: Shaped[np.ndarray, "F H W"], layout: Layout, notes: list[str]) -> Shaped[np.ndarray, "F H W"]:
+    """The values with the sign that their content shows, where PixelRepresentation contradicts it.
+
+    Read with the wrong sign, intensities wrap around in the middle of their range: neighbouring rows then jump by more
+    than half of it. Raises VolumeRejected header_contradicts_pixels where they do so either way.
+    """
+    if values.ndim != 3 or values.dtype.kind not in "iu":
+        return values
+    bits = min(layout.stored, values.dtype.itemsize * 8)
+    half, mask = 1 << (bits - 1), (1 << bits) - 1
+    step = max(1, len(values) // _SIGN_FRAMES)
+    unsigned = values[::step, :, :: max(1, values.shape[2] // 256)].astype(np.int32) & mask
+    if int(unsigned.max()) < half:
+        return values  # the sign bit is nowhere set
+    signed = np.where(unsigned >= half, unsigned - (mask + 1), unsigned)
+    jumps = {is_signed: _jumps(array, half) for is_signed, array in ((True, signed), (False, unsigned))}
+    is_signed = values.dtype.kind == "i"
+    stated, other = jumps[is_signed], jumps[not is_signed]
+    if stated < _MANY_JUMPS or other > _TIMES_AS_MANY_JUMPS * stated:
+        return values
+    if stated > _TIMES_AS_MANY_JUMPS * other:
+        notes.append("sign_by_content")
+        kind = np.dtype(f"{'u' if is_signed else 'i'}{values.dtype.itemsize}").newbyteorder(values.dtype.byteorder)
+        if is_signed:
+            return (values & values.dtype.type(mask if bits < values.dtype.itemsize * 8 else -1)).view(kind)
+        spare = values.dtype.itemsize * 8 - bits
+        return np.left_shift(values, spare).view(kind) >> spare
+    if is_signed:
+        raise rejection(
+            "header_contradicts_pixels",
+            f"PixelRepresentation says signed: neighbouring rows jump by half of the range in {stated:.1%} of the "
+            f"pixels, and in {other:.1%} if they are read as unsigned",
+        )
+    return values
+
+
+def _jumps(values: Int32[np.ndarray, "F H W"], half: int) -> float:
+    """Share of the pixels that differ by more than `half` from the pixel in the row above.
+
+    The smallest and the largest value do not count: they may mark what was not measured.
+    """
+    inner = (values > values.min()) & (values < values.max())
+    jump = np.abs(np.diff(values, axis=1)) > half
+    jump &= inner[:, 1:] & inner[:, :-1]
+    return float(jump.mean())
 
 
 def _check_rows_and_columns(values: Shaped[np.ndarray, "F H W"], layout: Layout) -> None:
@@ -310,15 +376,22 @@ def decode_pixels(data: Dataset) -> DecodedPixels:
     layout = read_layout(data)
     notes: list[str] = []
     broken: list[int] = []
+    sign: bool | None = None  # by the code streams
     syntax = data.file_meta.TransferSyntaxUID
     if syntax.is_encapsulated:
         encoded = split_frames(data, integer(data, "NumberOfFrames"))
-        check_size(_check_frame_count(data, len(encoded), notes), layout)
+        check_size(_check_frame_count(data, len(encoded), notes), layout, len(data.PixelData))
         values, broken = decode_frames(encoded, syntax, layout)
+        sign = usual_sign([read_stream_header(frame) for frame in encoded])
     else:
         values = _read_native(data, layout, notes)
     if len(values) < 4:
         raise rejection("too_few_frames", f"{len(values)} B-scans; a volume needs 4 at least")
+    values = _drop_unused_bits(values, data, layout, notes)
+    if sign is None:
+        values = _settle_sign(values, layout, notes)
+    elif sign != layout.signed:
+        notes.append("sign_by_code_stream")
     values = _to_greyscale(values, layout, notes)
     _check_rows_and_columns(values, layout)
     pixels = _to_8bit(values, data, layout, notes)

@@ -30,6 +30,7 @@ from octjepa.read.orientation import (
     is_transposed,
     is_upside_down,
     localizer_frames,
+    rows_turned,
     wrapped_column,
 )
 from octjepa.read.personal_data import mask_path
@@ -37,6 +38,7 @@ from octjepa.read.picture_frames import damaged_frames, picture_frames
 from octjepa.read.protocols import protocol_spacing
 from octjepa.read.raw_scan import FrameGeometry, RawScan
 from octjepa.reasons import REASONS, error_origin, rejection
+from octjepa.time_limit import SECONDS_PER_FILE, time_limit
 from octjepa.volume import AXES, OCTVolume
 
 SpacingOption = tuple[float, float, float] | Literal["file"] | None  # (slice, depth, column) in mm; "file": no option
@@ -50,6 +52,7 @@ def read_volume(
     dataset_path: PurePath | None = None,
     member: str = "",
     people: list[tuple[str, str]] | None = None,
+    seconds: float = SECONDS_PER_FILE,
 ) -> OCTVolume:
     """Reads one OCT scan in its native geometry: uint8 pixels `[D, H, W]`, spacing (dz, dy, dx) in mm with provenance.
 
@@ -57,13 +60,14 @@ def read_volume(
     file. `dataset_path` is the scan's path in its data set where `path` is a copy of it; its folders and name may state
     person, eye and device. `member` names one of several scans in the file ("1", "2", ...); without it the first is
     read. What the file states of a person, (name, birth date), is appended to `people`, for the paths of its siblings.
+    A file that takes longer than `seconds` is given up.
     Raises VolumeRejected (a code of `octjepa.reasons`); UsageError where there is no such file.
     """
     path = Path(path)
     if not path.exists():
         raise UsageError(f"no file at {path}: expected an OCT scan")
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), time_limit(seconds):
             # pydicom warns of each value out of standard that it converts; here such values are checked one by one.
             warnings.simplefilter("ignore")
             row = manifest_row or (find_row(path) if dataset_path is None else None)
@@ -106,9 +110,12 @@ def assemble(
         raise rejection("not_retina", f"its protocol or region says {part}; expected the retina")
     check_images_retina(identity.device)
     _check_frames(len(scan.pixels), "B-scans")
+    scan = _drop_copies(scan, notes)
     scan, frame_geometry = _drop_localizers(scan, notes)
     _check_repeats(scan.pixels, notes)
     pixels, pixel_spacing = _orient(scan, notes)
+    if "turned_upright" in notes and "axes_transposed" not in notes:
+        frame_geometry = rows_turned(frame_geometry)
     text = f"{identity.protocol} {identity.region}".lower()
     pattern = scan.pattern or find_scan_pattern(frame_geometry, identity.device, text)
     if pattern == "radial" and (circular := circle_frames(frame_geometry)).any():
@@ -128,7 +135,6 @@ def assemble(
         header=scan.spacing_mm,
         header_source=scan.spacing_from,
         option=spacing_mm,
-        decimal_comma="decimal_comma" in scan.notes,
     )
     geometry = resolve_geometry(sources, (frames, depth, columns), pattern)
     notes += _manifest_contradictions(scan, row, geometry)
@@ -188,6 +194,34 @@ def _drop_localizers(scan: RawScan, notes: list[str]) -> tuple[RawScan, FrameGeo
 def _check_frames(count: int, what: str) -> None:
     if count < MIN_FRAMES:
         raise rejection("too_few_frames", f"{count} {what}; a volume needs {MIN_FRAMES} at least")
+
+
+def _drop_copies(scan: RawScan, notes: list[str]) -> RawScan:
+    """The scan once, where a file holds all its B-scans several times: one after the other, or forwards and backwards.
+
+    B-scans of a retina never have equal pixels twice: the same speckle and noise come from the same measurement.
+    """
+    pixels = scan.pixels
+    count = len(pixels)
+
+    def are_equal(one: int, other: int) -> bool:
+        return np.array_equal(pixels[one, ::32], pixels[other, ::32]) and np.array_equal(pixels[one], pixels[other])
+
+    for length in range(MIN_FRAMES, count // 2 + 1):
+        if count % length:
+            continue
+        if are_equal(0, length) and all(are_equal(index, index % length) for index in range(length, count)):
+            break
+        if 2 * length == count and all(are_equal(index, count - 1 - index) for index in range(length)):
+            break
+    else:
+        return scan
+    if not (np.ptp(pixels[:length, ::4, ::4], axis=(1, 2)) > 0).any():
+        return scan  # empty frames are equal
+    if all(are_equal(0, index) for index in range(1, length)):
+        return scan  # one frame throughout, which `_check_repeats` counts
+    notes.append(f"frame_copies_dropped={count - length}")
+    return replace(scan, pixels=pixels[:length].copy(), frame_geometry=scan.frame_geometry.take(np.arange(length)))
 
 
 def _check_repeats(pixels: UInt8[np.ndarray, "F H W"], notes: list[str]) -> None:

@@ -204,7 +204,7 @@ DEFECTS: Final[tuple[Defect, ...]] = (
     refused("spacing_in_micrometres", "micrometres instead of millimetres",
             _spacing(lambda dz, dy, dx: (f"{1000 * dz:.4g}", f"{1000 * dy:.4g}", f"{1000 * dx:.4g}")),
             "spacing_unknown"),
-    refused("spacing_decimal_comma", "a comma as the decimal point", _decimal_comma, "spacing_unknown"),
+    accepted("spacing_decimal_comma", "a comma as the decimal point", _decimal_comma, "decimal_comma"),
     accepted("spacing_swapped", "row and column spacing swapped", _spacing_swapped, "spacing_swapped",
              uncertain=("depth", "column")),
     accepted("spacing_per_frame", "spacing per frame instead of shared", _spacing_per_frame,

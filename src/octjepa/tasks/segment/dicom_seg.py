@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pydicom
 from jaxtyping import UInt8
 from pydicom.dataset import Dataset
-from pydicom.errors import InvalidDicomError
 from pydicom.uid import generate_uid
 
-from octjepa.errors import UsageError, install_command
+from octjepa.errors import UsageError, VolumeRejected, install_command
 from octjepa.files import write_atomic
+from octjepa.read.dicom_file import open_dicom, read_header
+from octjepa.read.intensity import check_size
 
 SEGMENTATION = "1.2.840.10008.5.1.4.1.1.66.4"
 MAX_CLASSES = 60
@@ -72,14 +72,17 @@ def segment_property(name: str) -> tuple[Code, Code]:
 def is_segmentation(path: Path) -> bool:
     """Whether the file is a DICOM Segmentation."""
     try:
-        return str(_header(path, ["SOPClassUID"]).get("SOPClassUID", "")) == SEGMENTATION
-    except (InvalidDicomError, OSError):
+        return str(read_header(path, ["SOPClassUID"]).get("SOPClassUID", "")) == SEGMENTATION
+    except VolumeRejected:
         return False
 
 
 def referenced_scan(path: Path) -> str:
     """SOP instance UID of the scan. Raises UsageError: none, or several."""
-    header = _header(path, ["ReferencedSeriesSequence"])
+    try:
+        header = read_header(path, ["ReferencedSeriesSequence"])
+    except VolumeRejected as error:
+        raise _unreadable(path, error) from None
     uids = {
         str(instance.ReferencedSOPInstanceUID)
         for series in header.get("ReferencedSeriesSequence", [])
@@ -94,11 +97,11 @@ def segment_names(path: Path) -> tuple[str, ...]:
     """Labels of the segments 1, 2, ... Raises UsageError: damaged, more than 60, not numbered from 1."""
     try:
         segments = sorted(
-            _header(path, ["SegmentSequence"]).SegmentSequence, key=lambda segment: int(segment.SegmentNumber)
+            read_header(path, ["SegmentSequence"]).SegmentSequence, key=lambda segment: int(segment.SegmentNumber)
         )
         names = tuple(str(segment.SegmentLabel) for segment in segments)
         numbers = [int(segment.SegmentNumber) for segment in segments]
-    except (InvalidDicomError, OSError, AttributeError, TypeError, ValueError) as error:
+    except (VolumeRejected, AttributeError, TypeError, ValueError) as error:
         raise _unreadable(path, error) from None
     if numbers != list(range(1, len(numbers) + 1)) or len(names) > MAX_CLASSES:
         raise UsageError(f"{path}: expected at most {MAX_CLASSES} segments numbered 1, 2, ...")
@@ -109,14 +112,17 @@ def read_segmentation(path: Path, frames: int) -> Segmentation:
     """Of a scan of `frames` B-scans. Raises UsageError: damaged, not binary, overlapping segments, of another scan."""
     names, uid = segment_names(path), referenced_scan(path)
     try:
-        file = _highdicom().seg.segread(path)
+        with open_dicom(path) as stream:
+            dataset = stream.read()
+        check_size((frames, int(dataset.Rows), int(dataset.Columns)), 1)  # of what is returned
+        file = _highdicom().seg.Segmentation.from_dataset(dataset, copy=False)
         kind = file.segmentation_type.value
         referenced = [
             int(np.atleast_1d(source.ReferencedFrameNumber)[0])
             for group in file.PerFrameFunctionalGroupsSequence
             for source in group.DerivationImageSequence[0].SourceImageSequence
         ]
-    except (InvalidDicomError, OSError, AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+    except (VolumeRejected, AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise _unreadable(path, error) from None
     if kind != "BINARY":
         raise UsageError(f"{path} is a {kind.lower()} segmentation; expected a binary one")
@@ -163,8 +169,8 @@ def write_segmentation(
 
 def _read_scan(source: Path) -> Dataset:
     try:
-        scan = pydicom.dcmread(source, stop_before_pixels=True)
-    except (InvalidDicomError, OSError):
+        scan = read_header(source)
+    except VolumeRejected:
         raise UsageError(
             f"{source} is no DICOM file: a DICOM Segmentation needs one to reference; write NIfTI"
         ) from None
@@ -230,10 +236,6 @@ def _item(**fields: Any) -> Dataset:
     for name, value in fields.items():
         setattr(made, name, value)
     return made
-
-
-def _header(path: Path, tags: list[str]) -> Any:
-    return pydicom.dcmread(path, stop_before_pixels=True, specific_tags=tags)
 
 
 def _unreadable(path: Path, error: Exception) -> UsageError:
