@@ -36,7 +36,9 @@ def time_limit(seconds: float) -> Iterator[None]:
     if math.isinf(seconds):
         yield
         return
-    expired: type[BaseException] = type("TimeUp", (TimeUp,), {})  # of this context, so that an outer context's limit passes through
+    expired: type[BaseException] = type(
+        "TimeUp", (TimeUp,), {}
+    )  # of this context, so that an outer context's limit passes through
     thread, lock = threading.get_ident(), threading.Lock()
     finished = fired = False
 
