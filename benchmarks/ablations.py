@@ -32,7 +32,7 @@ from benchmarks.exam.training import Plan
 from benchmarks.pooling import LABELLED, learned_from, mean_auroc, without_test_people
 from filelock import FileLock
 
-from octjepa.checkpoint import PretrainedEncoder, load_encoder
+from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.files import write_atomic, write_json
 from octjepa.phantom import LESIONS
 

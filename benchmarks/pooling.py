@@ -33,8 +33,8 @@ from benchmarks.exam.tokens import Featurise, TokenTable, of_encoder, of_intensi
 from jaxtyping import Bool, Float
 from sklearn.metrics import roc_auc_score
 
-from octjepa.checkpoint import load_encoder
-from octjepa.checkpoint.pooling import POOL_WIDTHS
+from octjepa.encoders import load_encoder
+from octjepa.encoders.pooling import POOL_WIDTHS
 from octjepa.files import write_json
 from octjepa.phantom import LESIONS
 

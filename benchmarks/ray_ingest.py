@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 
 from octjepa.bench.data import one_thread
-from octjepa.checkpoint import load_encoder
 from octjepa.config import load_recipe
 from octjepa.embed.embedding import embed_store
 from octjepa.embed.table import read_embeddings
+from octjepa.encoders import load_encoder
 from octjepa.files import write_json
 from octjepa.ingest import build_store
 from octjepa.phantom import write_cohort

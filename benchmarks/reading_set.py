@@ -64,8 +64,8 @@ SCAN_TO_FIGURE = (
     "cli/results.py",  # octjepa embed, octjepa probe
     "embed/embedding.py",
     "embed/shard.py",
-    "checkpoint/encoder.py",
-    "checkpoint/pooling.py",
+    "encoders/pretrained.py",
+    "encoders/pooling.py",
     "embed/table.py",
     "probe/probe.py",
     "probe/labels.py",

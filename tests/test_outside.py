@@ -11,9 +11,9 @@ import pytest
 
 from command_line import call
 from index_entries import index_entry, store_of
-from octjepa.checkpoint import load_encoder
-from octjepa.checkpoint.encoder import newest_checkpoint
+from octjepa.checkpoint.weights import newest_checkpoint
 from octjepa.config import to_yaml
+from octjepa.encoders import load_encoder
 from octjepa.errors import UsageError
 from octjepa.outside import allow_outside, named_by, set_named
 from octjepa.report.contents import read_contents

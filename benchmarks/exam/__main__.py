@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.cli.failures import exit_with_message
 from octjepa.config import load_recipe
+from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.errors import UsageError
 from octjepa.locks import writer_lock
 from octjepa.phantom import DECOYS

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from octjepa.checkpoint import PretrainedEncoder
+from octjepa.encoders import PretrainedEncoder
 from octjepa.errors import UsageError
 from octjepa.phantom import DECOYS
 from octjepa.store.contract import contract_differences

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
-from octjepa.checkpoint import PretrainedEncoder
+from octjepa.encoders import PretrainedEncoder
 from octjepa.recipe import Preprocessing
 from octjepa.tasks.segment import decoder
 from octjepa.tasks.segment.label_files import UNLABELLED

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from octjepa.checkpoint.export import CARD, SUMS, WEIGHTS, export
+from octjepa.encoders.export import CARD, SUMS, WEIGHTS, export
 from octjepa.errors import UsageError
 from octjepa.files import write_json
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from octjepa.checkpoint import PretrainedEncoder
-from octjepa.checkpoint.pooling import TokenFeatures, pool_tokens
 from octjepa.embed.shard import patch_intensity
+from octjepa.encoders import PretrainedEncoder
+from octjepa.encoders.pooling import TokenFeatures, pool_tokens
 from octjepa.progress import bar
 from octjepa.volume import CanonicalVolume
 

@@ -16,10 +16,10 @@ from typing import Any, Literal
 import torch
 import yaml
 
-from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.config import load_recipe, science, science_hash
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed.shard import weights_hash
+from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.errors import UsageError
 from octjepa.files import write_json
 from octjepa.model import VJEPA3D

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from octjepa.checkpoint import PretrainedEncoder
+from octjepa.encoders import PretrainedEncoder
 from octjepa.metrics.bootstrap import Draws, Estimate
 from octjepa.phantom import LESIONS
 from octjepa.recipe import Recipe

@@ -18,8 +18,8 @@ from jaxtyping import Bool, Int
 from torch import nn
 
 from octjepa import keys
-from octjepa.checkpoint import PretrainedEncoder
 from octjepa.distributed.runtime import Runtime
+from octjepa.encoders import PretrainedEncoder
 from octjepa.metrics.bootstrap import Draws, Estimate
 from octjepa.phantom import LESIONS
 from octjepa.recipe import Recipe, TrainRecipe, ViewRecipe

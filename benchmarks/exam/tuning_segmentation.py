@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from octjepa.checkpoint import PretrainedEncoder
+from octjepa.encoders import PretrainedEncoder
 from octjepa.metrics.bootstrap import Draws, Estimate
 from octjepa.phantom import LESIONS
 from octjepa.recipe import Recipe

@@ -18,10 +18,10 @@ from benchmarks.exam.reading import Exam
 from benchmarks.exam.results import Results, RowName, compare
 from benchmarks.exam.settings import RECIPE
 
-from octjepa.checkpoint import PretrainedEncoder, load_encoder
-from octjepa.checkpoint.export import export
 from octjepa.checkpoint.folder import update_number
 from octjepa.config import load_recipe
+from octjepa.encoders import PretrainedEncoder, load_encoder
+from octjepa.encoders.export import export
 from octjepa.errors import OctjepaError
 from octjepa.files import read_json_lines
 from octjepa.model import VJEPA3D

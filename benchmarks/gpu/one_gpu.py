@@ -9,7 +9,7 @@ import sys
 import torch
 import yaml
 
-from octjepa.checkpoint.export import export
+from octjepa.encoders.export import export
 from octjepa.errors import OctjepaError
 from octjepa.files import read_json_lines, write_json
 from octjepa.store import Store

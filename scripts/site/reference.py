@@ -201,7 +201,7 @@ def _command(path: str, command: Any) -> Iterator[str]:
 
 def python_page() -> str:
     """The public names of `octjepa` and what they return, with signatures, docstrings and public methods."""
-    from octjepa.checkpoint import PretrainedEncoder
+    from octjepa.encoders import PretrainedEncoder
 
     parts = [
         "# Python reference",

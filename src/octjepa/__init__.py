@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from octjepa.checkpoint import load_encoder
-    from octjepa.checkpoint.hub import from_pretrained
     from octjepa.embed.sklearn_transformer import VolumeEmbedder
-    from octjepa.external import load_external
+    from octjepa.encoders import load_encoder
+    from octjepa.encoders.external import load_external
+    from octjepa.encoders.hub import from_pretrained
     from octjepa.model import VJEPA3D
     from octjepa.read.reader import read_volume
     from octjepa.store import Store
@@ -35,9 +35,9 @@ _MODULES = {
     "OCTVolume": "octjepa.volume",
     "Store": "octjepa.store",
     "VolumeEmbedder": "octjepa.embed.sklearn_transformer",
-    "from_pretrained": "octjepa.checkpoint.hub",
-    "load_encoder": "octjepa.checkpoint",
-    "load_external": "octjepa.external",
+    "from_pretrained": "octjepa.encoders.hub",
+    "load_encoder": "octjepa.encoders",
+    "load_external": "octjepa.encoders.external",
     "read_volume": "octjepa.read.reader",
 }
 

@@ -101,9 +101,9 @@ def _run_demo(out: Path, minutes: float) -> dict[str, Any]:
     build_store([str(cohort)], out / "store", recipe.preprocessing, workers=workers)
     store = Store.open(out / "store")
 
-    from octjepa.checkpoint.pooling import POSITION_FREE_POOL
     from octjepa.embed.embedding import embed_store
     from octjepa.embed.table import read_embeddings
+    from octjepa.encoders.pooling import POSITION_FREE_POOL
     from octjepa.probe.probe import ProbeSettings, run_probes
     from octjepa.report import write_report
     from octjepa.train.loop import pretrain

@@ -105,7 +105,7 @@ def _store(path: str | Path, verify: bool) -> dict[str, Any]:
 
 
 def _checkpoint(path: str | Path) -> dict[str, Any]:
-    from octjepa.checkpoint import load_encoder
+    from octjepa.encoders import load_encoder
 
     encoder = load_encoder(path)
     return {

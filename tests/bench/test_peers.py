@@ -145,7 +145,7 @@ def test_the_plain_pipelines_make_what_a_store_would_hold(tmp_path: Path) -> Non
 
 
 def test_the_script_embeds_what_the_verb_does(tmp_path: Path) -> None:
-    from octjepa.checkpoint import load_encoder
+    from octjepa.encoders import load_encoder
 
     with phantom_store(load_encoder(embed.ENCODER).recipe.preprocessing, people=1) as (_, store):
         assert embed.one_by_one(store, tmp_path / "other.parquet") == 2

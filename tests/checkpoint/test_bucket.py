@@ -9,7 +9,8 @@ import torch
 
 from bucket_servers import Bucket
 from faulty_proxy import Fault
-from octjepa.checkpoint import folder, load_encoder
+from octjepa.checkpoint import folder
+from octjepa.encoders import load_encoder
 from octjepa.errors import CheckpointError, UsageError, WrongCheckpointError
 from octjepa.outside import allow_outside
 from octjepa.remote import join, list_objects, put_bytes, read_bytes, remove

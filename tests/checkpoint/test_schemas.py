@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 
 from octjepa import __version__, load_encoder
 from octjepa.checkpoint import folder
-from octjepa.checkpoint.encoder import EXPORTED
-from octjepa.checkpoint.export import export
 from octjepa.checkpoint.state import MODEL_FILE
+from octjepa.checkpoint.weights import EXPORTED
 from octjepa.config import stored_recipe
 from octjepa.embed import table
+from octjepa.encoders.export import export
 from octjepa.errors import CheckpointError, RecipeError, UsageError
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Preprocessing

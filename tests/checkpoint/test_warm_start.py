@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from octjepa.checkpoint import load_encoder
 from octjepa.checkpoint.warm_start import start_weights, warm_start
 from octjepa.cohort.recorded_scans import uid_key
+from octjepa.encoders import load_encoder
 from octjepa.errors import CheckpointError, RecipeError, UsageError
 from octjepa.model import VJEPA3D
 from octjepa.model.encoder import Encoder

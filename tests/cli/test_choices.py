@@ -7,9 +7,9 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from octjepa.checkpoint.pooling import DEFAULT_POOL, DEFAULT_POOLS, POOL_WIDTHS, POSITION_FREE_POOL
 from octjepa.cli import data, results
 from octjepa.embed.sklearn_transformer import VolumeEmbedder
+from octjepa.encoders.pooling import DEFAULT_POOL, DEFAULT_POOLS, POOL_WIDTHS, POSITION_FREE_POOL
 from octjepa.probe.aggregation import LEVELS, RULES
 from octjepa.probe.probe import ProbeSettings
 from octjepa.probe.targets import TASKS

@@ -17,13 +17,13 @@ import scipy.linalg
 import torch
 from safetensors.torch import save_file
 
-from octjepa.checkpoint import load_encoder, pooling
 from octjepa.checkpoint.folder import write_folder
 from octjepa.embed import embedding, shard
 from octjepa.embed.embedding import embed_store
 from octjepa.embed.shard import intensity_histogram
 from octjepa.embed.table import Embeddings, read_embeddings
 from octjepa.embed.token_folder import TokenFolder
+from octjepa.encoders import load_encoder, pooling
 from octjepa.errors import ContractError, OctjepaError, UsageError, WrongCheckpointError
 from octjepa.model import VJEPA3D
 from octjepa.probe.probe import run_probes

@@ -14,8 +14,8 @@ from command_line import call
 from octjepa.embed.external import embed_external
 from octjepa.embed.table import read_embeddings
 from octjepa.embed.token_folder import TokenFolder
+from octjepa.encoders.external import load_external
 from octjepa.errors import UsageError
-from octjepa.external import load_external
 from synthetic import MemoryStore, small_recipe
 
 CODE = """

@@ -20,8 +20,8 @@ from sklearn.utils import estimator_checks
 
 import octjepa
 from octjepa import VolumeEmbedder
-from octjepa.checkpoint import PretrainedEncoder
-from octjepa.checkpoint.pooling import POOL_WIDTHS
+from octjepa.encoders import PretrainedEncoder
+from octjepa.encoders.pooling import POOL_WIDTHS
 from octjepa.errors import ContractError, UsageError, VolumeRejected
 from octjepa.ingest import build_store
 from octjepa.model import VJEPA3D

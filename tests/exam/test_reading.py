@@ -17,9 +17,9 @@ from benchmarks.exam.reading import Exam
 from benchmarks.exam.results import READINGS, Results, RowName
 from benchmarks.exam.settings import REAL_EYES, RECIPE, TUNED, Settings
 
-from octjepa.checkpoint import PretrainedEncoder
 from octjepa.cohort.recorded_scans import uid_key
 from octjepa.config import load_recipe
+from octjepa.encoders import PretrainedEncoder
 from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D
 from octjepa.phantom import DECOYS, LESIONS

@@ -16,10 +16,10 @@ from benchmarks.exam.settings import RECIPE
 from benchmarks.exam.tokens import Featurise
 from benchmarks.exam.unet import UNet, shift_and_mirror, train_unet
 
-from octjepa.checkpoint import PretrainedEncoder
-from octjepa.checkpoint.pooling import TokenFeatures
 from octjepa.config import load_recipe
 from octjepa.embed.shard import patch_intensity
+from octjepa.encoders import PretrainedEncoder
+from octjepa.encoders.pooling import TokenFeatures
 from octjepa.model import VJEPA3D
 from octjepa.tasks.segment.recipe import DecoderRecipe
 from octjepa.views import geometry, intensity, tokens

@@ -24,7 +24,7 @@ from benchmarks.exam.tuning_segmentation import (
     tuning_segmentation,
 )
 
-from octjepa.checkpoint import PretrainedEncoder
+from octjepa.encoders import PretrainedEncoder
 from octjepa.model import VJEPA3D
 from octjepa.phantom import LESIONS
 from octjepa.recipe import Recipe

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from command_line import call
-from octjepa.checkpoint.encoder import load_encoder
-from octjepa.checkpoint.export import export
+from octjepa.encoders.export import export
+from octjepa.encoders.pretrained import load_encoder
 from octjepa.errors import CheckpointError, UsageError
 from octjepa.leaderboard.board import run_board
 from octjepa.leaderboard.entries import embed_entries, read_entries

@@ -139,11 +139,11 @@ def fill_tuned(path: Path, run: Path) -> None:
     import pandas as pd
     import torch
 
-    from octjepa.checkpoint import load_encoder
-    from octjepa.checkpoint.encoder import TUNED
     from octjepa.checkpoint.folder import write_folder
     from octjepa.checkpoint.state import MODEL_FILE
+    from octjepa.checkpoint.weights import TUNED
     from octjepa.config import science_hash
+    from octjepa.encoders import load_encoder
     from octjepa.tasks.finetune.folder import HEAD_FILE, HeadSpec
     from octjepa.tasks.finetune.network import TunedNetwork
     from octjepa.train.learner import host_weights

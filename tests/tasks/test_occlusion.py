@@ -11,8 +11,8 @@ import torch
 from layered_eye import COLUMNS, FRAMES, PREPROCESSING, eye
 from octjepa.canonical.native_mapping import NativeMap
 from octjepa.canonical.pipeline import canonicalise
-from octjepa.checkpoint import PretrainedEncoder
-from octjepa.checkpoint.encoder import SelectedTokens
+from octjepa.encoders import PretrainedEncoder
+from octjepa.encoders.pretrained import SelectedTokens
 from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe

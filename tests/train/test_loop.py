@@ -13,8 +13,9 @@ import time
 import pytest
 import torch
 
-from octjepa.checkpoint import folder, load_encoder
+from octjepa.checkpoint import folder
 from octjepa.distributed.signals import Interrupted
+from octjepa.encoders import load_encoder
 from octjepa.errors import CheckpointError, ContractError, OctjepaError, UsageError, WrongCheckpointError
 from octjepa.files import read_json_lines
 from octjepa.locks import writer_lock

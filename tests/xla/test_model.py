@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from octjepa.checkpoint import PretrainedEncoder
 from octjepa.distributed import xla
+from octjepa.encoders import PretrainedEncoder
 from octjepa.model import VJEPA3D
 from octjepa.objective.loss import token_grid_positions, training_loss
 from octjepa.recipe import Recipe

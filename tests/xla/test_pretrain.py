@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from octjepa.checkpoint import load_encoder
 from octjepa.distributed.runtime import Runtime
+from octjepa.encoders import load_encoder
 from octjepa.recipe import Recipe
 from octjepa.train.loop import pretrain
 from synthetic import MemoryStore, small_recipe

@@ -19,13 +19,13 @@ import torch
 
 from octjepa.bench.alternating_runs import Comparison, rate
 from octjepa.bench.data import phantom_store
-from octjepa.checkpoint import load_encoder
-from octjepa.checkpoint.pooling import POSITION_FREE_POOL
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed.embedding import embed_store
 from octjepa.embed.shard import intensity_histogram
-from octjepa.external.published import PUBLISHED, PublishedEncoder
-from octjepa.external.vit import VisionTransformer, ViTShape
+from octjepa.encoders import load_encoder
+from octjepa.encoders.external.published import PUBLISHED, PublishedEncoder
+from octjepa.encoders.external.vit import VisionTransformer, ViTShape
+from octjepa.encoders.pooling import POSITION_FREE_POOL
 from octjepa.store import Store
 from octjepa.views import geometry
 

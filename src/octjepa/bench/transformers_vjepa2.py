@@ -20,9 +20,9 @@ from torch import Tensor
 from octjepa.bench.alternating_runs import Comparison, rate
 from octjepa.bench.data import WHOLE_GRID, bench_recipe, phantom_store, random_batch
 from octjepa.bench.step import UPDATES, Work, comparison, plain_adamw, plain_step, update_of
-from octjepa.checkpoint import PretrainedEncoder
 from octjepa.distributed.precision import wait_for
 from octjepa.distributed.runtime import Runtime
+from octjepa.encoders import PretrainedEncoder
 from octjepa.errors import OctjepaError, UsageError, install_command
 from octjepa.model import VJEPA3D
 from octjepa.model.vjepa2 import to_vjepa2, vjepa2_config

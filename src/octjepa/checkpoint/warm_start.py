@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from octjepa.checkpoint.encoder import load_encoder
+from octjepa.checkpoint.weights import read_weights
 from octjepa.errors import CheckpointError, UsageError
 from octjepa.model import VJEPA3D
 from octjepa.model.positions import Rope
@@ -37,21 +37,21 @@ def load_teacher(model: VJEPA3D, recipe: Recipe) -> frozenset[str]:
     """Fills the target encoder of `model` from `recipe.objective.teacher`; returns its record of its training volumes.
 
     Raises UsageError: an objective of voxels, which needs no target encoder, or a teacher of another size, patch or
-    preprocessing; and as `load_encoder`.
+    preprocessing; and as `read_weights`.
     """
     if recipe.objective.teacher is None:
         return frozenset()
     if model.objective.predicts_pixels:
         raise UsageError(f"objective.teacher is unused by {recipe.objective.name}, which predicts voxels: drop it")
     path = recipe.objective.teacher
-    source = load_encoder(path)
+    source = read_weights(path)
     differing = contract_differences(source.recipe.preprocessing, recipe, "teacher")
     if differing:
         raise UsageError(f"objective.teacher {path} reads other volumes:\n  " + "\n  ".join(differing))
-    _check(model, dict(source.encoder.state_dict()), source.encoder.heads, "objective.teacher", path, recipe.model.size)
-    if source.encoder.rope != model.target_encoder.rope:
+    _check(model, dict(source.network.state_dict()), source.network.heads, "objective.teacher", path, recipe.model.size)
+    if source.network.rope != model.target_encoder.rope:
         raise UsageError(f"objective.teacher {path} has other positions than the recipe: set model.rope_base alike")
-    model.target_encoder.load_state_dict(source.encoder.state_dict())
+    model.target_encoder.load_state_dict(source.network.state_dict())
     return source.recorded_training
 
 
@@ -73,9 +73,9 @@ def warm_start(model: VJEPA3D, recipe: Recipe) -> frozenset[str]:
         heads, source_recipe = _heads(path), {"positions": "rope_tiled", "position_unit": "index"}
         rope: Rope = ROPE_BASE
     else:
-        source = load_encoder(path)
+        source = read_weights(path)
         trained_on = source.recorded_training
-        weights, heads, rope = dict(source.encoder.state_dict()), source.encoder.heads, source.encoder.rope
+        weights, heads, rope = dict(source.network.state_dict()), source.network.heads, source.network.rope
         source_recipe = {name: getattr(source.recipe.model, name) for name in ("positions", "position_unit")}
     _check(model, weights, heads, "model.warm_start", path, recipe.model.size)
     for encoder in (model.context_encoder, model.target_encoder):

@@ -41,11 +41,11 @@ def embed(
     quiet: Quiet = False,
 ) -> None:
     """Writes an embedding for every volume of a store. Keyed by person, eye and content; resumes where it stopped."""
-    from octjepa.checkpoint.pooling import DEFAULT_POOLS, POSITION_FREE_POOL
     from octjepa.embed.embedding import embed_store
     from octjepa.embed.external import embed_external
+    from octjepa.encoders.external import check_address, is_external
+    from octjepa.encoders.pooling import DEFAULT_POOLS, POSITION_FREE_POOL
     from octjepa.errors import UsageError
-    from octjepa.external import check_address, is_external
     from octjepa.store import Store
 
     check_output_file(out)

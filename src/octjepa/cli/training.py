@@ -156,11 +156,11 @@ def export(
     quiet: Quiet = False,
 ) -> None:
     """Exports encoder weights. With their preprocessing contract, a model card and checksums."""
-    from octjepa.checkpoint.export import export as write
+    from octjepa.encoders.export import export as write
 
     made: dict[str, object] = {"files": [str(out / name) for name in write(checkpoint, form, out, licence)]}
     if push is not None:
-        from octjepa.checkpoint.hub import upload_folder
+        from octjepa.encoders.hub import upload_folder
 
         made["repository"] = upload_folder(out, push, private=not public)
     print_result(made, as_json)

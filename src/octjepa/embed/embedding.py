@@ -18,9 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.checkpoint.location import parse_location
-from octjepa.checkpoint.pooling import DEFAULT_POOLS, check_pools
 from octjepa.config import science_hash
 from octjepa.distributed.runtime import Runtime, distributed_context
 from octjepa.embed import token_folder
@@ -28,6 +26,8 @@ from octjepa.embed.leakage import count_leaked_people, recorded_training_set, wa
 from octjepa.embed.parts import PART_VOLUMES, lock_outputs, parts_folder, read_part, remove_parts
 from octjepa.embed.shard import Embedder, EmbeddingOptions, Job, job_key, weights_hash
 from octjepa.embed.table import UNPOOLED, write_bscan_table, write_embeddings
+from octjepa.encoders import PretrainedEncoder, load_encoder
+from octjepa.encoders.pooling import DEFAULT_POOLS, check_pools
 from octjepa.errors import ContractError, OctjepaError, UsageError
 from octjepa.progress import bar
 from octjepa.store import Store

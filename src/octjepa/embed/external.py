@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from octjepa.checkpoint.pooling import POSITION_FREE_POOL, pool_features
 from octjepa.config import science_hash
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed import token_folder
@@ -25,8 +24,9 @@ from octjepa.embed.leakage import count_leaked_people, recorded_training_set, wa
 from octjepa.embed.parts import PART_VOLUMES, lock_outputs, parts_folder, read_part, remove_parts
 from octjepa.embed.shard import EmbeddingOptions, Job, intensity_histogram, job_key
 from octjepa.embed.table import write_embeddings
+from octjepa.encoders.external import ExternalEncoder, load_external
+from octjepa.encoders.pooling import POSITION_FREE_POOL, pool_features
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.external import ExternalEncoder, load_external
 from octjepa.files import write_atomic
 from octjepa.progress import bar
 from octjepa.store import Store

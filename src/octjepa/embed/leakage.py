@@ -11,10 +11,10 @@ from typing import Any
 
 import pandas as pd
 
-from octjepa.checkpoint import load_encoder
 from octjepa.checkpoint.location import Location, has_file, parse_location
 from octjepa.cohort.leaks import TrainingSet, pretraining_overlap
 from octjepa.cohort.recorded_scans import split_recorded
+from octjepa.encoders import load_encoder
 from octjepa.errors import UsageError
 from octjepa.outside import OutsideError, named_by
 from octjepa.shipped import shipped, shipped_names

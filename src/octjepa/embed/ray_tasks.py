@@ -9,9 +9,9 @@ import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from octjepa.checkpoint import load_encoder
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed.shard import Embedder, Job
+from octjepa.encoders import load_encoder
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.ingest.ray_pool import RETRIES, cluster, worker_error
 from octjepa.outside import allow_outside

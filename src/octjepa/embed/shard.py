@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from octjepa.checkpoint import PretrainedEncoder, pooling
-from octjepa.checkpoint.encoder import SelectedTokens
-from octjepa.checkpoint.pooling import TokenFeatures
 from octjepa.embed import token_folder
+from octjepa.encoders import PretrainedEncoder, pooling
+from octjepa.encoders.pooling import TokenFeatures
+from octjepa.encoders.pretrained import SelectedTokens
 from octjepa.errors import OctjepaError
 from octjepa.files import write_atomic
 from octjepa.recipe import Preprocessing

@@ -18,9 +18,9 @@ from jaxtyping import Float
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
-from octjepa.checkpoint import PretrainedEncoder, load_encoder, pooling
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed.embedding import require_same_contract
+from octjepa.encoders import PretrainedEncoder, load_encoder, pooling
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.progress import bar
 from octjepa.store import Store

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from octjepa.checkpoint import PretrainedEncoder, pooling
+from octjepa.encoders import PretrainedEncoder, pooling
 from octjepa.errors import UsageError
 from octjepa.files import write_atomic
 

@@ -16,19 +16,19 @@ from pathlib import Path
 
 from torch import nn
 
-from octjepa.checkpoint import load_encoder
-from octjepa.checkpoint.encoder import EXPORTED, newest_checkpoint
 from octjepa.checkpoint.folder import list_checkpoints
 from octjepa.checkpoint.location import has_file, location_name, parse_location
+from octjepa.checkpoint.weights import EXPORTED, newest_checkpoint
 from octjepa.config import science_hash
 from octjepa.embed.embedding import embed_store
 from octjepa.embed.external import embed_external, network_hash
 from octjepa.embed.parts import discard_leftovers
 from octjepa.embed.table import Embeddings, read_embeddings
 from octjepa.embed.token_folder import INDEX, TokenFolder
+from octjepa.encoders import load_encoder
+from octjepa.encoders.external import is_external, load_external
+from octjepa.encoders.external.base import ENCODERS, split_address
 from octjepa.errors import UsageError
-from octjepa.external import is_external, load_external
-from octjepa.external.base import ENCODERS, split_address
 from octjepa.metrics.findings import BASELINES
 from octjepa.shipped import shipped
 from octjepa.store import Store

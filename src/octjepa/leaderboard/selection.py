@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
-from octjepa.checkpoint import pooling
 from octjepa.embed.table import UNPOOLED
 from octjepa.embed.token_folder import TokenFolder
+from octjepa.encoders import pooling
 from octjepa.errors import UsageError
 from octjepa.leaderboard.entries import EmbeddedCandidate
 from octjepa.metrics import test_set_ledger

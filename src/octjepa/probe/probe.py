@@ -18,10 +18,10 @@ import numpy as np
 import pandas as pd
 from threadpoolctl import threadpool_limits
 
-from octjepa.checkpoint import pooling
 from octjepa.embed.alignment import NamedTables, align_tables, feature_sets, name_tables, token_sets
 from octjepa.embed.table import Embeddings
 from octjepa.embed.token_folder import TokenFolder
+from octjepa.encoders import pooling
 from octjepa.errors import UsageError
 from octjepa.metrics import test_set_ledger
 from octjepa.metrics.bootstrap import Draws

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
 
-    from octjepa.checkpoint import PretrainedEncoder
+    from octjepa.encoders import PretrainedEncoder
     from octjepa.recipe import Recipe
     from octjepa.store import Store
     from octjepa.tasks.finetune.predict import TunedModel
@@ -112,7 +112,7 @@ def run_maps(store: Store, path: Path) -> OcclusionMaps | None:
 
     Raises OctjepaError: no encoder, too costly for a page, fewer than two held-out people to scale by.
     """
-    from octjepa.checkpoint import load_encoder
+    from octjepa.encoders import load_encoder
     from octjepa.tasks import occlusion
 
     encoder = load_encoder(path).to(best_device())

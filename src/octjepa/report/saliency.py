@@ -21,7 +21,7 @@ from octjepa.report.native_writer import NativeWriter
 from octjepa.report.occlusion import OccludedVolume, best_device, occluded_cases, occluded_eyes
 
 if TYPE_CHECKING:
-    from octjepa.checkpoint import PretrainedEncoder
+    from octjepa.encoders import PretrainedEncoder
     from octjepa.store import Store
     from octjepa.tasks.finetune.predict import TunedModel
 
@@ -66,8 +66,8 @@ def write_saliency(contents: Contents, folder: Path, attention: Path | None = No
 
 
 def _occluded(contents: Contents, store: Store) -> tuple[PretrainedEncoder, list[OccludedVolume], TunedModel | None]:
-    from octjepa.checkpoint import load_encoder
     from octjepa.embed.embedding import require_same_contract
+    from octjepa.encoders import load_encoder
     from octjepa.tasks.finetune.predict import load_tuned
 
     if contents.kind == "tuning":

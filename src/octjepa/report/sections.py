@@ -211,7 +211,7 @@ def _tokens(contents: Contents) -> Built:
     rows = eyes.one_per_device(store.table, splits=("test", "val"))[:_TOKEN_MAPS]
     if not rows:
         return None, [Missing("the token maps", "the store holds no held-out raster volume", "octjepa split")]
-    from octjepa.checkpoint import load_encoder
+    from octjepa.encoders import load_encoder
 
     return {"maps": tokens.token_maps(store, rows, load_encoder(run.path))}, []
 

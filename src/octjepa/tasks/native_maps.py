@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float, Shaped, UInt8
 
 from octjepa.canonical.native_mapping import NativeMap
-from octjepa.checkpoint import PretrainedEncoder
+from octjepa.encoders import PretrainedEncoder
 from octjepa.errors import UsageError
 from octjepa.recipe import Recipe
 from octjepa.tasks.occlusion import Occlusion

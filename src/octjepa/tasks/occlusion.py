@@ -29,9 +29,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from octjepa import keys
-from octjepa.checkpoint import PretrainedEncoder
-from octjepa.checkpoint.encoder import SelectedTokens
-from octjepa.checkpoint.pooling import POSITION_FREE_POOL
+from octjepa.encoders import PretrainedEncoder
+from octjepa.encoders.pooling import POSITION_FREE_POOL
+from octjepa.encoders.pretrained import SelectedTokens
 from octjepa.errors import UsageError
 from octjepa.probe.calibration import apply_logit_shift
 from octjepa.recipe import Recipe

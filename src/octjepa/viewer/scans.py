@@ -28,7 +28,7 @@ from octjepa.viewer.token_colours import TokenColours
 from octjepa.viewer.voxel_classes import COLOURS, VoxelClasses, painted
 
 if TYPE_CHECKING:
-    from octjepa.checkpoint import PretrainedEncoder
+    from octjepa.encoders import PretrainedEncoder
     from octjepa.recipe import Recipe
     from octjepa.store import Store
 

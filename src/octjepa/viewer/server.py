@@ -135,7 +135,7 @@ def open_scans(
 
 def _model(contents: Contents, store: Store, head: Callable[[], Any] | None, named: str | None) -> Model:
     """(recipe, encoder, why there is no encoder) of what `contents` holds, or of the encoder that is `named`."""
-    from octjepa.checkpoint import load_encoder
+    from octjepa.encoders import load_encoder
 
     if contents.kind == "store" and named is None:
         return None, None, ""

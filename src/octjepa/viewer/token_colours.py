@@ -16,7 +16,7 @@ from octjepa.store.storage import DamagedVolume
 from octjepa.viewer.native_scan import coloured
 
 if TYPE_CHECKING:
-    from octjepa.checkpoint import PretrainedEncoder
+    from octjepa.encoders import PretrainedEncoder
     from octjepa.store import Store
     from octjepa.viewer.listing import VolumeList
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from command_line import call
-from octjepa.checkpoint import load_encoder
 from octjepa.embed.external import embed_external
 from octjepa.embed.table import read_embeddings
 from octjepa.embed.token_folder import grid_coordinates
+from octjepa.encoders import load_encoder
+from octjepa.encoders.external import is_external, load_external
 from octjepa.errors import CheckpointError, ContractError, OctjepaError, WrongCheckpointError
-from octjepa.external import is_external, load_external
 from octjepa.report import write_report
 from octjepa.report.occlusion import occluded_cases
 from octjepa.tasks.finetune.external import load_start, tuned_network

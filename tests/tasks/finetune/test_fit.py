@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from command_line import call
-from octjepa.checkpoint import load_encoder
 from octjepa.checkpoint.folder import read_manifest, write_folder
+from octjepa.encoders import load_encoder
 from octjepa.errors import ContractError, UsageError, WrongCheckpointError
 from octjepa.files import read_json_lines
 from octjepa.probe.subgroup_columns import parse_subgroups

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.config import to_yaml
 from octjepa.embed.token_folder import grid_coordinates
+from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.errors import RecipeError
 from octjepa.model import VJEPA3D
 from octjepa.model.blocks import Stack

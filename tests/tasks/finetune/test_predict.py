@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from octjepa.checkpoint import load_encoder
+from octjepa.encoders import load_encoder
 from octjepa.probe.aggregation import PreparedTarget
 from octjepa.probe.calibration import calibrated_predictions, class_shares, class_weights
 from octjepa.probe.features import Selection

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from octjepa.checkpoint import PretrainedEncoder, load_encoder
+from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.errors import UsageError, install_command
 from octjepa.recipe import ViewRecipe
 from octjepa.tasks.segment import decoder

@@ -18,7 +18,7 @@ from octjepa.report.figures import svg
 from octjepa.report.figures.eyes import central, central_slice, volume_title
 
 if TYPE_CHECKING:
-    from octjepa.checkpoint import PretrainedEncoder
+    from octjepa.encoders import PretrainedEncoder
     from octjepa.store import Store
     from octjepa.volume import CanonicalVolume
 

@@ -18,11 +18,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from octjepa.checkpoint import PretrainedEncoder, load_encoder
-from octjepa.checkpoint.pooling import TokenFeatures
 from octjepa.embed.token_folder import grid_coordinates
+from octjepa.encoders import PretrainedEncoder, load_encoder
+from octjepa.encoders.external import ExternalEncoder, check_address, is_external, load_external
+from octjepa.encoders.pooling import TokenFeatures
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.external import ExternalEncoder, check_address, is_external, load_external
 from octjepa.metrics.scores import Task
 from octjepa.probe.networks import TokenBatch
 from octjepa.recipe import DataRecipe, Preprocessing, Recipe, TokenRecipe, TrainRecipe

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from octjepa.checkpoint import PretrainedEncoder
-from octjepa.checkpoint.encoder import TUNED as TUNED_FOLDER
+from octjepa.checkpoint.weights import TUNED as TUNED_FOLDER
 from octjepa.distributed.precision import agree_on_precision
 from octjepa.distributed.runtime import Runtime, distributed_context
 from octjepa.embed.alignment import feature_sets
@@ -25,8 +24,9 @@ from octjepa.embed.external import embed_external, network_hash
 from octjepa.embed.parts import discard_leftovers
 from octjepa.embed.shard import weights_hash
 from octjepa.embed.table import Embeddings, read_embeddings
+from octjepa.encoders import PretrainedEncoder
+from octjepa.encoders.external import is_external
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.external import is_external
 from octjepa.files import write_json
 from octjepa.locks import writer_lock
 from octjepa.metrics import test_set_ledger

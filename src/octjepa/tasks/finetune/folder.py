@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from octjepa.checkpoint import PretrainedEncoder
-from octjepa.checkpoint.encoder import PREFIXES, TUNED
 from octjepa.checkpoint.folder import list_checkpoints, update_number, write_folder
 from octjepa.checkpoint.state import MODEL_FILE
+from octjepa.checkpoint.weights import PREFIXES, TUNED
 from octjepa.config import science_hash, to_yaml
 from octjepa.distributed.runtime import Runtime
+from octjepa.encoders import PretrainedEncoder
+from octjepa.encoders.external.saved import WEIGHTS, describe_encoder
 from octjepa.errors import UsageError, WrongCheckpointError
-from octjepa.external.saved import WEIGHTS, describe_encoder
 from octjepa.files import read_json_object, write_atomic, write_json
 from octjepa.locks import LOCK
 from octjepa.metrics.scores import Task

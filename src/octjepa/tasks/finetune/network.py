@@ -18,9 +18,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from octjepa import keys
-from octjepa.checkpoint import PretrainedEncoder
-from octjepa.checkpoint.pooling import TokenFeatures
 from octjepa.embed.token_folder import grid_coordinates
+from octjepa.encoders import PretrainedEncoder
+from octjepa.encoders.pooling import TokenFeatures
 from octjepa.metrics.scores import Task
 from octjepa.probe.networks import WIDTH, AttentivePooling, Outputs, TokenBatch
 from octjepa.tasks.finetune.recipe import FinetuneRecipe

@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from octjepa.checkpoint import PretrainedEncoder
-from octjepa.checkpoint.encoder import TUNED, newest_checkpoint
 from octjepa.checkpoint.folder import read_manifest, read_tensors
 from octjepa.checkpoint.location import parse_location
+from octjepa.checkpoint.weights import TUNED, newest_checkpoint
 from octjepa.distributed.runtime import Runtime
+from octjepa.encoders import PretrainedEncoder
 from octjepa.errors import CheckpointError, UsageError, WrongCheckpointError
 from octjepa.probe.aggregation import PreparedTarget
 from octjepa.probe.calibration import apply_logit_shift, at_class_shares, class_shares, class_weights, select_setting

@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from octjepa.checkpoint import PretrainedEncoder
 from octjepa.checkpoint.location import parse_location
 from octjepa.embed.alignment import result_names
 from octjepa.embed.embedding import add_participants, select_volumes
 from octjepa.embed.leakage import count_leaked_people, recorded_training_set
 from octjepa.embed.table import complete_keys
+from octjepa.encoders import PretrainedEncoder
 from octjepa.errors import UsageError
 from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Task
 from octjepa.probe.aggregation import PreparedTarget, group_cases, prepare_targets

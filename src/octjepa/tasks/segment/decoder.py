@@ -21,8 +21,8 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from octjepa import keys
-from octjepa.checkpoint import PretrainedEncoder
 from octjepa.distributed.runtime import Runtime
+from octjepa.encoders import PretrainedEncoder
 from octjepa.errors import UsageError, install_command
 from octjepa.recipe import Recipe
 from octjepa.tasks.segment.dice import mean_dice, voxel_counts

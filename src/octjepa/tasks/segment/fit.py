@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.config import science_hash
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed.embedding import require_same_contract
 from octjepa.embed.shard import weights_hash
+from octjepa.encoders import PretrainedEncoder, load_encoder
+from octjepa.encoders.external import refuse_external
 from octjepa.errors import UsageError
-from octjepa.external import refuse_external
 from octjepa.files import write_json
 from octjepa.locks import writer_lock
 from octjepa.metrics import test_set_ledger

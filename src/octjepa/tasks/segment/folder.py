@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from octjepa.checkpoint import PretrainedEncoder, load_encoder
 from octjepa.checkpoint.folder import list_checkpoints, read_manifest, read_tensors, write_folder
 from octjepa.checkpoint.location import has_file
 from octjepa.config import science_hash, stored_recipe
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed.shard import weights_hash
+from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.errors import ContractError, OctjepaError, UsageError, WrongCheckpointError
 from octjepa.files import read_json_object
 from octjepa.model import VJEPA3D

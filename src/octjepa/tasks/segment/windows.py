@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from octjepa.checkpoint import PretrainedEncoder
-from octjepa.checkpoint.encoder import equal_counts
+from octjepa.encoders import PretrainedEncoder
+from octjepa.encoders.pretrained import equal_counts
 from octjepa.recipe import Recipe
 from octjepa.views import intensity, tokens
 from octjepa.views.geometry import ViewTransform, moved_view

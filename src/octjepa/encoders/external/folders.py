@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from octjepa.encoders.external.base import ENCODERS, ExternalEncoder
+from octjepa.encoders.external.images import IMAGENET, ImageFormat
 from octjepa.errors import CheckpointError, UsageError, install_command
-from octjepa.external.base import ENCODERS, ExternalEncoder
-from octjepa.external.images import IMAGENET, ImageFormat
 
 CONFIG, MONAI_CONFIG = "config.json", "monai.json"
 PREPROCESSORS = ("video_preprocessor_config.json", "preprocessor_config.json")

@@ -13,7 +13,7 @@ from synthetic import MemoryStore, small_recipe
 NAMES = ("retfound", "visionfm", "dinov2", "mirage", "octcube")
 CODE = """
 from dataclasses import replace
-from octjepa.external.published import PUBLISHED
+from octjepa.encoders.external.published import PUBLISHED
 
 IMAGES = {"mirage": (64, 64), "octcube": (6, 32, 32), "dinov2": (28, 28)}
 for name in ("retfound", "visionfm", "dinov2", "mirage", "octcube"):

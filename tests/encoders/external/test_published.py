@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from octjepa.encoders.external import check_address, is_external, load_external
+from octjepa.encoders.external.published import PUBLISHED, Published, from_architecture
+from octjepa.encoders.external.state_dict import file_sha256, read_state_dict
+from octjepa.encoders.external.vit import VisionTransformer, ViTShape
 from octjepa.errors import CheckpointError, UsageError
-from octjepa.external import check_address, is_external, load_external
-from octjepa.external.published import PUBLISHED, Published, from_architecture
-from octjepa.external.state_dict import file_sha256, read_state_dict
-from octjepa.external.vit import VisionTransformer, ViTShape
 from octjepa.train.learner import parameters_by_level
 
 VIEW = np.random.default_rng(0).integers(0, 255, size=(3, 32, 32), dtype=np.uint8)

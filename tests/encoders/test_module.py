@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import octjepa
-from octjepa.checkpoint import PretrainedEncoder
+from octjepa.encoders import PretrainedEncoder
 from octjepa.errors import UsageError
 from octjepa.ingest import build_store
 from octjepa.model import VJEPA3D

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from octjepa.checkpoint import export as exporting
-from octjepa.checkpoint import graph
-from octjepa.checkpoint.encoder import PretrainedEncoder
-from octjepa.checkpoint.export import export
+from octjepa.encoders import export as exporting
+from octjepa.encoders import graph
+from octjepa.encoders.export import export
+from octjepa.encoders.pretrained import PretrainedEncoder
 from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D
 from synthetic import MemoryStore, small_recipe

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from octjepa.external.state_dict import StateDict
+from octjepa.encoders.external.state_dict import StateDict
 
 Grid = tuple[int, ...]
 # Of pretraining and of heads: no part of the encoder.

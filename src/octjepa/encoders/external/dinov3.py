@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from octjepa.encoders.external.state_dict import StateDict
+from octjepa.encoders.external.vit import ViTShape
 from octjepa.errors import UsageError, install_command
-from octjepa.external.state_dict import StateDict
-from octjepa.external.vit import ViTShape
 
 _TOP = {
     "cls_token": "embeddings.cls_token", "register_tokens": "embeddings.register_tokens",

@@ -15,10 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from octjepa.canonical.pipeline import canonicalise
 from octjepa.errors import UsageError
 from octjepa.model.encoder import Encoder
-from octjepa.read.reader import read_volume
 from octjepa.recipe import Preprocessing, Recipe
 from octjepa.views import geometry, intensity
 from octjepa.views.sample import token_positions
@@ -68,6 +66,9 @@ def prepare_volume(volume: str | Path | OCTVolume | CanonicalVolume, preprocessi
     """
     if isinstance(volume, CanonicalVolume):
         return volume
+    from octjepa.canonical.pipeline import canonicalise
+    from octjepa.read.reader import read_volume
+
     native = volume if isinstance(volume, OCTVolume) else read_volume(volume)
     return canonicalise(native, preprocessing).volume
 

@@ -6,6 +6,6 @@ tokens of the centred view of a canonical volume, which are pooled exactly as ou
 describes no encoder, CheckpointError for weights that are damaged or would leave a part of the network random.
 """
 
-from octjepa.external.base import ExternalEncoder, check_address, is_external, load_external, refuse_external
+from octjepa.encoders.external.base import ExternalEncoder, check_address, is_external, load_external, refuse_external
 
 __all__ = ["ExternalEncoder", "check_address", "is_external", "load_external", "refuse_external"]

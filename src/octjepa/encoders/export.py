@@ -15,9 +15,10 @@ import yaml
 from safetensors.torch import save
 from torch import Tensor
 
-from octjepa.checkpoint.encoder import EXPORTED, PREFIXES, PretrainedEncoder, load_encoder
 from octjepa.checkpoint.folder import SCHEMA
+from octjepa.checkpoint.weights import EXPORTED, PREFIXES
 from octjepa.config import science_hash
+from octjepa.encoders.pretrained import PretrainedEncoder, load_encoder
 from octjepa.errors import CheckpointError, UsageError
 from octjepa.files import write_atomic
 from octjepa.locks import LOCK, writer_lock
@@ -48,7 +49,7 @@ def export(
     licence: of the weights, as the Hugging Face Hub names it; metrics: figures by name; both for the card.
 
     Form safetensors is read back by `load_encoder`; hf is a folder for `transformers.AutoModel`: a VJEPA2Model where
-    that computes the same features, otherwise the model of `checkpoint.auto_model`; onnx a graph from the patches and
+    that computes the same features, otherwise the model of `encoders.auto_model`; onnx a graph from the patches and
     positions of selected tokens to their features. Raises UsageError: `out` is not empty, or the extra of onnx is not
     installed; CheckpointError: the disk refuses.
     """
@@ -143,7 +144,7 @@ def _hugging_face(encoder: PretrainedEncoder) -> dict[str, Content]:
     if reason:
         weights = {f"encoder.{name}": value for name, value in encoder.encoder.state_dict().items()}
         config = {"architectures": ["OctjepaModel"], "model_type": "octjepa", "recipe": recipe.model_dump(mode="json")}
-        text = card(encoder, "import octjepa.checkpoint.auto_model; transformers.AutoModel.from_pretrained(folder)")
+        text = card(encoder, "import octjepa.encoders.auto_model; transformers.AutoModel.from_pretrained(folder)")
         text += f"\nWhy not VJEPA2Model: {reason}. So octjepa has to be installed where this is loaded.\n"
     else:
         config = vjepa2_config(encoder.encoder, recipe.tokens.patch_size, grid)
@@ -159,7 +160,7 @@ def _hugging_face(encoder: PretrainedEncoder) -> dict[str, Content]:
 
 def _onnx(encoder: PretrainedEncoder) -> dict[str, Content]:
     """The files of an ONNX export by name."""
-    from octjepa.checkpoint.graph import graph_of
+    from octjepa.encoders.graph import graph_of
 
     recipe = encoder.recipe
     how = f'onnxruntime.InferenceSession("{GRAPH}").run(["features"], {{"patches": ..., "positions": ...}})'

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from layered_eye import eye
 from octjepa import load_encoder
-from octjepa.checkpoint.export import export
 from octjepa.config import PRETRAINING, load_recipe
+from octjepa.encoders.export import export
 from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D
 from octjepa.model.vjepa3d import grid_positions
@@ -103,7 +103,7 @@ def test_what_vjepa2_cannot_hold_is_a_model_of_ours_with_the_same_features(tmp_p
     """VJEPA2Model would give every token a wrong position, and nothing would tell."""
     from transformers import AutoModel
 
-    import octjepa.checkpoint.auto_model  # noqa: F401 -- registers the model type
+    import octjepa.encoders.auto_model  # noqa: F401 -- registers the model type
 
     settings, reason = OTHER_FORMS[case]
     path = saved(small_recipe(**settings), tmp_path / "weights.safetensors")
@@ -126,7 +126,7 @@ def test_every_shipped_recipe_has_a_form_in_transformers(tmp_path: Path, name: s
     """Narrow: width and depth do not decide which form it is."""
     from transformers import AutoModel
 
-    import octjepa.checkpoint.auto_model  # noqa: F401 -- registers the model type
+    import octjepa.encoders.auto_model  # noqa: F401 -- registers the model type
 
     recipe = load_recipe(name, ["model.width=24", "model.depth=1", "model.heads=2"])
     path = saved(recipe, tmp_path / "weights.safetensors")
@@ -160,7 +160,7 @@ def test_the_processor_prepares_what_the_model_takes(tmp_path: Path, positions: 
     """Files and store volumes alike; the features are those of the encoder on the same volume."""
     from transformers import AutoImageProcessor, AutoModel
 
-    import octjepa.checkpoint.auto_model  # noqa: F401 -- registers the processor
+    import octjepa.encoders.auto_model  # noqa: F401 -- registers the processor
 
     path = saved(small_recipe(model={"positions": positions}), tmp_path / "weights.safetensors")
     export(path, "hf", tmp_path / "out")
@@ -184,7 +184,7 @@ def test_the_processor_prepares_what_the_model_takes(tmp_path: Path, positions: 
 def test_the_processor_prepares_a_native_scan_and_its_config_says_the_contract(tmp_path: Path) -> None:
     from transformers import AutoImageProcessor
 
-    import octjepa.checkpoint.auto_model  # noqa: F401 -- registers the processor
+    import octjepa.encoders.auto_model  # noqa: F401 -- registers the processor
 
     recipe = small_recipe()
     path = saved(recipe, tmp_path / "weights.safetensors")

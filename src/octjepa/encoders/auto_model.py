@@ -1,6 +1,6 @@
 """An encoder of any recipe for transformers' `AutoModel` and `AutoImageProcessor`: import this module first.
 
-    import octjepa.checkpoint.auto_model
+    import octjepa.encoders.auto_model
     model = transformers.AutoModel.from_pretrained(folder)
     processor = transformers.AutoImageProcessor.from_pretrained(folder)  # of either form
     inputs = processor("scan.dcm")  # or several; also OCTVolume, or the volumes of a store
@@ -23,9 +23,9 @@ from transformers.image_processing_base import BatchFeature
 from transformers.image_processing_utils import BaseImageProcessor
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from octjepa.checkpoint.export import IMAGES, VIDEOS
-from octjepa.checkpoint.module import VolumeEncoder, collate_images, prepare_volume
 from octjepa.config import stored_recipe
+from octjepa.encoders.export import IMAGES, VIDEOS
+from octjepa.encoders.module import VolumeEncoder, collate_images, prepare_volume
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Preprocessing
 from octjepa.volume import CanonicalVolume, OCTVolume

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from octjepa.checkpoint.pooling import (
+from octjepa.encoders.pooling import (
     POOL_WIDTHS,
     TokenFeatures,
     default_pool,

@@ -10,11 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from octjepa.checkpoint.encoder import TUNED, newest_checkpoint
 from octjepa.checkpoint.folder import read_manifest, read_tensors
 from octjepa.checkpoint.location import MANIFEST
+from octjepa.checkpoint.weights import TUNED, newest_checkpoint
+from octjepa.encoders.external.base import ExternalEncoder, TunedOn, load_external
 from octjepa.errors import CheckpointError, OctjepaError
-from octjepa.external.base import ExternalEncoder, TunedOn, load_external
 from octjepa.recipe import Preprocessing
 
 WEIGHTS = "external.safetensors"
@@ -63,7 +63,7 @@ def load_saved(folder: Path) -> ExternalEncoder:
 
 def _build(kind: str, network: dict[str, Any], folder: Path) -> ExternalEncoder:
     """The network with initial weights."""
-    from octjepa.external import folders, published
+    from octjepa.encoders.external import folders, published
 
     try:
         if "shape" in network:

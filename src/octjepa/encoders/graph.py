@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from octjepa.checkpoint.encoder import PretrainedEncoder
+from octjepa.encoders.pretrained import PretrainedEncoder
 from octjepa.errors import UsageError, install_command
 from octjepa.model.vjepa3d import grid_positions
 from octjepa.progress import bar

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from octjepa.checkpoint.encoder import PretrainedEncoder, load_encoder
-from octjepa.checkpoint.export import Form, export
+from octjepa.encoders.export import Form, export
+from octjepa.encoders.pretrained import PretrainedEncoder, load_encoder
 from octjepa.errors import UsageError, install_command
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from octjepa.encoders.external import is_external, load_external
+from octjepa.encoders.external.folders import from_architecture
 from octjepa.errors import CheckpointError, UsageError, install_command
-from octjepa.external import is_external, load_external
-from octjepa.external.folders import from_architecture
 
 VIEW = np.random.default_rng(0).integers(0, 255, size=(6, 32, 32), dtype=np.uint8)
 

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 import octjepa
 from command_line import call
 from hub_server import hub_server
-from octjepa.checkpoint.export import export
-from octjepa.checkpoint.hub import push_to_hub
+from octjepa.encoders.export import export
+from octjepa.encoders.hub import push_to_hub
 from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D
 from synthetic import small_recipe

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 import octjepa
-from octjepa.checkpoint import PretrainedEncoder, load_encoder
-from octjepa.checkpoint.export import export
-from octjepa.checkpoint.pooling import POOL_WIDTHS, pool_features, token_regions
+from octjepa.encoders import PretrainedEncoder, load_encoder
+from octjepa.encoders.export import export
+from octjepa.encoders.pooling import POOL_WIDTHS, pool_features, token_regions
 from octjepa.errors import CheckpointError, RecipeError, UsageError, WrongCheckpointError
 from octjepa.model import VJEPA3D
 from octjepa.train import loop

@@ -17,14 +17,14 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from octjepa.checkpoint.pooling import pool_features
+from octjepa.encoders.pooling import pool_features
 from octjepa.errors import UsageError
 from octjepa.recipe import Preprocessing
 from octjepa.registry import Registry
 
 _UNTRAINED_SEED = 0
 ORIGIN = ("encoder", "source", "licence", "sha256")
-_FOLDERS, _PUBLISHED = "octjepa.external.folders", "octjepa.external.published"
+_FOLDERS, _PUBLISHED = "octjepa.encoders.external.folders", "octjepa.encoders.external.published"
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def load_external(location: str | Path) -> ExternalEncoder:
     """
     address = split_address(location)
     if address is None and (tuned := _tuned(location)) is not None:
-        from octjepa.external.saved import load_saved
+        from octjepa.encoders.external.saved import load_saved
 
         return load_saved(tuned)
     name, path = address or (_folder_format(location), Path(location))
@@ -219,13 +219,13 @@ def load_external(location: str | Path) -> ExternalEncoder:
 
 
 def _tuned(location: str | Path) -> Path | None:
-    from octjepa.external.saved import find_tuned
+    from octjepa.encoders.external.saved import find_tuned
 
     return find_tuned(Path(location)) if Path(location).is_dir() else None
 
 
 def _folder_format(location: str | Path) -> str | None:
-    from octjepa.external.folders import folder_format
+    from octjepa.encoders.external.folders import folder_format
 
     path = Path(location)
     return folder_format(path) if path.is_dir() else None
