@@ -92,7 +92,7 @@ def make_anatomy(
     fovea = ((slices - 1) * dz / 2 + off_z, (columns - 1) * dx / 2 + off_x)
     u = (scan.nasal * (scan.x_mm[None, :] + draws.saccade_mm[:, None])).astype(np.float32)
     v = np.broadcast_to((scan.upward * scan.z_mm)[:, None], u.shape).astype(np.float32)
-    layers = _thicknesses(u, v, traits)
+    layers = layer_thicknesses_um(u, v, traits)
     # Bruch's membrane follows the scan's own axes of visit 0: where z ran downwards then, it still does.
     turned = scan.upward * home.upward * scan.z_mm
     ripple = first.bruch_ripple.at(scan.x_mm[None, :], turned[:, None])
@@ -102,10 +102,10 @@ def make_anatomy(
     surfaces[BM] = bruch
     surfaces[:BM] = bruch - np.cumsum(layers[::-1], axis=0)[::-1]
     surfaces[SCLERA] = bruch + np.maximum(choroid, 90)
-    return Anatomy(surfaces, u, v, _vessels(u, v, traits, own), fovea, scan, home)
+    return Anatomy(surfaces, u, v, draw_vessels(u, v, traits, own), fovea, scan, home)
 
 
-def _thicknesses(u: Map, v: Map, traits: np.ndarray) -> Float[np.ndarray, "9 D W"]:
+def layer_thicknesses_um(u: Map, v: Map, traits: np.ndarray) -> Float[np.ndarray, "9 D W"]:
     """Thickness in um of RNFL, GCL, IPL, INL, OPL, ONL, ELM-EZ, EZ-RPE, RPE-Bruch."""
     r2 = u * u + v * v
     pit = 1 + 0.12 * float(np.clip(traits[0], -2, 2))
@@ -153,7 +153,7 @@ def _bruch_depth(
     )
 
 
-def _vessels(u: Map, v: Map, traits: np.ndarray, own: np.random.Generator) -> Map:
+def draw_vessels(u: Map, v: Map, traits: np.ndarray, own: np.random.Generator) -> Map:
     """Large retinal vessels: two arcades from the disc (about 4.2 mm nasal) and their branches towards the fovea."""
     out = np.zeros_like(u)
     disc_u, disc_v = 4.2 + 0.2 * float(traits[10]), 0.4

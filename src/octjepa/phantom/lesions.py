@@ -58,6 +58,13 @@ def make_disease(
     return disease
 
 
+def add_lesion(
+    disease: Disease, anatomy: Anatomy, name: str, severity: float, rng: np.random.Generator, sizes: LesionSizes
+) -> None:
+    """Adds the lesion `name` to `disease` in place. The caller adds lesions of the outer retina first."""
+    _DRAWN_IN_ORDER[name](disease, anatomy, severity, rng, sizes)
+
+
 def _at(figure: Linear, severity: float) -> float:
     first, more = figure
     return first + more * severity

@@ -10,6 +10,8 @@ exponential law, N looks a gamma law of shape N). Noise has the same law, so it 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -22,7 +24,7 @@ from octjepa.phantom.lesions import Cyst, Disease
 
 # dB above the noise floor, so that Spectralis' fourth-root display gives the measured layer values: vitreous 2,
 # RNFL/GCL/IPL 115-132, INL 97, OPL 112, ONL 62-71, ELM/EZ 120-184, RPE 222, BM 168, choroid 88 -> 50.
-_DECIBEL = {
+DECIBEL: Final[dict[str, float]] = {
     "hyaloid": 5.0, "epiretinal_membrane": 19.0, "ilm": 15.0, "rnfl": 13.5, "gcl": 11.9, "ipl": 12.8, "inl": 10.6,
     "opl": 11.7, "onl": 7.4, "elm": 12.5, "myoid": 8.0, "ez": 17.0, "outer_segments": 12.0, "rpe": 19.6,
     "drusen": 12.0, "bruch": 15.5, "choriocapillaris": 13.5, "fluid": -8.0,
@@ -40,17 +42,21 @@ def render(
     grid: Grid,
     rng: np.random.Generator,
     eye_rng: np.random.Generator | None = None,
+    contrast_db: Mapping[str, float] = DECIBEL,
 ) -> UInt8[np.ndarray, "D H W"]:
     """The scan as `dialect` shows it, `[D, H, W]`.
 
     `eye_rng` draws what belongs to the eye: reflectivity of layers, hyaloid, vessels and brightness of the choroid.
-    `rng` draws what belongs to the scan, and both where `eye_rng` is not given.
+    `rng` draws what belongs to the scan, and both where `eye_rng` is not given. `contrast_db` is the reflectivity of
+    every tissue in dB above the noise floor, with the keys of `DECIBEL`.
     """
-    tops_um, reflectivity = _sheets(anatomy, disease, dialect, rng if eye_rng is None else eye_rng)
+    tops_um, reflectivity = tissue_sheets(
+        anatomy, disease, dialect.choroid_gain_db, rng if eye_rng is None else eye_rng, contrast_db
+    )
     _shade(tops_um, reflectivity, anatomy, disease, dialect, rng)
     power = stack_sheets(tops_um / (grid.spacing_mm[1] * 1000), reflectivity, grid.shape[1])
     if disease.cysts:
-        _fill_cysts(power, disease.cysts, grid)
+        _fill_cysts(power, disease.cysts, grid, contrast_db["fluid"])
     sigma = dialect.axial_resolution_um / 2355 / grid.spacing_mm[1]
     if sigma > 0.25:
         power = gaussian_filter1d(power, sigma, axis=1, mode="nearest", truncate=2.5)
@@ -60,17 +66,21 @@ def render(
     return _display(power, dialect, rng)
 
 
-def _sheets(
-    anatomy: Anatomy, disease: Disease, dialect: Dialect, rng: np.random.Generator
+def tissue_sheets(
+    anatomy: Anatomy,
+    disease: Disease,
+    choroid_gain_db: float,
+    rng: np.random.Generator,
+    contrast_db: Mapping[str, float] = DECIBEL,
 ) -> tuple[Float[np.ndarray, "K D W"], Float[np.ndarray, "K D W"]]:
     """Tops (um, from above downwards) and reflectivities `[K, D, W]` of all sheets, hyaloid to deep sclera."""
     s = disease.surfaces_um
     atrophy, vessel = disease.atrophy, anatomy.vessel
     alive = 1 - atrophy
-    person_db = rng.normal(0.0, 1.0, len(_DECIBEL))  # eyes differ from layer to layer
+    person_db = rng.normal(0.0, 1.0, len(contrast_db))  # eyes differ from layer to layer
     level = {
         name: np.float32(10 ** ((db + 0.9 * wobble) / 10))
-        for (name, db), wobble in zip(_DECIBEL.items(), person_db, strict=True)
+        for (name, db), wobble in zip(contrast_db.items(), person_db, strict=True)
     }
     tops: list[Map] = []
     values: list[Map] = []
@@ -112,11 +122,16 @@ def _sheets(
         add(s[BM] - disease.basal_um, level["rpe"])
     add(s[BM], level["bruch"] * (0.6 * alive + 0.4))
     add(s[BM] + 6, level["choriocapillaris"])
-    return _with_choroid(np.stack(tops), np.stack(values), anatomy, disease, dialect, rng)
+    return _with_choroid(np.stack(tops), np.stack(values), anatomy, disease, choroid_gain_db, rng)
 
 
 def _with_choroid(
-    tops: np.ndarray, values: np.ndarray, anatomy: Anatomy, disease: Disease, dialect: Dialect, rng: np.random.Generator
+    tops: np.ndarray,
+    values: np.ndarray,
+    anatomy: Anatomy,
+    disease: Disease,
+    choroid_gain_db: float,
+    rng: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Adds choroid and sclera as thin sheets, each with its own blotches of vessels, darker with depth.
 
@@ -133,7 +148,7 @@ def _with_choroid(
     for k in range(1, _CHOROID_SHEETS):  # vessels cross several sheets
         blotch[k] = 0.65 * blotch[k - 1] + 0.76 * blotch[k]
     first, last = _CHOROID_DECIBEL
-    gain = dialect.choroid_gain_db + rng.normal(0.0, 1.9)
+    gain = choroid_gain_db + rng.normal(0.0, 1.9)
     decibel = (
         first
         + (last - first) * depth**0.8
@@ -187,10 +202,10 @@ def stack_sheets(
     return np.cumsum(jumps, axis=1, out=jumps)
 
 
-def _fill_cysts(power: Float[np.ndarray, "D H W"], cysts: list[Cyst], grid: Grid) -> None:
+def _fill_cysts(power: Float[np.ndarray, "D H W"], cysts: list[Cyst], grid: Grid, fluid_db: float) -> None:
     """In place: the inside of every cyst becomes fluid, its rim mixed by area."""
     voxel_um = grid.spacing_mm[1] * 1000
-    fluid = np.float32(10 ** (_DECIBEL["fluid"] / 10))
+    fluid = np.float32(10 ** (fluid_db / 10))
     for cyst in cysts:
         top, bottom = cyst.top_um / voxel_um, cyst.bottom_um / voxel_um
         first, last = max(int(top.min()), 0), min(int(bottom.max()) + 2, power.shape[1])

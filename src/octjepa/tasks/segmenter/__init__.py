@@ -1,0 +1,1 @@
+"""The packaged segmentation network: layers and fluid of any scan, trained on phantoms alone."""

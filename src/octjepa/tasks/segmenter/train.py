@@ -1,0 +1,261 @@
+"""Train the segmentation network on a stream of randomised phantoms: `python -m octjepa.tasks.segmenter.train`.
+
+Worker processes draw scenes into a pool on the training device; every step draws a batch of new images from the pool.
+The learning rate follows the share of the time budget that has passed, so a run ends on time on any machine. A killed
+run continues from its last checkpoint when the same command is given again. No real image is read.
+
+Out, in `--out`: `checkpoint.safetensors` (weights, optimizer, progress), `segmenter-final.safetensors` (float16 weights of
+the end) with `segmenter-final.json`, and `log.jsonl` with losses and validation metrics.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from octjepa.distributed.signals import stop_request
+from octjepa.errors import OctjepaError
+from octjepa.files import write_atomic
+from octjepa.keys import key
+from octjepa.model.boundary_unet import BoundaryUNet, NetworkSize, segmentation_loss
+from octjepa.phantom.scene_stream import SceneStream
+from octjepa.tasks.segmenter.image_formation import Draws, form_batch
+from octjepa.tasks.segmenter.scene_pool import ScenePool
+from octjepa.tasks.segmenter.validation import validate, validation_batches
+
+_SLICES: Final = 6  # B-scans of a scene
+_CHECKPOINT: Final = "checkpoint.safetensors"
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Settings of a run; the defaults fit two CPU cores."""
+
+    seconds: float = 1200.0
+    workers: int = 1
+    seed: int = 1
+    batch: int = 8
+    learning_rate: float = 2.5e-3
+    weight_decay: float = 0.02
+    pool_scenes: int = 400
+    first_scenes: int = 60
+    validation_scenes: int = 48
+    validate_seconds: float = 300.0
+    checkpoint_seconds: float = 60.0
+
+
+@dataclass
+class _Progress:
+    """How far a run is; stored in the checkpoint."""
+
+    step: int = 0
+    seconds: float = 0.0
+    scenes: int = 0
+    samples: int = 0
+
+
+def learning_rate(settings: TrainingSettings, share: float) -> float:
+    """Warm-up over the first 4 % of the run, then half a cosine down to 0.5 % of the peak."""
+    share = min(max(share, 0.0), 1.0)
+    rise = min(1.0, (share + 1e-3) / 0.04)
+    return settings.learning_rate * rise * (0.005 + 0.995 * 0.5 * (1 + math.cos(math.pi * share)))
+
+
+class Trainer:
+    """One run: network, optimizer and progress, in `out`."""
+
+    def __init__(self, settings: TrainingSettings, out: Path, device: torch.device, init: Path | None = None) -> None:
+        torch.manual_seed(settings.seed)
+        self.settings, self.out, self.device = settings, out, device
+        self.network = BoundaryUNet(NetworkSize()).to(device, memory_format=torch.channels_last)
+        if init is not None:
+            self.network.load_state_dict({k: v.float() for k, v in load_file(init).items()})
+        fused = device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(
+            self.network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=fused
+        )
+        self.progress = _Progress()
+        if (out / _CHECKPOINT).is_file():
+            self._restore()
+
+    def run(self, stream: SceneStream) -> int:
+        """Trains until the budget is used up or a signal arrives; returns the signal's number or 0."""
+        settings, progress = self.settings, self.progress
+        pool = ScenePool(settings.pool_scenes, _SLICES, self.device)
+        validation = validation_batches(settings.validation_scenes, self.device)
+        while len(pool) < min(settings.first_scenes, settings.pool_scenes):
+            pool.add(stream.take())
+            time.sleep(0.02)
+        draws = Draws(key("segmenter", settings.seed, progress.step) % 2**31, self.device)
+        rng = np.random.default_rng([settings.seed, progress.step])
+        before, received = progress.seconds, progress.scenes
+        start = time.monotonic()
+        saved, validated, losses = start, start, []
+        self.network.train()
+        with stop_request() as request:
+            while progress.seconds < settings.seconds and not request.signal_number:
+                pool.add(stream.take())
+                progress.scenes = received + pool.received
+                losses.append(self._step(pool, rng, draws))
+                now = time.monotonic()
+                progress.seconds = before + now - start
+                if now - validated > settings.validate_seconds:
+                    self._report(torch.stack(losses).mean(0), validate(self.network, validation).as_dict())
+                    validated, losses = time.monotonic(), []
+                if now - saved > settings.checkpoint_seconds:
+                    self.save()
+                    saved = time.monotonic()
+        progress.seconds = before + time.monotonic() - start
+        self.save()
+        mean = torch.stack(losses).mean(0) if losses else torch.full((2,), torch.nan)
+        if request.signal_number:
+            self._report(mean, {})
+            return request.signal_number
+        result = validate(self.network, validation).as_dict()
+        self._report(mean, result)
+        self._export(result)
+        return 0
+
+    def _step(self, pool: ScenePool, rng: np.random.Generator, draws: Draws) -> Tensor:
+        settings, progress = self.settings, self.progress
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(settings, progress.seconds / settings.seconds)
+        with torch.no_grad():
+            batch = form_batch(pool.sample(rng, settings.batch), draws)
+        images = batch.images.contiguous(memory_format=torch.channels_last)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            logits = self.network(images)
+        layers, fluid = segmentation_loss(logits, batch.boundaries, batch.classes, batch.graded)
+        (layers + 2 * fluid).backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        if self.device.type != "cuda" and not bool(torch.isfinite(norm)):
+            self.optimizer.zero_grad(set_to_none=True)  # one bad batch must not spoil the weights
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        progress.step += 1
+        progress.samples += settings.batch
+        return torch.stack([layers.detach(), fluid.detach()])
+
+    def _report(self, losses: Tensor, result: dict[str, object]) -> None:
+        progress = self.progress
+        line = {
+            "step": progress.step, "seconds": round(progress.seconds, 1), "scenes": progress.scenes,
+            "samples": progress.samples, "layer_loss": round(float(losses[0]), 4),
+            "class_loss": round(float(losses[1]), 4), **result,
+        }  # fmt: skip
+        text = json.dumps(line)
+        print(text, file=sys.stderr, flush=True)
+        with (self.out / "log.jsonl").open("a") as file:
+            file.write(text + "\n")
+
+    def save(self) -> None:
+        """Writes the checkpoint; the previous one stays until the new one is complete."""
+        tensors = {f"network.{k}": v.contiguous() for k, v in self.network.state_dict().items()}
+        for k, parameter in enumerate(self.network.parameters()):
+            for name, value in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"optimizer.{k}.{name}"] = value.contiguous()
+        data = save(tensors, {"progress": json.dumps(vars(self.progress))})
+        write_atomic(self.out / _CHECKPOINT, lambda file: file.write(data))
+
+    def _restore(self) -> None:
+        path = self.out / _CHECKPOINT
+        with safe_open(path, "pt") as file:
+            self.progress = _Progress(**json.loads(file.metadata()["progress"]))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
+        network = {k.removeprefix("network."): v for k, v in tensors.items() if k.startswith("network.")}
+        self.network.load_state_dict(network)
+        for k, parameter in enumerate(self.network.parameters()):
+            names = [name for name in tensors if name.startswith(f"optimizer.{k}.")]
+            for name in names:
+                value = tensors[name] if name.endswith(".step") else tensors[name].to(self.device)
+                if value.ndim == 4:
+                    value = value.contiguous(memory_format=torch.channels_last)
+                if name.endswith(".step") and self.device.type == "cuda":
+                    value = value.to(self.device)
+                self.optimizer.state[parameter][name.split(".")[-1]] = value
+
+    def _export(self, result: dict[str, object]) -> None:
+        tensors = {
+            name: (value.half() if value.is_floating_point() else value).contiguous().cpu()
+            for name, value in self.network.state_dict().items()
+        }
+        data = save(tensors)
+        write_atomic(self.out / "segmenter-final.safetensors", lambda file: file.write(data))
+        record = {
+            "settings": vars(self.settings), "progress": vars(self.progress), "validation": result,
+            "device": torch.cuda.get_device_name() if self.device.type == "cuda" else platform.processor() or "cpu",
+            "torch": torch.__version__,
+        }  # fmt: skip
+        text = json.dumps(record, indent=1).encode()
+        write_atomic(self.out / "segmenter-final.json", lambda file: file.write(text))
+
+
+def _settings(arguments: argparse.Namespace, cuda: bool) -> TrainingSettings:
+    """Settings from the command line; a GPU gets a larger batch and pool."""
+    return TrainingSettings(
+        seconds=arguments.seconds,
+        workers=arguments.workers,
+        seed=arguments.seed,
+        batch=arguments.batch or (64 if cuda else 8),
+        learning_rate=arguments.learning_rate,
+        pool_scenes=arguments.pool or (24_000 if cuda else 400),
+        first_scenes=400 if cuda else 60,
+        validation_scenes=arguments.validation_scenes or (160 if cuda else 48),
+        validate_seconds=arguments.validate_seconds or (30.0 if cuda else 300.0),
+        checkpoint_seconds=45.0 if cuda else 60.0,
+    )
+
+
+def main() -> int:
+    """Reads the command line and trains; the exit code is 0, or 128 plus the number of a signal."""
+    parser = argparse.ArgumentParser(prog="python -m octjepa.tasks.segmenter.train", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder of checkpoints and weights")
+    parser.add_argument("--seconds", type=float, default=1200.0, help="time budget, over all resumed parts of a run")
+    parser.add_argument("--workers", type=int, default=1, help="processes that draw phantoms")
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    parser.add_argument("--init", type=Path, help="weights to start from (safetensors)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=0, help="0: 64 on a GPU, 8 on a CPU")
+    parser.add_argument("--learning-rate", type=float, default=2.5e-3)
+    parser.add_argument("--pool", type=int, default=0, help="scenes in memory; 0: 24,000 on a GPU, 400 on a CPU")
+    parser.add_argument("--validation-scenes", type=int, default=0)
+    parser.add_argument("--validate-seconds", type=float, default=0.0)
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch on a CPU")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    progress = arguments.out / _CHECKPOINT
+    start = 0
+    if progress.is_file():
+        with safe_open(progress, "pt") as file:
+            start = _Progress(**json.loads(file.metadata()["progress"])).scenes
+    try:
+        # The workers are forked before torch starts a thread or a CUDA context.
+        with SceneStream(arguments.seed, arguments.workers, _SLICES, start) as stream:
+            torch.set_num_threads(arguments.threads)
+            cuda = arguments.device == "cuda" or (arguments.device == "auto" and torch.cuda.is_available())
+            if cuda:
+                torch.backends.cudnn.benchmark = True
+                torch.backends.cuda.matmul.allow_tf32 = True
+            device = torch.device("cuda" if cuda else "cpu")
+            number = Trainer(_settings(arguments, cuda), arguments.out, device, arguments.init).run(stream)
+    except OctjepaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 128 + number if number else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
