@@ -5,8 +5,8 @@ all zero. Out: `[N, K + C, H, W]`: for each of K boundaries one logit per row, w
 distribution of the boundary in that column, and C class logits per voxel. H and W are multiples of 32.
 
 Boundaries as distributions over depth come from He et al. (2019), "Fully convolutional boundary regression for retina
-OCT segmentation". The stem halves the resolution by pixel-unshuffle and the head restores it by pixel-shuffle: boundaries
-keep the full grid, while the convolutions cost a quarter.
+OCT segmentation". The stem halves the resolution by pixel-unshuffle and the head restores it by pixel-shuffle, so
+that boundaries keep the full grid and the convolutions cost a quarter.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def segmentation_loss(
     loss = voxel.sum() / (graded.sum() * rows).clamp(min=1)
     p = log_c.exp() * graded[:, None, None]
     for members in ((1, 2), (3,)):
-        truth = sum((classes == member) for member in members) * graded[:, None]
-        predicted = sum(p[:, member] for member in members)
+        truth = torch.stack([classes == member for member in members]).any(0) * graded[:, None]
+        predicted = torch.stack([p[:, member] for member in members]).sum(0)
         overlap, total = (predicted * truth).sum(), predicted.sum() + truth.sum()
         loss = loss + 0.25 * (1 - (2 * overlap + 1) / (total + 1))
     return cross_entropy + 0.05 * absolute, loss

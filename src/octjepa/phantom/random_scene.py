@@ -136,9 +136,9 @@ RANGES: Final = {ranges.name: ranges for ranges in (AS_IS, MODERATE, STRONG, SHI
 class Scene:
     """A few neighbouring B-scans of one eye before image formation, and the truth about them.
 
-    `power` holds decibels as `(10 log10 power - LOWEST_DB) * STEPS_PER_DB`; the noise floor has power 1. `boundaries_px`
-    is the fractional row of each of `BOUNDARIES`, NaN where a grader would draw none (inside the optic disc).
-    `classes` indexes `CLASSES`. `spacing_mm` is (slice, row, column). `optics` is copied from the ranges.
+    `power` holds decibels as `(10 log10 power - LOWEST_DB) * STEPS_PER_DB`; the noise floor has power 1.
+    `boundaries_px` is the fractional row of each of `BOUNDARIES`, NaN where a grader would draw none (inside the optic
+    disc). `classes` indexes `CLASSES`. `spacing_mm` is (slice, row, column). `optics` is copied from the ranges.
     """
 
     power: UInt8[np.ndarray, "D H W"]
@@ -337,7 +337,9 @@ def _cells(rng: np.random.Generator, anatomy: Anatomy, centre: tuple[float, floa
     nearest = np.partition(distance, 1, axis=0)[:2] if count > 1 else np.concatenate([distance, distance + 1])
     wall = 0.5 * (nearest[1] - nearest[0])  # about the distance to the septum, in mm
     septum = rng.choice((0.0, rng.uniform(0.004, 0.03)), p=(0.15, 0.85))
-    edge = np.maximum(reach_mm * rng.uniform(0.5, 1.0) * rng.uniform(0.6, 1.3, count)[distance.argmin(0)] - nearest[0], 0)
+    edge = np.maximum(
+        reach_mm * rng.uniform(0.5, 1.0) * rng.uniform(0.6, 1.3, count)[distance.argmin(0)] - nearest[0], 0
+    )
     size = rng.uniform(0.01, 0.08)
     rounded = np.minimum(np.maximum(wall - septum, 0) / size, 1) ** 0.5 * np.minimum(edge / (1.5 * size), 1) ** 0.6
     return rounded.astype(np.float32)
@@ -381,7 +383,7 @@ def _add_oedema(rng: np.random.Generator, ranges: SceneRanges, anatomy: Anatomy,
         room = _push_apart(surfaces, body * np.float32(rng.uniform(0.5, 1)), OPL_ONL, ELM, 0.0)
         fits = np.minimum(height, rng.uniform(0.6, 0.97) * np.maximum(room - 6, 0))
         _pocket(disease, surfaces[OPL_ONL] + rng.uniform(0, 0.5) ** 2 * (room - fits) + 2, fits)
-    count = int(rng.choice((0, rng.integers(1, 8), rng.integers(8, 30)), p=(0.35, 0.4, 0.25)))
+    count = (0, int(rng.integers(1, 8)), int(rng.integers(8, 30)))[int(rng.choice(3, p=(0.35, 0.4, 0.25)))]
     shapes = np.zeros_like(u)
     for _ in range(count):
         half = float(np.clip(rng.lognormal(np.log(0.09), 0.5), 0.025, 0.4))
@@ -392,12 +394,14 @@ def _add_oedema(rng: np.random.Generator, ranges: SceneRanges, anatomy: Anatomy,
         _inner_nuclear_cysts(rng, contents, shapes, rng.uniform(0.2, 0.9))
     if rng.random() < 0.4:  # a central cyst fills the pit
         place = rng.normal(0, 0.08), rng.normal(0, 0.08)
-        tall = scale * rng.uniform(120, 430) * _oval(rng, anatomy, place, rng.uniform(0.12, 0.5), rng.uniform(0.8, 1.3))
+        height = (
+            scale * rng.uniform(120, 430) * _oval(rng, anatomy, place, rng.uniform(0.12, 0.5), rng.uniform(0.8, 1.3))
+        )
         if rng.random() < 0.75:
-            _inner_nuclear_cysts(rng, contents, tall, rng.uniform(0.4, 0.9))
+            _inner_nuclear_cysts(rng, contents, height, rng.uniform(0.4, 0.9))
         else:
-            room = _push_apart(surfaces, tall, OPL_ONL, ELM, 0.0)
-            fits = np.minimum(tall, 0.95 * np.maximum(room - 4, 0))
+            room = _push_apart(surfaces, height, OPL_ONL, ELM, 0.0)
+            fits = np.minimum(height, 0.95 * np.maximum(room - 4, 0))
             _pocket(disease, surfaces[OPL_ONL] + rng.uniform(0, 0.3) * (room - fits) + 2, fits)
     if rng.random() < 0.2:  # small cysts between ganglion cells
         shapes = np.zeros_like(u)
@@ -544,7 +548,11 @@ def _add_spots(
     cluster = rng.uniform(0, columns)
     for _ in range(count):
         z = int(rng.integers(slices))
-        x = int(np.clip(rng.normal(cluster, 40) if exudates or rng.random() < 0.5 else rng.uniform(0, columns), 3, columns - 4))
+        x = int(
+            np.clip(
+                rng.normal(cluster, 40) if exudates or rng.random() < 0.5 else rng.uniform(0, columns), 3, columns - 4
+            )
+        )
         low, high = (OPL_ONL - 1, ELM) if exudates and rng.random() < 0.7 else (ILM, RPE)
         depth_um = rng.uniform(surfaces[low][z, x], max(surfaces[high][z, x], surfaces[low][z, x] + 1))
         row = int(depth_um / row_um)

@@ -20,7 +20,18 @@ import numpy as np
 
 from octjepa.errors import OctjepaError
 from octjepa.keys import generator
-from octjepa.phantom.random_scene import AS_IS, COLUMNS, MODERATE, ROWS, STRONG, Scene, SceneRanges, draw_scene
+from octjepa.phantom.random_scene import (
+    AS_IS,
+    COLUMN_MM,
+    COLUMNS,
+    MODERATE,
+    ROW_MM,
+    ROWS,
+    STRONG,
+    Scene,
+    SceneRanges,
+    draw_scene,
+)
 
 _SLOTS: Final = 4
 # The training mix: phantoms as they are, moderately and strongly randomised, 1:1:2.
@@ -55,6 +66,7 @@ class SceneStream:
         self._free = [context.Semaphore(_SLOTS) for _ in range(workers)]
         self._ready = [context.Semaphore(0) for _ in range(workers)]
         self._next = [0] * workers
+        self._turn = 0
         self._workers: list[BaseProcess] = []
         for k in range(workers):
             arguments = (seed, range(start + k, 2**40, workers), slices, self._slots[k], self._free[k], self._ready[k])
@@ -62,15 +74,17 @@ class SceneStream:
             process.start()
             self._workers.append(process)
 
-    def take(self) -> list[Scene]:
-        """The scenes that are ready now, at most four per worker. Raises OctjepaError when a worker has ended."""
-        scenes = []
-        for k, slots in enumerate(self._slots):
-            while self._ready[k].acquire(block=False):
+    def take(self, limit: int = 64) -> list[Scene]:
+        """Up to `limit` scenes that are ready now. Raises OctjepaError when a worker has ended."""
+        scenes: list[Scene] = []
+        self._turn += 1
+        for k in np.roll(np.arange(len(self._slots)), self._turn):  # no worker is served last for ever
+            slots = self._slots[k]
+            while len(scenes) < limit and self._ready[k].acquire(block=False):
                 row = self._next[k] % _SLOTS
                 self._next[k] += 1
                 optics, pitch = slots.numbers[row]
-                spacing = (float(pitch), 0.0078, 0.0234)
+                spacing = (float(pitch), ROW_MM, COLUMN_MM)
                 arrays = (slots.power[row].copy(), slots.boundaries[row].copy(), slots.classes[row].copy())
                 scenes.append(Scene(*arrays, spacing, int(optics)))
                 self._free[k].release()

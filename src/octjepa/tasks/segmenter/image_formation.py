@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 from torch.nn import functional
 
@@ -30,7 +30,7 @@ ROW_UM: Final = ROW_MM * 1000
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Normalised images `[N, S, H, W]` (zero where a neighbour is missing), boundaries in rows, classes, known columns."""
+    """Normalised images, zero where a neighbour is missing; boundaries in rows, classes, and 1 for graded columns."""
 
     images: Float[Tensor, "N S H W"]
     boundaries: Float[Tensor, "N 8 W"]
@@ -46,7 +46,7 @@ class Scenes:
     boundaries: Float[Tensor, "N 8 W"]
     classes: UInt8[Tensor, "N H W"]
     optics: Int[Tensor, " N"]
-    present: Int[Tensor, "N S"]  # 1 where a neighbour exists
+    present: Bool[Tensor, "N S"]  # where a neighbour exists; on the CPU, so that no step waits for the device
 
 
 class Draws:
@@ -89,8 +89,7 @@ def form_batch(scenes: Scenes, draws: Draws, augment: bool = True) -> Batch:
     `augment` False keeps the geometry fixed (the middle of the scene, no zoom, no missing neighbour), for validation.
     """
     power, boundaries, classes, shown = _move(scenes, draws, augment)
-    keep = _kept_neighbours(scenes, draws, augment)
-    sample, slot = torch.nonzero(keep, as_tuple=True)
+    sample, slot, there = (index.to(power.device) for index in _slices_to_form(scenes.present))
     display = _form(power[sample, slot], sample, boundaries, scenes.optics, draws)
     if augment:
         display = _fill_borders(display, sample, len(power), draws)
@@ -100,22 +99,24 @@ def form_batch(scenes: Scenes, draws: Draws, augment: bool = True) -> Batch:
     mean = display.mean((1, 2), keepdim=True)
     deviation = display.std((1, 2), keepdim=True)
     images = torch.zeros(*power.shape, device=power.device)
-    images[sample, slot] = (display - mean) / (deviation + 1e-3)
+    normal = (display - mean) / (deviation + 1e-3) * there.view(-1, 1, 1)
+    images[sample, slot] = torch.nan_to_num(normal)
     # Inside the optic disc nothing is graded.
     graded = shown * torch.isfinite(boundaries[:, 7]).float()
     return Batch(images, boundaries, classes, graded)
 
 
-def _kept_neighbours(scenes: Scenes, draws: Draws, augment: bool) -> Tensor:
-    """Bool `[N, S]`: the B-scan itself always; the neighbours of half of the samples, so that single B-scans work."""
-    n, slices = scenes.present.shape
-    keep = scenes.present.bool().clone()
-    if augment:
-        both = draws.uniform(n, 1) < 0.5
-        each = draws.uniform(n, slices) < 0.85
-        keep &= both & each
-    keep[:, slices // 2] = True
-    return keep
+def _slices_to_form(present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sample and slot of every B-scan to form, and 1 if it is present.
+
+    Every B-scan of a sample with a neighbour is formed. With half of the samples alone the count is the same in every
+    step, which keeps the shapes on a GPU constant.
+    """
+    formed = present.any(1, keepdim=True) & (present.sum(1, keepdim=True) > 1)
+    formed = formed.expand_as(present).clone()
+    formed[:, present.shape[1] // 2] = True
+    sample, slot = torch.nonzero(formed, as_tuple=True)
+    return sample, slot, present[sample, slot].float()
 
 
 def _move(scenes: Scenes, draws: Draws, augment: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -186,7 +187,9 @@ def _draw_optics(levels: Tensor, draws: Draws) -> _Optics:
         jittered = (base + level * spread * draws.normal(n)).clamp(low, high)
         return (1 - wide) * jittered + wide * draws.uniform(n, low=low, high=high)
 
-    looks = torch.exp((1 - wide) * (near[0].log() + 0.4 * level * draws.normal(n)) + wide * (0.4 + 3.5 * draws.uniform(n)))
+    looks = torch.exp(
+        (1 - wide) * (near[0].log() + 0.4 * level * draws.normal(n)) + wide * (0.4 + 3.5 * draws.uniform(n))
+    )
     floor = mixed(near[2], 0.05, -0.15, 0.35)
     # A narrow window saturates the brightest layers, a wide one leaves them grey.
     bright = floor + ((1 - wide) * (near[3] - near[2]) + wide * draws.uniform(n, low=0.25, high=1.0))

@@ -60,12 +60,22 @@ class ScenePool:
         scene, middle = rng.integers(size, size=count), rng.integers(slices, size=count)
         if share:
             scene[:share], middle[:share] = rich[rng.integers(len(rich), size=share)].T
-        return self.gather(scene, middle)
+        # Half of the samples come without neighbours, so that the network also reads single B-scans.
+        alone = np.arange(count) % 2 == 1
+        dropped = rng.random((count, 3)) < 0.15
+        return self.gather(scene, middle, alone, dropped)
 
-    def gather(self, scene: np.ndarray, middle: np.ndarray) -> Scenes:
-        """The B-scans `middle` of the scenes `scene`, with their neighbours."""
+    def gather(
+        self, scene: np.ndarray, middle: np.ndarray, alone: np.ndarray | None = None, dropped: np.ndarray | None = None
+    ) -> Scenes:
+        """The B-scans `middle` of the scenes `scene`, with their neighbours unless `alone` or `dropped`."""
         around = middle[:, None] + np.array([-1, 0, 1])
         present = (around >= 0) & (around < self._rich.shape[1])
+        if alone is not None:
+            present &= ~alone[:, None]
+        if dropped is not None:
+            present &= ~dropped
+        present[:, 1] = True
         rows = torch.from_numpy(scene).to(self.device)
         columns = torch.from_numpy(np.clip(around, 0, self._rich.shape[1] - 1)).to(self.device)
         return Scenes(
@@ -73,5 +83,5 @@ class ScenePool:
             boundaries=self._boundaries[rows, columns[:, 1]],
             classes=self._classes[rows, columns[:, 1]],
             optics=torch.from_numpy(self._optics[scene]).to(self.device),
-            present=torch.from_numpy(present.astype(np.int64)).to(self.device),
+            present=torch.from_numpy(present),
         )

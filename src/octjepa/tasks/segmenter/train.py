@@ -4,8 +4,8 @@ Worker processes draw scenes into a pool on the training device; every step draw
 The learning rate follows the share of the time budget that has passed, so a run ends on time on any machine. A killed
 run continues from its last checkpoint when the same command is given again. No real image is read.
 
-Out, in `--out`: `checkpoint.safetensors` (weights, optimizer, progress), `segmenter-final.safetensors` (float16 weights of
-the end) with `segmenter-final.json`, and `log.jsonl` with losses and validation metrics.
+Out, in `--out`: `checkpoint.safetensors` (weights, optimizer, progress), `segmenter-final.safetensors` (float16 weights
+of the end) with `segmenter-final.json`, and `log.jsonl` with losses and validation metrics.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class TrainingSettings:
     weight_decay: float = 0.02
     pool_scenes: int = 400
     first_scenes: int = 60
+    scenes_per_step: int = 8
     validation_scenes: int = 48
     validate_seconds: float = 300.0
     checkpoint_seconds: float = 60.0
@@ -80,7 +81,7 @@ class Trainer:
     def __init__(self, settings: TrainingSettings, out: Path, device: torch.device, init: Path | None = None) -> None:
         torch.manual_seed(settings.seed)
         self.settings, self.out, self.device = settings, out, device
-        self.network = BoundaryUNet(NetworkSize()).to(device, memory_format=torch.channels_last)
+        self.network = BoundaryUNet(NetworkSize()).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if init is not None:
             self.network.load_state_dict({k: v.float() for k, v in load_file(init).items()})
         fused = device.type == "cuda"
@@ -107,7 +108,7 @@ class Trainer:
         self.network.train()
         with stop_request() as request:
             while progress.seconds < settings.seconds and not request.signal_number:
-                pool.add(stream.take())
+                pool.add(stream.take(settings.scenes_per_step))
                 progress.scenes = received + pool.received
                 losses.append(self._step(pool, rng, draws))
                 now = time.monotonic()
@@ -140,9 +141,10 @@ class Trainer:
             logits = self.network(images)
         layers, fluid = segmentation_loss(logits, batch.boundaries, batch.classes, batch.graded)
         (layers + 2 * fluid).backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
-        if self.device.type != "cuda" and not bool(torch.isfinite(norm)):
-            self.optimizer.zero_grad(set_to_none=True)  # one bad batch must not spoil the weights
+        for parameter in self.network.parameters():  # one bad batch must not spoil the weights
+            if parameter.grad is not None:
+                parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         progress.step += 1
