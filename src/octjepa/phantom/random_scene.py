@@ -198,6 +198,8 @@ def _draw_anatomy(rng: np.random.Generator, ranges: SceneRanges, slices: int, pi
         spread = ranges.thickness_sd
         factor = np.exp(rng.normal(0, spread, 9) * (1, 1, 1, 1, 1, 1, 0.4, 0.6, 0.6)).astype(np.float32)
         wave = np.stack([Ripple.draw(rng).at(u, v) for _ in range(3)])
+        # The cohort's nerve fibre layer is thin: about 12 um temporally, where normative data have 17 to 20.
+        thick[0] += rng.uniform(0, 12)
         thick = thick * factor[:, None, None] * np.exp(0.6 * spread * wave[[0, 0, 1, 1, 2, 2, 2, 0, 1]])
         if rng.random() < ranges.thinning_probability:  # glaucoma, or atrophy of the inner or outer retina
             inner = rng.random() < 0.6
@@ -376,13 +378,16 @@ def _add_oedema(rng: np.random.Generator, ranges: SceneRanges, anatomy: Anatomy,
     _push_apart(surfaces, swelling * np.float32(rng.uniform(0.3, 1)), OPL_ONL, ELM, 0.0)
     _push_apart(surfaces, swelling * np.float32(rng.uniform(0, 0.5)), IPL_INL, INL_OPL, 0.0)
     _push_apart(surfaces, swelling * np.float32(rng.uniform(0, 0.3)), RNFL_GCL, IPL_INL, 0.0)
-    if rng.random() < 0.7:  # lakes in the outer nuclear layer
+    if rng.random() < 0.7:  # lakes in the outer, or pillars in the inner nuclear layer
         shape = _cells(rng, anatomy, centre, reach, int(rng.integers(2, 40)))
         height = shape * np.sqrt(envelope) * np.float32(scale * rng.uniform(50, 330))
         body = _along_columns(height, 0.02)
-        room = _push_apart(surfaces, body * np.float32(rng.uniform(0.5, 1)), OPL_ONL, ELM, 0.0)
-        fits = np.minimum(height, rng.uniform(0.6, 0.97) * np.maximum(room - 6, 0))
-        _pocket(disease, surfaces[OPL_ONL] + rng.uniform(0, 0.5) ** 2 * (room - fits) + 2, fits)
+        if rng.random() < 0.3:
+            _inner_nuclear_cysts(rng, contents, height, rng.uniform(0.3, 0.95))
+        else:
+            room = _push_apart(surfaces, body * np.float32(rng.uniform(0.5, 1)), OPL_ONL, ELM, 0.0)
+            fits = np.minimum(height, rng.uniform(0.6, 0.97) * np.maximum(room - 6, 0))
+            _pocket(disease, surfaces[OPL_ONL] + rng.uniform(0, 0.5) ** 2 * (room - fits) + 2, fits)
     count = (0, int(rng.integers(1, 8)), int(rng.integers(8, 30)))[int(rng.choice(3, p=(0.35, 0.4, 0.25)))]
     shapes = np.zeros_like(u)
     for _ in range(count):
@@ -393,15 +398,15 @@ def _add_oedema(rng: np.random.Generator, ranges: SceneRanges, anatomy: Anatomy,
     if count:
         _inner_nuclear_cysts(rng, contents, shapes, rng.uniform(0.2, 0.9))
     if rng.random() < 0.4:  # a central cyst fills the pit
-        place = rng.normal(0, 0.08), rng.normal(0, 0.08)
+        place = float(rng.normal(0, 0.08)), float(rng.normal(0, 0.08))
         height = (
             scale * rng.uniform(120, 430) * _oval(rng, anatomy, place, rng.uniform(0.12, 0.5), rng.uniform(0.8, 1.3))
         )
         if rng.random() < 0.75:
-            _inner_nuclear_cysts(rng, contents, height, rng.uniform(0.4, 0.9))
+            _inner_nuclear_cysts(rng, contents, dome, rng.uniform(0.4, 0.9))
         else:
-            room = _push_apart(surfaces, height, OPL_ONL, ELM, 0.0)
-            fits = np.minimum(height, 0.95 * np.maximum(room - 4, 0))
+            room = _push_apart(surfaces, dome, OPL_ONL, ELM, 0.0)
+            fits = np.minimum(dome, 0.95 * np.maximum(room - 4, 0))
             _pocket(disease, surfaces[OPL_ONL] + rng.uniform(0, 0.3) * (room - fits) + 2, fits)
     if rng.random() < 0.2:  # small cysts between ganglion cells
         shapes = np.zeros_like(u)

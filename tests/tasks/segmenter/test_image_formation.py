@@ -24,7 +24,7 @@ def slab(count: int, optics: int) -> Scenes:
     boundaries[:, 4:] = BOTTOM - 0.5
     present = torch.zeros(count, 3, dtype=torch.bool)
     present[:, 1] = True
-    return Scenes(power, boundaries, classes, torch.full((count,), optics), present)
+    return Scenes(power, boundaries, classes, torch.full((count,), optics), present, present.clone())
 
 
 def test_image_and_truth_move_together() -> None:
@@ -44,7 +44,7 @@ def test_image_and_truth_move_together() -> None:
 
 def test_a_missing_neighbour_is_zero_and_a_present_one_is_not() -> None:
     scenes = slab(4, 1)
-    scenes.present[1:3] = True
+    scenes.present[1:3] = scenes.formed[1:3] = True
     images = form_batch(scenes, Draws(3, CPU)).images
     energy = images.square().mean((2, 3))
     assert (energy[:, 1] > 0.5).all()
@@ -70,6 +70,7 @@ def test_half_of_a_batch_shows_fluid_where_fluid_is_rare() -> None:
     with_fluid = (batch.classes == 1).any(dim=1).any(dim=1)
     assert 0.5 <= float(with_fluid.float().mean()) < 0.85
     assert (batch.present.sum(1) == 1).sum() >= 32
+    assert batch.formed.sum() == 64 + 2 * 32
 
 
 def test_metrics() -> None:

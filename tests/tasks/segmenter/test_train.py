@@ -42,12 +42,12 @@ def test_a_checkpoint_continues_where_it_was_written(tmp_path: Path) -> None:
     settings = TrainingSettings(batch=2)
     pool = ScenePool(2, 2, CPU)
     pool.add([training_scene(5, k, 2) for k in range(2)])
-    trainer = Trainer(settings, tmp_path, CPU)
+    trainer = Trainer(settings, tmp_path, tmp_path, CPU)
     rng = np.random.default_rng(0)
     for _ in range(2):
         trainer._step(pool, rng, Draws(1, CPU))
     trainer.save()
-    continued = Trainer(settings, tmp_path, CPU)
+    continued = Trainer(settings, tmp_path, tmp_path, CPU)
     assert continued.progress == trainer.progress
     for name, value in trainer.network.state_dict().items():
         assert torch.equal(value, continued.network.state_dict()[name]), name

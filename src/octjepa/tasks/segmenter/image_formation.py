@@ -46,7 +46,8 @@ class Scenes:
     boundaries: Float[Tensor, "N 8 W"]
     classes: UInt8[Tensor, "N H W"]
     optics: Int[Tensor, " N"]
-    present: Bool[Tensor, "N S"]  # where a neighbour exists; on the CPU, so that no step waits for the device
+    present: Bool[Tensor, "N S"]  # where a neighbour is shown; on the CPU, so that no step waits for the device
+    formed: Bool[Tensor, "N S"]  # what is computed; its count is the same in every step, so GPU shapes stay constant
 
 
 class Draws:
@@ -89,7 +90,9 @@ def form_batch(scenes: Scenes, draws: Draws, augment: bool = True) -> Batch:
     `augment` False keeps the geometry fixed (the middle of the scene, no zoom, no missing neighbour), for validation.
     """
     power, boundaries, classes, shown = _move(scenes, draws, augment)
-    sample, slot, there = (index.to(power.device) for index in _slices_to_form(scenes.present))
+    where = torch.nonzero(scenes.formed, as_tuple=True)
+    sample, slot = (index.to(power.device) for index in where)
+    there = scenes.present[where].float().to(power.device)
     display = _form(power[sample, slot], sample, boundaries, scenes.optics, draws)
     if augment:
         display = _fill_borders(display, sample, len(power), draws)
@@ -104,19 +107,6 @@ def form_batch(scenes: Scenes, draws: Draws, augment: bool = True) -> Batch:
     # Inside the optic disc nothing is graded.
     graded = shown * torch.isfinite(boundaries[:, 7]).float()
     return Batch(images, boundaries, classes, graded)
-
-
-def _slices_to_form(present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample and slot of every B-scan to form, and 1 if it is present.
-
-    Every B-scan of a sample with a neighbour is formed. With half of the samples alone the count is the same in every
-    step, which keeps the shapes on a GPU constant.
-    """
-    formed = present.any(1, keepdim=True) & (present.sum(1, keepdim=True) > 1)
-    formed = formed.expand_as(present).clone()
-    formed[:, present.shape[1] // 2] = True
-    sample, slot = torch.nonzero(formed, as_tuple=True)
-    return sample, slot, present[sample, slot].float()
 
 
 def _move(scenes: Scenes, draws: Draws, augment: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -70,12 +70,13 @@ class ScenePool:
     ) -> Scenes:
         """The B-scans `middle` of the scenes `scene`, with their neighbours unless `alone` or `dropped`."""
         around = middle[:, None] + np.array([-1, 0, 1])
-        present = (around >= 0) & (around < self._rich.shape[1])
+        formed = np.ones_like(around, dtype=bool)
         if alone is not None:
-            present &= ~alone[:, None]
+            formed &= ~alone[:, None]
+        present = formed & (around >= 0) & (around < self._rich.shape[1])
         if dropped is not None:
             present &= ~dropped
-        present[:, 1] = True
+        formed[:, 1] = present[:, 1] = True
         rows = torch.from_numpy(scene).to(self.device)
         columns = torch.from_numpy(np.clip(around, 0, self._rich.shape[1] - 1)).to(self.device)
         return Scenes(
@@ -84,4 +85,5 @@ class ScenePool:
             classes=self._classes[rows, columns[:, 1]],
             optics=torch.from_numpy(self._optics[scene]).to(self.device),
             present=torch.from_numpy(present),
+            formed=torch.from_numpy(formed),
         )

@@ -4,8 +4,9 @@ Worker processes draw scenes into a pool on the training device; every step draw
 The learning rate follows the share of the time budget that has passed, so a run ends on time on any machine. A killed
 run continues from its last checkpoint when the same command is given again. No real image is read.
 
-Out, in `--out`: `checkpoint.safetensors` (weights, optimizer, progress), `segmenter-final.safetensors` (float16 weights
-of the end) with `segmenter-final.json`, and `log.jsonl` with losses and validation metrics.
+Out, in `--out`: `segmenter.safetensors` (float16 weights, renewed at every validation), `segmenter.json` (settings,
+progress, validation metrics) and `log.jsonl`. The checkpoint (weights, optimizer, progress) is in `--checkpoints`, by
+default the same folder.
 """
 
 from __future__ import annotations
@@ -78,9 +79,12 @@ def learning_rate(settings: TrainingSettings, share: float) -> float:
 class Trainer:
     """One run: network, optimizer and progress, in `out`."""
 
-    def __init__(self, settings: TrainingSettings, out: Path, device: torch.device, init: Path | None = None) -> None:
+    def __init__(
+        self, settings: TrainingSettings, out: Path, checkpoints: Path, device: torch.device, init: Path | None = None
+    ) -> None:
         torch.manual_seed(settings.seed)
         self.settings, self.out, self.device = settings, out, device
+        self.checkpoint = checkpoints / _CHECKPOINT
         self.network = BoundaryUNet(NetworkSize()).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if init is not None:
             self.network.load_state_dict({k: v.float() for k, v in load_file(init).items()})
@@ -89,7 +93,7 @@ class Trainer:
             self.network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=fused
         )
         self.progress = _Progress()
-        if (out / _CHECKPOINT).is_file():
+        if self.checkpoint.is_file():
             self._restore()
 
     def run(self, stream: SceneStream) -> int:
@@ -114,7 +118,9 @@ class Trainer:
                 now = time.monotonic()
                 progress.seconds = before + now - start
                 if now - validated > settings.validate_seconds:
-                    self._report(torch.stack(losses).mean(0), validate(self.network, validation).as_dict())
+                    result = validate(self.network, validation).as_dict()
+                    self._report(torch.stack(losses).mean(0), result)
+                    self._export(result)
                     validated, losses = time.monotonic(), []
                 if now - saved > settings.checkpoint_seconds:
                     self.save()
@@ -170,11 +176,10 @@ class Trainer:
             for name, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer.{k}.{name}"] = value.contiguous()
         data = save(tensors, {"progress": json.dumps(vars(self.progress))})
-        write_atomic(self.out / _CHECKPOINT, lambda file: file.write(data))
+        write_atomic(self.checkpoint, lambda file: file.write(data))
 
     def _restore(self) -> None:
-        path = self.out / _CHECKPOINT
-        with safe_open(path, "pt") as file:
+        with safe_open(self.checkpoint, "pt") as file:
             self.progress = _Progress(**json.loads(file.metadata()["progress"]))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
         network = {k.removeprefix("network."): v for k, v in tensors.items() if k.startswith("network.")}
@@ -195,14 +200,14 @@ class Trainer:
             for name, value in self.network.state_dict().items()
         }
         data = save(tensors)
-        write_atomic(self.out / "segmenter-final.safetensors", lambda file: file.write(data))
+        write_atomic(self.out / "segmenter.safetensors", lambda file: file.write(data))
         record = {
             "settings": vars(self.settings), "progress": vars(self.progress), "validation": result,
             "device": torch.cuda.get_device_name() if self.device.type == "cuda" else platform.processor() or "cpu",
             "torch": torch.__version__,
         }  # fmt: skip
         text = json.dumps(record, indent=1).encode()
-        write_atomic(self.out / "segmenter-final.json", lambda file: file.write(text))
+        write_atomic(self.out / "segmenter.json", lambda file: file.write(text))
 
 
 def _settings(arguments: argparse.Namespace, cuda: bool) -> TrainingSettings:
@@ -224,7 +229,8 @@ def _settings(arguments: argparse.Namespace, cuda: bool) -> TrainingSettings:
 def main() -> int:
     """Reads the command line and trains; the exit code is 0, or 128 plus the number of a signal."""
     parser = argparse.ArgumentParser(prog="python -m octjepa.tasks.segmenter.train", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder of checkpoints and weights")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the weights and the log")
+    parser.add_argument("--checkpoints", type=Path, help="folder of the checkpoint; default: the folder of --out")
     parser.add_argument("--seconds", type=float, default=1200.0, help="time budget, over all resumed parts of a run")
     parser.add_argument("--workers", type=int, default=1, help="processes that draw phantoms")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
@@ -237,8 +243,10 @@ def main() -> int:
     parser.add_argument("--validate-seconds", type=float, default=0.0)
     parser.add_argument("--threads", type=int, default=1, help="threads of torch on a CPU")
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    progress = arguments.out / _CHECKPOINT
+    checkpoints: Path = arguments.checkpoints or arguments.out
+    for folder in (arguments.out, checkpoints):
+        folder.mkdir(parents=True, exist_ok=True)
+    progress = checkpoints / _CHECKPOINT
     start = 0
     if progress.is_file():
         with safe_open(progress, "pt") as file:
@@ -252,7 +260,8 @@ def main() -> int:
                 torch.backends.cudnn.benchmark = True
                 torch.backends.cuda.matmul.allow_tf32 = True
             device = torch.device("cuda" if cuda else "cpu")
-            number = Trainer(_settings(arguments, cuda), arguments.out, device, arguments.init).run(stream)
+            settings = _settings(arguments, cuda)
+            number = Trainer(settings, arguments.out, checkpoints, device, arguments.init).run(stream)
     except OctjepaError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

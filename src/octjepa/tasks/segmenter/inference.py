@@ -1,0 +1,303 @@
+"""Layers and fluid of any scan with the packaged network, in the scan's own geometry.
+
+In: pixels `[D, H, W]` with their spacing. Out: a `Segmentation`: boundaries in rows and um, probabilities of classes,
+and a confidence for each. The scan is resampled to the network's in-plane spacing, cleaned of registration fill,
+segmented B-scan by B-scan with the neighbours that are near enough, and mapped back.
+
+Batch normalisation may use statistics of the scan itself (`adapt=True`), which moves a network that was trained on
+phantoms towards the contrast of this scan without any label (Schneider et al. 2020, "Improving robustness against
+common corruptions by covariate shift adaptation").
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from octjepa.errors import OctjepaError
+from octjepa.model.boundary_unet import STRIDE, BoundaryUNet, NetworkSize, decode_boundaries
+from octjepa.phantom.random_scene import BOUNDARIES, CLASSES, COLUMN_MM, ROW_MM
+
+NEIGHBOUR_MM: Final = 0.3  # farther B-scans are not shown to the network; training had pitches of 0.03 to 0.4 mm
+_BATCH: Final = 8
+_LARGEST_COLUMNS: Final = 2048  # of the resampled B-scan
+_LARGEST_ROWS: Final = 1024
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was chosen on validation phantoms: see `octjepa.tasks.segmenter.calibrate`.
+
+    `boundary_temperature` divides the logits of each boundary and `class_temperature` those of the classes;
+    `fluid_threshold` is for the sum of the probabilities of intraretinal and subretinal fluid.
+    `spread_factor` turns the standard deviation of a boundary's distribution into an expected absolute error.
+    """
+
+    boundary_temperature: tuple[float, ...] = (1.0,) * 8
+    spread_factor: tuple[float, ...] = (1.0,) * 8
+    class_temperature: float = 1.0
+    fluid_threshold: float = 0.5
+    sub_rpe_threshold: float = 0.5
+    adapt: float = 0.0  # share of the scan's own statistics in batch normalisation
+    flip: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Segmentation:
+    """Layers and fluid of one scan, in its own geometry.
+
+    `boundaries_px` `[8, D, W]`: fractional row of each of `BOUNDARIES`, from above. `boundaries_um` is the same in um
+    below the first row. `expected_error_um` is the calibrated absolute error that the network expects of itself.
+    `classes` `[D, H, W]` indexes `CLASSES`; `fluid` is the probability of fluid of any kind.
+    `confidence` `[D, H, W]` is the probability of the class that was chosen.
+    """
+
+    boundaries_px: Float[np.ndarray, "8 D W"]
+    expected_error_um: Float[np.ndarray, "8 D W"]
+    classes: UInt8[np.ndarray, "D H W"]
+    fluid: Float[np.ndarray, "D H W"]
+    confidence: Float[np.ndarray, "D H W"]
+    spacing_mm: tuple[float, float, float]
+    boundary_names: tuple[str, ...] = BOUNDARIES
+    class_names: tuple[str, ...] = CLASSES
+
+    @property
+    def boundaries_um(self) -> Float[np.ndarray, "8 D W"]:
+        """Depth of each boundary in um below the first row."""
+        return self.boundaries_px * np.float32(1000 * self.spacing_mm[1])
+
+    @property
+    def thickness_um(self) -> Float[np.ndarray, "D W"]:
+        """From the ILM to Bruch's membrane."""
+        return self.boundaries_um[-1] - self.boundaries_um[0]
+
+    def fluid_mm3(self) -> dict[str, float]:
+        """Volume of each class but the background. It assumes that B-scans are evenly spaced."""
+        voxel = float(np.prod(self.spacing_mm))
+        return {name: float(np.count_nonzero(self.classes == k)) * voxel for k, name in enumerate(CLASSES) if k}
+
+
+class Segmenter:
+    """The network with its calibration. `predict` segments pixels."""
+
+    def __init__(self, network: BoundaryUNet, calibration: Calibration | None = None) -> None:
+        self.network = network.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.calibration = calibration or Calibration()
+
+    def predict(
+        self,
+        pixels: UInt8[np.ndarray, "D H W"],
+        spacing_mm: tuple[float, float, float],
+        slice_positions_mm: Float[np.ndarray, " D"] | None = None,
+        sparse: bool = False,
+    ) -> Segmentation:
+        """Segments a scan with spacing (slice, depth, column) in mm.
+
+        `sparse` treats every B-scan alone, for scans whose B-scans are far apart or whose positions are uncertain.
+        Raises OctjepaError for pixels of another shape, a spacing that is not positive, or a scan that would need
+        images beyond 1024 x 2048.
+        """
+        _check(pixels, spacing_mm)
+        near = _neighbours(len(pixels), spacing_mm[0], slice_positions_mm, sparse)
+        shape = _network_shape(pixels.shape[1:], spacing_mm)
+        images = _prepared(pixels, shape)
+        out = _Result.empty(pixels.shape)
+        with torch.inference_mode(), _statistics(self.network, images, near, self.calibration.adapt) as network:
+            for start in range(0, len(pixels), _BATCH):
+                index = np.arange(start, min(start + _BATCH, len(pixels)))
+                logits = _logits(network, _stacked(images, near, index), self.calibration.flip)
+                out.fill(index, logits, shape, spacing_mm[1], self.calibration)
+        return Segmentation(out.boundaries, out.error_um, out.classes, out.fluid, out.confidence, spacing_mm)
+
+
+def load_segmenter_folder(folder: Path) -> Segmenter:
+    """Loads `segmenter.safetensors` and `segmenter.json` from `folder`. Raises OctjepaError: missing or damaged."""
+    try:
+        tensors = load_file(folder / "segmenter.safetensors")
+        record = json.loads((folder / "segmenter.json").read_text())
+        network = BoundaryUNet(NetworkSize())
+        network.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in tensors.items()})
+        stored = record.get("calibration", {})
+        stored = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()}
+        calibration = Calibration(**stored)
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
+        raise OctjepaError(
+            f"{folder} holds no segmentation network that can be read ({type(error).__name__}): expected "
+            "segmenter.safetensors and segmenter.json as `octjepa.tasks.segmenter.train` writes them"
+        ) from None
+    return Segmenter(network, calibration)
+
+
+def _check(pixels: np.ndarray, spacing_mm: tuple[float, float, float]) -> None:
+    if pixels.ndim != 3 or 0 in pixels.shape:
+        raise OctjepaError(f"pixels of shape {pixels.shape}: expected [slice, depth, column]")
+    if len(spacing_mm) != 3 or not all(np.isfinite(s) and s > 0 for s in spacing_mm):
+        raise OctjepaError(f"spacing {spacing_mm}: expected three positive lengths in mm (slice, depth, column)")
+
+
+def _network_shape(shape: tuple[int, ...], spacing_mm: tuple[float, float, float]) -> tuple[int, int]:
+    """Rows and columns of a B-scan at the network's spacing, before padding."""
+    rows = max(8, round(shape[0] * spacing_mm[1] / ROW_MM))
+    columns = max(8, round(shape[1] * spacing_mm[2] / COLUMN_MM))
+    if rows > _LARGEST_ROWS or columns > _LARGEST_COLUMNS:
+        extent = (shape[0] * spacing_mm[1], shape[1] * spacing_mm[2])
+        raise OctjepaError(
+            f"a B-scan of {extent[0]:.1f} x {extent[1]:.1f} mm is larger than the network reads "
+            f"({_LARGEST_ROWS * ROW_MM:.0f} x {_LARGEST_COLUMNS * COLUMN_MM:.0f} mm): check the spacing of the scan"
+        )
+    return rows, columns
+
+
+def _neighbours(count: int, pitch_mm: float, positions_mm: np.ndarray | None, sparse: bool) -> np.ndarray:
+    """`[D, 3]`: index of the previous B-scan, of the B-scan itself and of the next one; -1 for none that is near."""
+    index = np.arange(count)
+    near = np.stack([index - 1, index, index + 1], 1)
+    near[near >= count] = -1
+    steps = np.full(max(count - 1, 0), pitch_mm) if positions_mm is None else np.abs(np.diff(positions_mm))
+    far = (steps > NEIGHBOUR_MM) | sparse
+    near[1:, 0][far] = -1
+    near[:-1, 2][far] = -1
+    return near
+
+
+def without_fill(bscan: Float[np.ndarray, "H W"]) -> Float[np.ndarray, "H W"]:
+    """Replaces white or black registration fill at the upper and lower edge by the median of the rest."""
+    out = bscan
+    for value in (bscan >= 254, bscan <= 0):
+        above = np.logical_and.accumulate(value, axis=0)
+        below = np.logical_and.accumulate(value[::-1], axis=0)[::-1]
+        fill = above | below
+        if fill.all() or not fill.any():
+            continue
+        # Interpolation softens the edge of the fill by two rows.
+        grown = above.copy()
+        grown[2:] |= above[:-2]
+        grown[:-2] |= below[2:]
+        fill |= grown & (above.any(0) | below.any(0))
+        out = out.copy() if out is bscan else out
+        out[fill] = np.median(bscan[~fill])
+    return out
+
+
+def _prepared(pixels: np.ndarray, shape: tuple[int, int]) -> Float[Tensor, "D H W"]:
+    """B-scans at the network's spacing, standardised each, padded to a multiple of the stride."""
+    out = torch.empty(len(pixels), *(-(-n // STRIDE) * STRIDE for n in shape))
+    for k, bscan in enumerate(pixels):
+        image = torch.from_numpy(without_fill(bscan.astype(np.float32)))[None, None]
+        image = _resampled(image, shape)
+        deviation, mean = torch.std_mean(image)
+        image = (image - mean) / (deviation + 0.25)  # 1e-3 of the range, as in training
+        pad = (0, out.shape[2] - shape[1], 0, out.shape[1] - shape[0])
+        out[k] = functional.pad(image, pad, mode="replicate")[0, 0]
+    return out
+
+
+def _resampled(image: Float[Tensor, "1 1 H W"], shape: tuple[int, int]) -> Float[Tensor, "1 1 h w"]:
+    """Area average when it shrinks, which also averages speckle, and linear interpolation when it grows."""
+    return functional.interpolate(image, shape, mode="bilinear", antialias=True, align_corners=False)
+
+
+def _stacked(images: Tensor, near: np.ndarray, index: np.ndarray) -> Float[Tensor, "N 3 H W"]:
+    chosen = near[index]
+    out = images[torch.from_numpy(np.maximum(chosen, 0))]
+    out[torch.from_numpy(chosen < 0)] = 0
+    return out
+
+
+def _logits(network: nn.Module, stacked: Tensor, flip: bool) -> Float[Tensor, "N O H W"]:
+    """Logits, optionally averaged with those of the mirrored B-scans."""
+    with torch.autocast(stacked.device.type, torch.bfloat16):
+        logits = network(stacked.contiguous(memory_format=torch.channels_last)).float()
+        if flip:
+            mirrored = stacked.flip(3).contiguous(memory_format=torch.channels_last)
+            logits = 0.5 * (logits + network(mirrored).float().flip(3))
+    return logits
+
+
+@contextmanager
+def _statistics(network: BoundaryUNet, images: Tensor, near: np.ndarray, share: float) -> Iterator[nn.Module]:
+    """The network with a `share` of the scan's own statistics in its batch normalisation."""
+    if share <= 0:
+        yield network
+        return
+    adapted = copy.deepcopy(network)
+    norms = [module for module in adapted.modules() if isinstance(module, nn.BatchNorm2d)]
+    before = [(norm.running_mean.clone(), norm.running_var.clone()) for norm in norms]  # type: ignore[union-attr]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # a cumulative mean over the batches
+        norm.train()
+    spread = np.unique(np.linspace(0, len(images) - 1, 16).astype(int))
+    for start in range(0, len(spread), _BATCH):
+        _logits(adapted, _stacked(images, near, spread[start : start + _BATCH]), flip=False)
+    for norm, (mean, variance) in zip(norms, before, strict=True):
+        norm.running_mean = (1 - share) * mean + share * norm.running_mean  # type: ignore[operator]
+        norm.running_var = (1 - share) * variance + share * norm.running_var  # type: ignore[operator]
+    yield adapted.eval()
+
+
+@dataclass(eq=False)
+class _Result:
+    """The arrays of a `Segmentation` while they are filled."""
+
+    boundaries: np.ndarray
+    error_um: np.ndarray
+    classes: np.ndarray
+    fluid: np.ndarray
+    confidence: np.ndarray
+    shape: tuple[int, int, int] = field(default=(0, 0, 0))
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...]) -> _Result:
+        d, h, w = shape
+        layers = (np.empty((8, d, w), np.float32) for _ in range(2))
+        boundaries, error = layers
+        return cls(
+            boundaries, error, np.empty((d, h, w), np.uint8), np.empty((d, h, w), np.float16),
+            np.empty((d, h, w), np.float16), (d, h, w),
+        )  # fmt: skip
+
+    def fill(
+        self, index: np.ndarray, logits: Tensor, shape: tuple[int, int], row_mm: float, calibration: Calibration
+    ) -> None:
+        """Maps predictions for the B-scans `index` back to native rows and columns."""
+        _, height, width = self.shape
+        rows, columns = shape
+        logits = logits[:, :, :, :columns]
+        decoded = decode_boundaries(logits[:, :8], torch.tensor(calibration.boundary_temperature))
+        scale = height / rows
+        native = (_columns(decoded.rows, width) + 0.5) * scale - 0.5
+        self.boundaries[:, index] = native.transpose(0, 1).numpy()
+        factor = torch.tensor(calibration.spread_factor).view(1, -1, 1)
+        error = _columns(decoded.spread_rows * factor, width) * scale * row_mm * 1000
+        self.error_um[:, index] = error.transpose(0, 1).numpy()
+        voxel = logits[:, 8:, :rows] / calibration.class_temperature
+        p = torch.softmax(functional.interpolate(voxel, (height, width), mode="bilinear", align_corners=False), 1)
+        fluid, sub_rpe = p[:, 1] + p[:, 2], p[:, 3]
+        kind = torch.where(p[:, 2] > p[:, 1], 2, 1)
+        classes = torch.where(fluid >= calibration.fluid_threshold, kind, torch.zeros_like(kind))
+        classes = torch.where((sub_rpe >= calibration.sub_rpe_threshold) & (sub_rpe > fluid), 3, classes)
+        self.classes[index] = classes.numpy().astype(np.uint8)
+        self.fluid[index] = fluid.numpy()
+        self.confidence[index] = p.gather(1, classes[:, None].long())[:, 0].numpy()
+
+
+def _columns(values: Float[Tensor, "N K w"], width: int) -> Float[Tensor, "N K W"]:
+    return functional.interpolate(values, width, mode="linear", align_corners=False)
+
+
+def with_calibration(segmenter: Segmenter, **changes: object) -> Segmenter:
+    """The same network with other calibration values."""
+    return Segmenter(segmenter.network, replace(segmenter.calibration, **changes))  # type: ignore[arg-type]
