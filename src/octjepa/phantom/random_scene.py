@@ -399,9 +399,8 @@ def _add_oedema(rng: np.random.Generator, ranges: SceneRanges, anatomy: Anatomy,
         _inner_nuclear_cysts(rng, contents, shapes, rng.uniform(0.2, 0.9))
     if rng.random() < 0.4:  # a central cyst fills the pit
         place = float(rng.normal(0, 0.08)), float(rng.normal(0, 0.08))
-        height = (
-            scale * rng.uniform(120, 430) * _oval(rng, anatomy, place, rng.uniform(0.12, 0.5), rng.uniform(0.8, 1.3))
-        )
+        oval = _oval(rng, anatomy, place, rng.uniform(0.12, 0.5), rng.uniform(0.8, 1.3))
+        dome = oval * np.float32(scale * rng.uniform(120, 430))
         if rng.random() < 0.75:
             _inner_nuclear_cysts(rng, contents, dome, rng.uniform(0.4, 0.9))
         else:
