@@ -141,7 +141,7 @@ def pinned(batch: Batch, device: torch.device) -> Batch:
     """The batch in memory from which a GPU copies without a wait; as it is where there is none."""
     if device.type != "cuda":
         return batch
-    return Batch(*(part.pin_memory() if isinstance(part, Tensor) else part for part in batch))
+    return Batch(*(part.contiguous().pin_memory() if isinstance(part, Tensor) else part for part in batch))
 
 
 def largest_that_fits(sizes: Sequence[int], run: Callable[[int], object], device: torch.device) -> int:
