@@ -104,7 +104,7 @@ def _run_demo(out: Path, minutes: float) -> dict[str, Any]:
     from octjepa.embed.embedding import embed_store
     from octjepa.embed.table import read_embeddings
     from octjepa.encoders.pooling import POSITION_FREE_POOL
-    from octjepa.probe.probe import ProbeSettings, run_probes
+    from octjepa.evaluate.probe import ProbeSettings, run_probes
     from octjepa.report import write_report
     from octjepa.train.loop import pretrain
 

@@ -10,9 +10,9 @@ import pytest
 from octjepa.cli import data, results
 from octjepa.embed.sklearn_transformer import VolumeEmbedder
 from octjepa.encoders.pooling import DEFAULT_POOL, DEFAULT_POOLS, POOL_WIDTHS, POSITION_FREE_POOL
-from octjepa.probe.aggregation import LEVELS, RULES
-from octjepa.probe.probe import ProbeSettings
-from octjepa.probe.targets import TASKS
+from octjepa.evaluate.cases import LEVELS, RULES
+from octjepa.evaluate.probe import ProbeSettings
+from octjepa.evaluate.targets import TASKS
 from octjepa.tasks import occlusion
 
 KNOWN = {

@@ -14,7 +14,7 @@ from octjepa.errors import UsageError
 from octjepa.ingest import build_store
 from octjepa.inspection import describe
 from octjepa.phantom import make_eye
-from octjepa.probe.labels import read_labels
+from octjepa.evaluate.labels import read_labels
 from octjepa.read.reader import parse_spacing
 from octjepa.store import Store
 

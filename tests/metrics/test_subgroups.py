@@ -8,7 +8,7 @@ from sklearn.metrics import roc_auc_score
 
 from octjepa.metrics.bootstrap import Draws
 from octjepa.metrics.scores import Predictions
-from octjepa.probe.subgroups import subgroup_scores
+from octjepa.evaluate.subgroups import subgroup_scores
 
 
 def _made(n: int = 400) -> tuple[Predictions, np.ndarray, list[str]]:

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from octjepa.probe.results import ProbeResult
+from octjepa.evaluate.results import ProbeResult
 from octjepa.report import write_report
 from octjepa.store import Store
 

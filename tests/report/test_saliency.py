@@ -15,7 +15,7 @@ from PIL import Image
 
 from octjepa import load_encoder
 from octjepa.errors import UsageError
-from octjepa.probe.attention_maps import write_attention
+from octjepa.evaluate.attention_maps import write_attention
 from octjepa.read.formats.nifti import read_nifti_volume
 from octjepa.report.contents import read_contents
 from octjepa.report.occlusion import OccludedVolume, occluded_eyes

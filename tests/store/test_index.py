@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from octjepa.probe.labels import read_labels
+from octjepa.evaluate.labels import read_labels
 from octjepa.store.index import decode_labels, encode_labels, format_labels
 
 FIRST, SECOND = {"glaucoma": 1.0, "age": 61.5, "eye": "x"}, {"glaucoma": 0.0, "stage": "mild\tnone"}

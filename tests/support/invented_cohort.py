@@ -70,7 +70,7 @@ def probe_with(
     **settings: Any,
 ) -> Any:
     """`run_probes` with the fields of `ProbeSettings` by keyword."""
-    from octjepa.probe.probe import ProbeSettings, run_probes
+    from octjepa.evaluate.probe import ProbeSettings, run_probes
 
     return run_probes(tables, labels, targets, ProbeSettings(**settings), tokens, ledger_folder)
 

@@ -16,7 +16,7 @@ from octjepa.config import load_recipe
 from octjepa.errors import VolumeRejected
 from octjepa.inspection import describe
 from octjepa.model import VJEPA3D
-from octjepa.probe.probe import ProbeSettings, run_probes
+from octjepa.evaluate.probe import ProbeSettings, run_probes
 from octjepa.train.tracking.base import TrackedRun
 
 

@@ -228,7 +228,7 @@ def split(
         return
     values = None
     if labels is not None or target is not None:
-        from octjepa.probe.labels import read_labels
+        from octjepa.evaluate.labels import read_labels
 
         if labels is None or target is None:
             raise UsageError("--labels and --target belong together: name the file and its column")

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from octjepa.errors import UsageError
-from octjepa.probe.attention_maps import TokenAttention
+from octjepa.evaluate.attention_maps import TokenAttention
 from octjepa.report.native_writer import NativeWriter
 
 _PICTURE: dict[str, Any] = {"cmap": "magma", "vmin": 0.0, "interpolation": "nearest"}

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from octjepa.errors import UsageError
-from octjepa.probe.attention_maps import TokenAttention, read_attention
+from octjepa.evaluate.attention_maps import TokenAttention, read_attention
 from octjepa.report.attention_figure import write_attention_maps
 from octjepa.report.contents import Contents
 from octjepa.report.native_writer import NativeWriter

@@ -33,7 +33,7 @@ from octjepa.encoders import PretrainedEncoder
 from octjepa.encoders.pooling import POSITION_FREE_POOL
 from octjepa.encoders.pretrained import SelectedTokens
 from octjepa.errors import UsageError
-from octjepa.probe.calibration import apply_logit_shift
+from octjepa.evaluate.calibration import apply_logit_shift
 from octjepa.recipe import Recipe
 from octjepa.tasks.finetune.folder import HeadSpec
 from octjepa.tasks.finetune.network import pooled

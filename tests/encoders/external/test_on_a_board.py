@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from octjepa.leaderboard.board import run_board
-from octjepa.leaderboard.entries import embed_entries, read_entries
+from octjepa.evaluate.leaderboard.board import run_board
+from octjepa.evaluate.leaderboard.entries import embed_entries, read_entries
 from synthetic import MemoryStore, small_recipe
 
 NAMES = ("retfound", "visionfm", "dinov2", "mirage", "octcube")

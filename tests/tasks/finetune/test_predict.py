@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from octjepa.encoders import load_encoder
-from octjepa.probe.aggregation import PreparedTarget
-from octjepa.probe.calibration import calibrated_predictions, class_shares, class_weights
-from octjepa.probe.features import Selection
-from octjepa.probe.targets import Target
+from octjepa.evaluate.cases import PreparedTarget
+from octjepa.evaluate.calibration import calibrated_predictions, class_shares, class_weights
+from octjepa.evaluate.features import Selection
+from octjepa.evaluate.targets import Target
 from octjepa.tasks.finetune.evaluation import case_predictions
 from octjepa.tasks.finetune.folder import HeadSpec
 from octjepa.tasks.finetune.network import TunedNetwork

@@ -3,7 +3,7 @@
 import numpy as np
 
 from octjepa.errors import UsageError
-from octjepa.probe.calibration import ProbeFit, calibrated_predictions, select_setting
+from octjepa.evaluate.calibration import ProbeFit, calibrated_predictions, select_setting
 
 TEMPERATURES = (0.1, 1.0, 10.0)
 

@@ -18,11 +18,11 @@ from octjepa.metrics.bootstrap import Draws
 from octjepa.metrics.comparisons import paired_difference
 from octjepa.metrics.intervals import LOWER_IS_BETTER
 from octjepa.metrics.scores import Predictions
-from octjepa.probe.aggregation import LEVELS, PreparedTarget, case_names
-from octjepa.probe.calibration import ProbeFit, apply_logit_shift, calibrated_predictions
-from octjepa.probe.features import covariate_features, feature_space, majority_predictions
-from octjepa.probe.linear_knn import fit_linear
-from octjepa.probe.results import (
+from octjepa.evaluate.cases import LEVELS, PreparedTarget, case_names
+from octjepa.evaluate.calibration import ProbeFit, apply_logit_shift, calibrated_predictions
+from octjepa.evaluate.features import covariate_features, feature_space, majority_predictions
+from octjepa.evaluate.linear_knn import fit_linear
+from octjepa.evaluate.results import (
     MACRO,
     Estimates,
     PredictionsByKey,

@@ -24,7 +24,7 @@ from octjepa.encoders.external import ExternalEncoder, check_address, is_externa
 from octjepa.encoders.pooling import TokenFeatures
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.metrics.scores import Task
-from octjepa.probe.networks import TokenBatch
+from octjepa.evaluate.networks import TokenBatch
 from octjepa.recipe import DataRecipe, Preprocessing, Recipe, TokenRecipe, TrainRecipe
 from octjepa.tasks.finetune.network import TunedNetwork
 from octjepa.views import geometry

@@ -27,8 +27,8 @@ from octjepa.errors import UsageError, WrongCheckpointError
 from octjepa.files import read_json_object, write_atomic, write_json
 from octjepa.locks import LOCK
 from octjepa.metrics.scores import Task
-from octjepa.probe.calibration import class_shares
-from octjepa.probe.results import differences_by_name
+from octjepa.evaluate.calibration import class_shares
+from octjepa.evaluate.results import differences_by_name
 from octjepa.remote import is_remote
 from octjepa.store import Store
 from octjepa.tasks import TASKS

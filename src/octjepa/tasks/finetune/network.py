@@ -2,7 +2,7 @@
 
 A head reads the mean, standard deviation and maximum over tokens, standardised by training volumes, and beside them
 what a query of its own finds by attention among tokens that know their positions, as in the attentive probe
-(`probe.networks.AttentivePooling`). Heads start at zero: tuning begins where the linear probe does, so that what it
+(`evaluate.networks.AttentivePooling`). Heads start at zero: tuning begins where the linear probe does, so that what it
 gains is the encoder's (Kumar et al. 2022, LP-FT).
 """
 
@@ -22,7 +22,7 @@ from octjepa.embed.token_folder import grid_coordinates
 from octjepa.encoders import PretrainedEncoder
 from octjepa.encoders.pooling import TokenFeatures
 from octjepa.metrics.scores import Task
-from octjepa.probe.networks import WIDTH, AttentivePooling, Outputs, TokenBatch
+from octjepa.evaluate.networks import WIDTH, AttentivePooling, Outputs, TokenBatch
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.train.learner import layer_decay_groups, network_blocks, parameters_by_level
 from octjepa.views.loader import collate

@@ -20,8 +20,8 @@ from octjepa.checkpoint.weights import TUNED, newest_checkpoint
 from octjepa.distributed.runtime import Runtime
 from octjepa.encoders import PretrainedEncoder
 from octjepa.errors import CheckpointError, UsageError, WrongCheckpointError
-from octjepa.probe.aggregation import PreparedTarget
-from octjepa.probe.calibration import apply_logit_shift, at_class_shares, class_shares, class_weights, select_setting
+from octjepa.evaluate.cases import PreparedTarget
+from octjepa.evaluate.calibration import apply_logit_shift, at_class_shares, class_shares, class_weights, select_setting
 from octjepa.progress import bar
 from octjepa.read.reader import read_volume
 from octjepa.store import Store
@@ -189,7 +189,7 @@ def case_prediction(head: HeadSpec, outputs: Float[np.ndarray, "scans outputs"])
     if not head.classes:
         return {"value": float(scores.mean())}
     each = apply_logit_shift(scores, np.array(head.shift))
-    # Averaged last, as the test's figures were measured (`aggregation.averaged`).
+    # Averaged last, as the test's figures were measured (`cases.average_scores`).
     balanced, calibrated = (part.mean(axis=0) for part in (each, at_class_shares(each, np.array(head.shares))))
     return {
         "predicted": head.classes[int(balanced.argmax())],

@@ -10,7 +10,7 @@ from pydantic import Field, StrictBool, field_validator, model_validator
 
 from octjepa.config import RecipeKind
 from octjepa.metrics.scores import METRICS
-from octjepa.probe.label_fractions import MIN_PEOPLE
+from octjepa.evaluate.label_fractions import MIN_PEOPLE
 from octjepa.recipe import Recipe, Section, TrainRecipe, ViewRecipe
 from octjepa.recipe.base import Positive, Precision, Share, machine
 

@@ -23,14 +23,14 @@ from octjepa.embed.table import complete_keys
 from octjepa.encoders import PretrainedEncoder
 from octjepa.errors import UsageError
 from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Task
-from octjepa.probe.aggregation import PreparedTarget, group_cases, prepare_targets
-from octjepa.probe.calibration import class_weights
-from octjepa.probe.features import MIN_VAL_PEOPLE
-from octjepa.probe.label_fractions import TooFewLabelsError, limit_prepared
-from octjepa.probe.labels import read_labels, split_multilabel
-from octjepa.probe.results import ProbeResult, describe_target
-from octjepa.probe.subgroup_columns import Groups, SubgroupColumn, read_groups
-from octjepa.probe.targets import check_people, test_set_hash
+from octjepa.evaluate.cases import PreparedTarget, group_cases, prepare_targets
+from octjepa.evaluate.calibration import class_weights
+from octjepa.evaluate.features import MIN_VAL_PEOPLE
+from octjepa.evaluate.label_fractions import TooFewLabelsError, limit_prepared
+from octjepa.evaluate.labels import read_labels, split_multilabel
+from octjepa.evaluate.results import ProbeResult, describe_target
+from octjepa.evaluate.subgroup_columns import Groups, SubgroupColumn, read_groups
+from octjepa.evaluate.targets import check_people, test_set_hash
 from octjepa.store import Store
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
 
@@ -92,7 +92,7 @@ def prepare_tuning_data(
 ) -> TuningData:
     """Joins labels to volumes and notes in `result` what was left out.
 
-    With `recipe.labelled` only the labels of so many people of train are kept (`probe.label_fractions`).
+    With `recipe.labelled` only the labels of so many people of train are kept (`evaluate.label_fractions`).
 
     Raises TooFewLabelsError: no target can be learned from so many. UsageError: people of val or test whom the encoder
     was pretrained on, a person in two splits, labels that meet no scan or cannot be learned, a metric that no target

@@ -1,0 +1,91 @@
+"""Where an attentive probe looks: the share of its attention that each token of a volume gets, as a table in a file.
+
+The attention of a token is the mean over the heads, and over the networks of cross-validation where there are several.
+It says which tokens were read, not why, nor that the prediction would change without them (Jain & Wallace 2019); and
+a token that is read holds what the encoder brought there from others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float, Int
+
+from octjepa.embed.token_folder import TokenFolder
+from octjepa.errors import UsageError
+from octjepa.files import write_atomic
+from octjepa.evaluate.calibration import ProbeFit
+
+_COLUMNS = ["name", "twin", "target", "volume_id", "grid", "grid_index", "attention"]
+
+
+@dataclass(frozen=True)
+class TokenAttention:
+    """Of one volume and target: the attention of each token, which sums to 1, and its index in the raster of `grid`.
+
+    untrained: whether it is of the untrained twin of the encoder.
+    """
+
+    target: str
+    untrained: bool
+    grid: tuple[int, int, int]
+    grid_index: Int[np.ndarray, " k"]
+    attention: Float[np.ndarray, " k"]
+
+    def even_shares(self) -> Float[np.ndarray, "d h w"]:
+        """The token grid in multiples of an even share: 1 is what every token gets where none stands out. Else NaN."""
+        values = np.full(self.grid, np.nan, np.float32)
+        values.reshape(-1)[self.grid_index] = self.attention * len(self.attention)
+        return values
+
+
+def list_attention(
+    name: str, twin: bool, target: str, fit: ProbeFit, tokens: TokenFolder, volume_ids: Sequence[str],
+    held_out: Int[np.ndarray, " n"],
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """A row for each of the volumes `held_out`, positions in `volume_ids`; none where the probe has no attention.
+
+    name: of the result. twin: whether the tokens are those of the untrained twin.
+    """
+    if fit.attention is None:
+        return
+    for position, attention in zip(held_out, fit.attention(held_out), strict=True):
+        volume_id = volume_ids[int(position)]
+        values = [name, twin, target, volume_id, list(tokens.grid), tokens.grid_index(volume_id), attention]
+        yield dict(zip(_COLUMNS, values, strict=True))
+
+
+def write_attention(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Writes `rows` as Parquet."""
+    frame = pd.DataFrame(rows, columns=_COLUMNS)
+    write_atomic(path, lambda file: frame.to_parquet(file, index=False))
+
+
+def read_attention(path: Path, volume_ids: Sequence[str]) -> dict[str, list[TokenAttention]]:
+    """The maps of `volume_ids` in a file of `octjepa probe --attention`, of its first encoder and that one's twin.
+
+    Raises UsageError: no such file, or none of the volumes is in it.
+    """
+    import pyarrow as pa
+
+    try:
+        frame = pd.read_parquet(path, columns=_COLUMNS, filters=[("volume_id", "in", list(volume_ids))])
+    except (OSError, pa.ArrowInvalid, KeyError) as error:
+        raise UsageError(f"no table of attention at {path} ({str(error).splitlines()[0]})") from None
+    if frame.empty:
+        raise UsageError(f"{path} holds none of the {len(volume_ids)} eyes that are mapped: was it made of this store?")
+    first = frame.loc[~frame["twin"], "name"]
+    frame = frame[frame["twin"] | (frame["name"] == first.iloc[0])].drop_duplicates(["volume_id", "target", "twin"])
+    found: dict[str, list[TokenAttention]] = {}
+    for row in frame.to_dict("records"):
+        d, h, w = (int(size) for size in row["grid"])
+        index, attention = np.asarray(row["grid_index"], np.int64), np.asarray(row["attention"], np.float32)
+        found.setdefault(str(row["volume_id"]), []).append(
+            TokenAttention(str(row["target"]), bool(row["twin"]), (d, h, w), index, attention)
+        )
+    return found

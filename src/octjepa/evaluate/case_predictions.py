@@ -1,0 +1,57 @@
+"""The test predictions of a probe case by case, so that the scans behind a figure can be looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from octjepa.files import write_atomic
+from octjepa.metrics.scores import Predictions
+from octjepa.evaluate.cases import Cases
+from octjepa.evaluate.survival import TASK as SURVIVAL
+from octjepa.evaluate.targets import Target
+
+if TYPE_CHECKING:
+    from octjepa.evaluate.results import ResultKey
+
+
+def list_predictions(
+    predicted: Mapping[ResultKey, tuple[Target, Predictions]], headline: Mapping[str, str], cases: Cases,
+    volumes: pd.DataFrame,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A row for each test case and target of the result whose name, probe and pool are those of `headline`.
+
+    Its columns are those of a fine-tuning's predictions.parquet; `volume_id` is the case's first volume in `volumes`.
+    Survival, which predicts a risk and no value, is left out.
+    """
+    wanted = {name: headline[name] for name in ("name", "probe", "pool")}
+    rows = []
+    for key, (target, predictions) in predicted.items():
+        if target.task == SURVIVAL or not wanted.items() <= vars(key).items():
+            continue
+        decisions = predictions.predicted_classes() if target.classes else predictions.scores[:, 0]
+        for position, truth, decision, scores in zip(
+            target.indices["test"], predictions.truth, decisions, predictions.scores, strict=True
+        ):
+            members = cases.members[position]
+            first = volumes.iloc[int(members[0])]
+            texts = [
+                target.classes[int(value)] if target.classes else repr(float(value)) for value in (truth, decision)
+            ]
+            rows.append(
+                {
+                    "level": cases.level, "target": target.name, "split": "test", "person_id": str(first["person_id"]),
+                    "eye": "" if cases.level == "person" else str(first["eye"]), "volume_id": str(first["volume_id"]),
+                    "volumes": len(members), "truth": texts[0], "predicted": texts[1],
+                    "classes": list(target.classes), "scores": scores.tolist(),
+                }
+            )  # fmt: skip
+    return rows
+
+
+def write_case_predictions(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Writes `rows` as Parquet."""
+    write_atomic(path, lambda file: pd.DataFrame(rows).to_parquet(file, index=False))

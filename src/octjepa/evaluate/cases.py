@@ -1,0 +1,308 @@
+"""The unit of analysis (volume, eye or person) and how its volumes become one case.
+
+`level` is the unit. `several` is the rule for a case of more than one volume: `features` (mean of their features; of a
+person first within each eye, so that an eye scanned often does not outweigh the other), `scores` (probes are fitted on
+volumes, and their scores are averaged over a case), `best_quality` (the volume with the highest quality in the store)
+or `first_visit` (the volumes of a person's first visit, then the mean of their features). A person's label is that of
+the scanned eyes: where they differ the worse one if labels have an order, the mean of a quantity; where classes have no
+order the person is left out and counted. A volume in no split belongs to no eye's or person's case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float, Int
+
+from octjepa.embed.table import FEATURE_COLUMNS, Embeddings
+from octjepa.errors import UsageError
+from octjepa.metrics.findings import Findings
+from octjepa.metrics.scores import Predictions
+from octjepa.evaluate.features import Selection, plan_selection
+from octjepa.evaluate.labels import LabelTable, numbers_of, read_table
+from octjepa.evaluate.subgroups import GROUP_COLUMNS, coverage_faults
+from octjepa.evaluate.targets import Target, join_labels, task_of
+
+LEVELS = ("volume", "eye", "person")
+RULES = {
+    "features": "mean of the features of its volumes",
+    "scores": "mean of the scores of its volumes",
+    "best_quality": "its volume of best quality",
+    "first_visit": "mean of the features of its volumes of the first visit",
+}
+
+
+@dataclass(frozen=True)
+class Cases:
+    """The cases of a volume table.
+
+    names: of the cases. members: positions of each case's volumes in the table. about: the protocol as plain data.
+    """
+
+    level: str
+    names: list[str]
+    members: list[Int[np.ndarray, " _"]]
+    about: dict[str, Any]
+
+    @property
+    def averages_scores(self) -> bool:
+        """Whether probes are fitted on volumes and measured on the mean score of a case."""
+        return self.level != "volume" and self.about["several"] == "scores"
+
+    def frame(self, volumes: pd.DataFrame) -> pd.DataFrame:
+        """The keys of each case; its `volume_id` is the case's name."""
+        first = volumes.iloc[[positions[0] for positions in self.members]].reset_index(drop=True)
+        if self.level == "volume":
+            return first
+        first["volume_id"] = self.names
+        first["device"] = ["+".join(sorted(set(volumes["device"].iloc[positions]))) for positions in self.members]
+        if self.level == "person":
+            first["eye"] = ""
+        return first
+
+    def aggregate(self, table: Embeddings) -> Embeddings:
+        """The embedding table of the cases, with the mean of each case's features."""
+        if self.level == "volume":
+            return table.take(int(positions[0]) for positions in self.members)
+        eyes = table.frame["eye"].to_numpy()
+
+        def mean(block: Float[np.ndarray, "volumes features"]) -> Float[np.ndarray, "cases features"]:
+            means = []
+            for case in self.members:
+                of_eyes = [block[case[eyes[case] == eye]].mean(axis=0) for eye in np.unique(eyes[case])]
+                means.append(np.mean(of_eyes, axis=0))
+            return np.stack(means).astype(np.float32)
+
+        blocks: dict[str, Any] = {name: mean(getattr(table, name)) for name in (*FEATURE_COLUMNS, *table.unpooled)}
+        return replace(table, frame=self.frame(table.frame), **blocks)
+
+    def notes(self) -> list[str]:
+        """What the protocol leaves out or cannot tell."""
+        about, notes = self.about, []
+        if about["volumes_in_no_split"]:
+            notes.append(f"{about['volumes_in_no_split']} volumes are in no split and belong to no {self.level}'s case")
+        if self.level == "person" and about["people_with_one_eye"]:
+            one_eye, people = about["people_with_one_eye"], about["people"]
+            notes.append(f"{one_eye} of {people} people have one scanned eye only: their case is that eye")
+        if self.level == "eye" and about["volumes_of_unknown_eye"]:
+            notes.append(f"{about['volumes_of_unknown_eye']} volumes of unknown eye are each a case of their own")
+        return notes
+
+
+def case_names(frame: pd.DataFrame, level: str) -> list[str]:
+    """The case of each volume; a volume of unknown eye is an eye of its own."""
+    if level != "eye":
+        return list(frame["volume_id" if level == "volume" else "person_id"])
+    keys = zip(frame["person_id"], frame["eye"], frame["volume_id"], strict=True)
+    return [f"{person} {eye or volume}" for person, eye, volume in keys]
+
+
+def group_cases(frame: pd.DataFrame, level: str, several: str, visit_order: Mapping[str, float] | None = None) -> Cases:
+    """The cases of a table's volumes under the rule `several`; of eyes and people those with a volume in a split.
+
+    People have one split (`targets.check_people`), and so do the volumes of a case. Raises UsageError: an unknown level
+    or rule, visits without a known order, no quality to select by.
+    """
+    for kind, name, known in (("level", level, LEVELS), ("rule for several volumes", several, tuple(RULES))):
+        if name not in known:
+            raise UsageError(f"no {kind} {name!r}: known are {', '.join(known)}")
+    in_split = np.arange(len(frame)) if level == "volume" else np.flatnonzero(frame["split"] != "")
+    used = in_split[_first_visits(frame.iloc[in_split], visit_order)] if several == "first_visit" else in_split
+    names = np.array(case_names(frame.iloc[used], level))
+    if level == "volume":
+        members = [np.array([position]) for position in used]
+    else:
+        order = np.argsort(names, kind="stable")
+        names, starts = np.unique(names[order], return_index=True)
+        members = [used[positions] for positions in np.split(order, starts[1:])]
+        if several == "best_quality":
+            members = [_best_volume(frame, positions) for positions in members]
+    known_volumes = frame.iloc[in_split]
+    eyes_per_person = known_volumes[known_volumes["eye"] != ""].groupby("person_id")["eye"].nunique()
+    about = {
+        "level": level,
+        "several": several,
+        "cases": len(names),
+        "volumes": len(frame),
+        "volumes_used": int(sum(map(len, members))),
+        "volumes_in_no_split": len(frame) - len(in_split),
+        "people": int(known_volumes["person_id"].nunique()),
+        "people_with_one_eye": int((eyes_per_person == 1).sum()),
+        "volumes_of_unknown_eye": int((known_volumes["eye"] == "").sum()),
+        "text": f"a case is a{'n' * (level == 'eye')} {level}" + (f": {RULES[several]}" if level != "volume" else ""),
+    }
+    return Cases(level, names.tolist(), members, about)
+
+
+def _first_visits(frame: pd.DataFrame, visit_order: Mapping[str, float] | None) -> Int[np.ndarray, " n"]:
+    """Positions of the volumes of each person's first visit. Visit names are pseudonyms: only a table orders them."""
+    order = visit_order or {}
+    first: dict[str, str] = {}
+    for person, visits in frame.groupby("person_id")["visit"]:
+        names = sorted(set(visits))
+        unknown = [name for name in names if name not in order]
+        if len(names) > 1 and unknown:
+            raise UsageError(
+                f"a person has {len(names)} visits and the order of {len(unknown)} is unknown (the store keeps "
+                "pseudonyms, no dates): give --visit-order a TSV with the columns visit and order, or another rule"
+            )
+        first[str(person)] = min(names, key=lambda name: order.get(name, 0.0))
+    return np.flatnonzero(frame["visit"] == frame["person_id"].map(first))
+
+
+def read_visit_order(path: Path) -> dict[str, float]:
+    """visit -> order of a TSV or CSV with these columns. Raises UsageError."""
+    expected = (
+        "expected a TSV with the columns visit (as in the store, each once) and order (a number, such as days since "
+        "the first)"
+    )
+    try:
+        frame = read_table(path)
+        visits, numbers = frame["visit"].str.strip().tolist(), numbers_of(frame["order"].tolist())
+    except (UsageError, KeyError, AttributeError) as error:
+        raise UsageError(f"{path} is no order of visits ({type(error).__name__}): {expected}") from None
+    if numbers is None or len(set(visits)) < len(visits):
+        what = "an order that is no number" if numbers is None else "a visit more than once"
+        raise UsageError(f"{path} is no order of visits, it has {what}: {expected}")
+    return dict(zip(visits, numbers.tolist(), strict=True))
+
+
+def _best_volume(frame: pd.DataFrame, positions: Int[np.ndarray, " n"]) -> Int[np.ndarray, "1"]:
+    quality = frame["quality"].to_numpy()[positions]
+    if len(positions) > 1 and np.isnan(quality).all():
+        raise UsageError("best_quality: the table has no quality of volumes; embed again, or use another rule")
+    best = int(np.argmax(np.nan_to_num(quality, nan=-1.0)))  # the first of equals
+    return positions[best : best + 1]
+
+
+def person_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: str) -> tuple[LabelTable, str, list[str]]:
+    """The labels of `target` by person (eye ""), their task, and notes on eyes that differ.
+
+    A person's eyes are those of which a volume in `frame` is in a split. Raises UsageError as `task_of`.
+    """
+    labelled = labels.values[target]
+    eyes_by_person: dict[str, dict[str, str]] = {}
+    frame = frame[frame["split"] != ""]
+    for person, eye in zip(frame["person_id"], frame["eye"], strict=True):
+        if (person, eye) in labelled:
+            eyes_by_person.setdefault(person, {})[eye] = labelled[person, eye]
+    if not eyes_by_person:
+        return labels, task, []  # `join_labels` reports that nothing matches
+    texts = [text for eyes in eyes_by_person.values() for text in eyes.values()]
+    kind, _, codes = task_of(texts, target, task)
+    code = dict(zip(texts, codes.tolist(), strict=True))
+    values: dict[tuple[str, str], str] = {}
+    differing = 0
+    for person, eyes in eyes_by_person.items():
+        distinct = sorted(set(eyes.values()))
+        numbers = numbers_of(distinct)
+        if len(set(distinct if numbers is None else numbers.tolist())) > 1:
+            differing += 1
+            if kind == "multiclass":
+                continue
+            if kind == "regression":
+                distinct = [repr(float(np.mean([code[text] for text in eyes.values()])))]
+            elif kind == "survival":  # the earliest event; of two without one the longer follow-up
+                distinct = [max(distinct, key=lambda text: 1 / code[text])]
+            else:
+                distinct = [max(distinct, key=lambda text: code[text])]
+        values[person, ""] = distinct[0]
+    notes = []
+    if differing:
+        rules = {
+            "regression": "their mean is the person's",
+            "survival": "the earliest event is the person's",
+            "multiclass": f"these {differing} people are left out",
+        }
+        rule = rules.get(kind, "the worse eye's is the person's")
+        notes.append(f"{target}: the eyes of {differing} people have different labels; {rule}")
+    return replace(labels, by_eye=False, values={target: values}), kind, notes
+
+
+def average_scores(
+    predictions: Predictions, tested: Int[np.ndarray, " n"], members: Sequence[np.ndarray], truth: np.ndarray
+) -> Predictions:
+    """Predictions of cases: the mean over those of their volumes that were tested.
+
+    `tested`: table positions of the volumes of `predictions`. `members`: table positions of each case's volumes.
+    `truth`: of the cases.
+    """
+    index = {int(position): number for number, position in enumerate(tested)}
+    of_cases = [[index[int(position)] for position in case if int(position) in index] for case in members]
+    blocks = (predictions.scores, predictions.calibrated)
+    scores, calibrated = (np.stack([block[volumes].mean(axis=0) for volumes in of_cases]) for block in blocks)
+    return Predictions(truth, scores, calibrated)
+
+
+@dataclass(frozen=True)
+class PreparedTarget:
+    """A target as it is fitted and as it is tested: the same, unless scores of volumes become scores of cases.
+
+    members: positions of the volumes of every case where they differ, else None.
+    """
+
+    fit_target: Target
+    test_target: Target
+    selection: Selection
+    members: list[np.ndarray] | None
+
+    def predictions(self, predictions: Predictions) -> Predictions:
+        """Predictions for `fit_target`'s test volumes as predictions for `test_target`'s test cases."""
+        if self.members is None:
+            return predictions
+        cases = [self.members[position] for position in self.test_target.indices["test"]]
+        return average_scores(predictions, self.fit_target.indices["test"], cases, self.test_target.values["test"])
+
+
+def prepare_targets(
+    labels: LabelTable,
+    volumes: pd.DataFrame,
+    cases: Cases,
+    names: Sequence[str],
+    task: str,
+    seed: int,
+    findings: Findings,
+) -> list[PreparedTarget]:
+    """Every target of `names` that can be probed; findings name those that cannot, and what the others lack.
+
+    Raises UsageError where none can; of a single target its own error.
+    """
+    prepared: list[PreparedTarget] = []
+    frame = cases.frame(volumes)
+    people = (volumes if cases.averages_scores else frame)["person_id"].to_numpy(dtype=str)
+    for name in names:
+        try:
+            case_labels, kind, notes = labels, task, list[str]()
+            if cases.level == "person":
+                case_labels, kind, notes = person_labels(labels, volumes, name, task)
+            test_target = fit_target = join_labels(case_labels, frame, name, kind)
+            if cases.averages_scores:
+                fit_target = join_labels(labels, volumes, name, kind)
+                if fit_target.classes != test_target.classes:
+                    raise UsageError(
+                        f"{name}: volumes have the classes {', '.join(fit_target.classes)}, people "
+                        f"{', '.join(test_target.classes)}: their scores cannot be averaged; use --several features"
+                    )
+        except UsageError as error:
+            if len(names) == 1:
+                raise
+            findings.add_note(f"target {name} is left out: {error}")
+            continue
+        findings.add_notes([*notes, *test_target.notes])
+        columns = GROUP_COLUMNS if cases.level == "volume" else GROUP_COLUMNS[:1]  # a case may be of several devices
+        for fault, text in coverage_faults(frame, labels, test_target, columns):
+            findings.add_fault(fault, text)
+        selection = plan_selection(fit_target, people, seed)
+        if selection.by == "fixed":
+            findings.add_note(f"{name}: too few people per class to choose settings; the middle of each grid is used")
+        prepared.append(
+            PreparedTarget(fit_target, test_target, selection, cases.members if cases.averages_scores else None)
+        )
+    if not prepared:
+        raise UsageError(f"none of the {len(names)} targets can be probed:\n  " + "\n  ".join(findings.notes))
+    return prepared

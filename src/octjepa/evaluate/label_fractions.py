@@ -1,0 +1,102 @@
+"""Label fractions: the same targets with labels of fewer training people, for a curve of figures over labels.
+
+People are drawn from train, as far as possible equally many of each class, in one order a seed and target: the first 10
+of it are among the first 30. Nobody of val keeps a label, so that N labelled people are all that a probe has: settings
+are then chosen by cross-validation among them. The test people stay. Raises TooFewLabelsError where the draw cannot be
+made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from octjepa import keys
+from octjepa.errors import UsageError
+from octjepa.evaluate.cases import PreparedTarget
+from octjepa.evaluate.features import plan_selection
+from octjepa.evaluate.targets import Target
+
+
+class TooFewLabelsError(UsageError):
+    """Train holds too few people, or too few of a class, for a number of labelled people."""
+
+
+MIN_PEOPLE = 2  # of each class: one to learn from and one to choose by
+
+
+def parse_counts(text: str | None) -> tuple[int, ...]:
+    """The numbers of people in a list such as "10,30,100", ascending. Raises UsageError for anything else."""
+    if text is None:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and int(part) >= 2 * MIN_PEOPLE for part in parts):
+        raise UsageError(
+            f"--labelled {text!r} is no list of numbers of people: give whole numbers of at least {2 * MIN_PEOPLE} "
+            "with commas between them, such as 10,30,100"
+        )
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def people_order(target: Target, person_ids: np.ndarray, seed: int) -> list[str]:
+    """The labelled people of train in the order of the draw: of each class in turn, until its people are used up.
+
+    A person whose eyes have several classes counts for the one with the fewest people. A quantity has no classes, and
+    its people come at random.
+    """
+    people, values = person_ids[target.indices["train"]], target.values["train"]
+    codes = values if target.classes else np.zeros(len(people), dtype=np.int64)
+    of_class = {int(code): set(people[codes == code].tolist()) for code in np.unique(codes)}
+    groups: list[list[str]] = []
+    taken: set[str] = set()
+    for code in sorted(of_class, key=lambda code: (len(of_class[code]), code)):
+        own = sorted(of_class[code] - taken)
+        taken |= of_class[code]
+        rng = keys.generator(seed, "labelled people", target.name, code)
+        groups.append([own[position] for position in rng.permutation(len(own))])
+    return list(_in_turn(groups))
+
+
+def _in_turn(groups: Sequence[Sequence[str]]) -> Iterator[str]:
+    for number in range(max(map(len, groups))):
+        yield from (group[number] for group in groups if number < len(group))
+
+
+def limit_target(target: Target, person_ids: np.ndarray, count: int, seed: int) -> Target:
+    """`target` with the labels of `count` training people and of nobody in val.
+
+    `person_ids`: of every volume that the target's indices count. Raises TooFewLabelsError: train holds fewer
+    people, or the drawn ones fewer than two of a class.
+    """
+    order = people_order(target, person_ids, seed)
+    if count > len(order):
+        raise TooFewLabelsError(f"{target.name}: {count} labelled people were requested, train has {len(order)}")
+    people, chosen = person_ids[target.indices["train"]], order[:count]
+    own = np.isin(people, chosen)
+    indices = target.indices | {"train": target.indices["train"][own], "val": target.indices["val"][:0]}
+    values = target.values | {"train": target.values["train"][own], "val": target.values["val"][:0]}
+    for code, name in enumerate(target.classes):
+        found = len(set(people[own][values["train"] == code].tolist()))
+        if found < MIN_PEOPLE:
+            raise TooFewLabelsError(
+                f"{target.name}: of {count} labelled people {found} are of class {name}, at least {MIN_PEOPLE} are "
+                "needed"
+            )
+    return replace(target, indices=indices, values=values)
+
+
+def limit_prepared(
+    prepared: Sequence[PreparedTarget], person_ids: np.ndarray, count: int, seed: int
+) -> tuple[list[PreparedTarget], list[str]]:
+    """`limit_target` of every target, with its selection; and why targets are left out at this count."""
+    limited, reasons = [], []
+    for prepared_target in prepared:
+        try:
+            target = limit_target(prepared_target.fit_target, person_ids, count, seed)
+        except TooFewLabelsError as error:
+            reasons.append(str(error))
+            continue
+        limited.append(replace(prepared_target, fit_target=target, selection=plan_selection(target, person_ids, seed)))
+    return limited, reasons

@@ -1,0 +1,272 @@
+"""Rows, differences and details of a leaderboard, as plain data.
+
+Every figure of an entry is the mean over its seeds; each entry is compared with the reference and with the strongest
+baseline. The details of a training are its threshold, calibration, net benefit, subgroups and transfer to a vendor
+without labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from octjepa.errors import UsageError
+from octjepa.evaluate.leaderboard.selection import EvaluatedOption, Option, evaluate_option
+from octjepa.metrics.bootstrap import Draws, Estimate
+from octjepa.metrics.comparisons import (
+    benjamini_hochberg,
+    holm,
+    mean_over_seeds,
+    recipe_difference,
+    recipe_interval,
+    seed_spread,
+)
+from octjepa.metrics.findings import BASELINES
+from octjepa.metrics.intervals import LOWER_IS_BETTER, scale_of
+from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Figures, Predictions, Weights, brier, measure
+from octjepa.metrics.thresholds import decision_curve, reliability_curve, threshold_at_specificity, threshold_scores
+from octjepa.evaluate.calibration import ProbeFit
+from octjepa.evaluate.features import plan_selection
+from octjepa.evaluate.subgroup_columns import Groups, score_groups, scores_as_dict
+from octjepa.evaluate.subgroups import leave_one_group_out, subgroup_scores, transfer_thresholds
+from octjepa.evaluate.targets import Target
+
+GROUPS = ("device", "clinical_site", "eye")
+SPECIFICITY = 0.9
+
+
+def is_baseline(name: str) -> bool:
+    """Whether a row of this name is a baseline, "untrained:NAME" included."""
+    return name.partition(":")[0] in BASELINES
+
+
+@dataclass(frozen=True)
+class Training:
+    """One seed of an entry, or a baseline: its selected option and the predictions of that."""
+
+    name: str
+    seed: int
+    option: Option
+    validation: float | None
+    evaluated: EvaluatedOption
+
+    @property
+    def label(self) -> str:
+        """The name, with the seed where there are several."""
+        return self.name if self.seed == 1 else f"{self.name} (seed {self.seed})"
+
+    @classmethod
+    def constant(cls, name: str, predictions: Predictions) -> Training:
+        """A baseline that fits nothing and predicts the same for every case."""
+        empty = np.zeros((0, predictions.scores.shape[1]))
+        no_val = Predictions(predictions.truth[:0], empty, empty)
+        option = Option("", "none", "constant", np.zeros((0, 1)))
+        return cls(name, 1, option, None, EvaluatedOption(no_val, predictions, ProbeFit(predictions, 0.0, 0)))
+
+
+@dataclass
+class LeaderboardRow:
+    """All seeds of one name for one target; `people` are those of the test volumes, in their order."""
+
+    name: str
+    trainings: list[Training]
+    target: Target
+    draws: Draws
+    people: list[str]
+    _estimates: dict[str, list[Estimate]] = field(default_factory=dict)
+
+    @cached_property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of all figures of this task."""
+        return (*TASK_METRICS[self.target.task], *(("brier",) if self.target.classes else ()))
+
+    @property
+    def primary_metric(self) -> str:
+        """The figure that the table is ordered by."""
+        return PRIMARY_METRIC[self.target.task]
+
+    def estimates(self, metric: str) -> list[Estimate]:
+        """The figure of every seed."""
+        if metric not in self._estimates:
+            self._estimates[metric] = [self._estimate(metric, training.evaluated.test) for training in self.trainings]
+        return self._estimates[metric]
+
+    def _estimate(self, metric: str, predictions: Predictions) -> Estimate:
+        def statistic(weights: Weights) -> Figures:
+            return brier(predictions, weights) if metric == "brier" else measure(metric, predictions, weights)
+
+        scale = scale_of(metric, predictions.scores)
+        return self.draws.estimate(statistic, self.people, self.target.label_hash, metric == "ece", scale)
+
+    def figures(self) -> list[dict[str, Any]]:
+        """A figure for every metric: the mean over seeds, its interval, and the spread of the seeds apart from it."""
+        probe, pool = (
+            ", ".join(dict.fromkeys(part for part in parts if part))
+            for parts in zip(
+                *((training.option.probe, training.option.pool) for training in self.trainings), strict=True
+            )
+        )
+        figures = []
+        for metric in self.metrics:
+            estimates = self.estimates(metric)
+            mean, seeds, recipe = mean_over_seeds(estimates), seed_spread(estimates), recipe_interval(estimates)
+            figures.append(
+                {
+                    "name": self.name, "target": self.target.name, "probe": probe, "pool": pool, "metric": metric,
+                    **mean.as_dict(), "primary": metric == self.primary_metric, "seeds": seeds.seeds,
+                    "seed_sd": seeds.sd, "recipe_low": recipe.low, "recipe_high": recipe.high,
+                }
+            )  # fmt: skip
+        return figures
+
+    def training_figures(self) -> list[dict[str, Any]]:
+        """Every seed with what validation selected for it."""
+        return [
+            {
+                "name": training.name, "seed": training.seed, "target": self.target.name, "metric": self.primary_metric,
+                "checkpoint": training.option.checkpoint, "pool": training.option.pool, "probe": training.option.probe,
+                "setting": training.evaluated.fit.setting, "validation": training.validation,
+                **{key: estimate.as_dict()[key] for key in ("value", "low", "high")},
+            }
+            for training, estimate in zip(self.trainings, self.estimates(self.primary_metric), strict=True)
+        ]  # fmt: skip
+
+    def difference(self, reference: LeaderboardRow) -> dict[str, Any]:
+        """This row minus `reference` on the primary metric; p is of the recipes where both have at least two seeds."""
+        metric = self.primary_metric
+        paired, recipe, p = recipe_difference(self.estimates(metric), reference.estimates(metric))
+        return {
+            "name": self.name, "reference": reference.name, "target": self.target.name, "metric": metric,
+            "difference": paired.difference if np.isfinite(paired.difference) else None, "low": paired.low,
+            "high": paired.high, "recipe_low": recipe.low, "recipe_high": recipe.high, "n_people": paired.n_people,
+            "seeds": len(self.trainings), "p_of": "networks" if p is None else "recipes",
+            "p": paired.p if p is None else p,
+        }  # fmt: skip
+
+
+def constant_prediction(training: Training, target: Target) -> str:
+    """The sentence on a training that predicts the same for every test volume; "" if it does not."""
+    test = training.evaluated.test
+    answers = np.unique(test.predicted_classes() if target.classes else test.scores[:, 0].round(9))
+    if len(answers) > 1:
+        return ""
+    answer = repr(target.classes[int(answers[0])]) if target.classes else f"{answers[0]:.4g}"
+    return f"{training.label} says {answer} of every test volume of {target.name}: a constant predictor"
+
+
+def compare(rows: Sequence[LeaderboardRow], reference: str) -> list[dict[str, Any]]:
+    """Every encoder minus the reference, with p-values corrected over all targets and encoders.
+
+    Baselines are compared only as the reference, because they are no claims. Raises UsageError: a target has no such
+    row.
+    """
+    references = {row.target.name: row for row in rows if row.name == reference}
+    differences = []
+    for row in rows:
+        if row.target.name not in references:
+            raise UsageError(
+                f"no row {reference!r} to compare with: rows are {', '.join(dict.fromkeys(row.name for row in rows))}"
+            )
+        if row.name != reference and not is_baseline(row.name):
+            differences.append(row.difference(references[row.target.name]))
+    for name, corrected in (("p_holm", holm), ("q_bh", benjamini_hochberg)):
+        for difference, value in zip(
+            differences, corrected([difference["p"] for difference in differences]), strict=True
+        ):
+            difference[name] = value
+    return differences
+
+
+def compare_with_strongest(rows: Sequence[LeaderboardRow]) -> list[dict[str, Any]]:
+    """Every encoder minus the baseline with the best figure on the target.
+
+    The baseline is selected by its test figure on these very people, which favours it; so these differences have no
+    p-values and are no part of the corrected family.
+    """
+    differences = []
+    for name in dict.fromkeys(row.target.name for row in rows):
+        members = [row for row in rows if row.target.name == name]
+        figures = {
+            row.name: mean_over_seeds(row.estimates(row.primary_metric)).value
+            for row in members
+            if is_baseline(row.name)
+        }
+        sign = -1 if members[0].primary_metric in LOWER_IS_BETTER else 1
+        known = {baseline: sign * value for baseline, value in figures.items() if np.isfinite(value)}
+        if known:
+            strongest = next(row for row in members if row.name == max(known, key=lambda baseline: known[baseline]))
+            differences += [row.difference(strongest) for row in members if not is_baseline(row.name)]
+    return [{key: value for key, value in difference.items() if key not in ("p", "p_of")} for difference in differences]
+
+
+def training_details(
+    training: Training, target: Target, frame: pd.DataFrame, draws: Draws, seed: int, subgroups: Groups
+) -> dict[str, Any]:
+    """Details of one training for one target; parts that its task or its people do not allow are empty or say why.
+
+    subgroups: the groups that the user named, of every entry of `frame`.
+    """
+    columns = {name: frame[name].to_numpy(dtype=str) for name in ("person_id", *GROUPS)}
+    indices, metric, test = target.indices["test"], PRIMARY_METRIC[target.task], training.evaluated.test
+    people = columns["person_id"][indices].tolist()
+    details: dict[str, Any] = {
+        "name": training.name, "seed": training.seed, "target": target.name,
+        "reliability": [], "decision_curve": [], "threshold": None, "between_sites": [], "by_group": {},
+        "left_out": _leave_vendors_out(training, target, columns, draws, seed),
+    }  # fmt: skip
+    for group in GROUPS:
+        of_test = columns[group][indices]
+        scores = subgroup_scores(metric, test, of_test, draws, people, target.label_hash)
+        details["by_group"][group] = scores_as_dict(metric, scores, target, of_test, people)
+    details["subgroups"] = score_groups(subgroups, target, test, people, draws)
+    if target.classes:
+        details["reliability"] = [asdict(point) for point in reliability_curve(test, draws, people)]
+    if target.task == "binary":
+        positive = target.values["test"] == 1
+        details["decision_curve"] = decision_curve(positive, test.calibrated[:, 1], draws, people)
+        details |= _threshold_details(training, target, columns, draws)
+    return details
+
+
+def _leave_vendors_out(
+    training: Training, target: Target, columns: dict[str, np.ndarray], draws: Draws, seed: int
+) -> dict[str, Any]:
+    """The drop of the figure on each vendor when the probe sees no label of that vendor."""
+    devices, people = columns["device"], columns["person_id"]
+    if len(np.unique(devices[target.indices["test"]])) < 2:
+        return {"rows": [], "mean_drop": None, "left_out": {}}
+
+    def fit(reduced: Target) -> Predictions:
+        return evaluate_option(training.option, reduced, plan_selection(reduced, people, seed)).test
+
+    test = training.evaluated.test
+    return asdict(leave_one_group_out(PRIMARY_METRIC[target.task], target, devices, people, test, fit, draws))
+
+
+def _threshold_details(
+    training: Training, target: Target, columns: dict[str, np.ndarray], draws: Draws
+) -> dict[str, Any]:
+    """The threshold of 0.9 specificity on validation, used on test: of all sites together, and from site to site."""
+    healthy = target.values["val"] == 0
+    if not healthy.any():
+        return {}
+    val, test = training.evaluated.val.scores[:, 1], training.evaluated.test.scores[:, 1]
+    people = columns["person_id"][target.indices["test"]].tolist()
+    threshold = threshold_at_specificity(~healthy, val, SPECIFICITY)
+    scores = threshold_scores(threshold, target.values["test"] == 1, test, draws, people, target.label_hash)
+    return {
+        "threshold": {
+            "chosen_for_specificity": SPECIFICITY,
+            "threshold": threshold,
+            "sensitivity": scores.sensitivity.as_dict(),
+            "specificity": scores.specificity.as_dict(),
+        },
+        "between_sites": transfer_thresholds(
+            target, columns["clinical_site"], columns["person_id"], val, test, draws, SPECIFICITY
+        ),
+    }

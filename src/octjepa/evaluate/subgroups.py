@@ -1,0 +1,281 @@
+"""Results by group: fairness within each subgroup, transfer to another site or scanner, and groups that are missing.
+
+ES-AUC = AUC / (1 + sum over groups of |AUC - AUC of the group|): equal to the AUC when every group has it, smaller
+otherwise (Luo et al. 2024, FairVision). Groups in which the metric cannot be measured are named, never averaged away.
+Leave one group out: the probe is fitted without a single label of a group (a vendor, a site) and tested on that group's
+people, beside the same people under the probe with all groups; the difference also holds what fewer training people
+cost. A threshold carried from site to site keeps its value while the scores shift, so its specificity is measured for
+every pair of sites.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from octjepa.metrics.bootstrap import Draws, Estimate
+from octjepa.metrics.intervals import LOWER_IS_BETTER, METRIC_SCALE, MIN_PEOPLE, scale_of
+from octjepa.metrics.scores import Figures, Predictions, Weights, measure
+from octjepa.metrics.thresholds import threshold_at_specificity, threshold_scores
+from octjepa.evaluate.labels import LabelTable
+from octjepa.evaluate.survival import MIN_EVENTS, TASK
+from octjepa.evaluate.targets import Target
+
+GROUP_COLUMNS = ("clinical_site", "device")
+Fit = Callable[[Target], Predictions]
+_Statistic = Callable[[Weights], Figures]
+
+
+@dataclass(frozen=True)
+class SubgroupScores:
+    """groups: an estimate per group that can be measured. scaled: the equity-scaled metric over these, or None.
+
+    left_out: group -> why it cannot be measured.
+    """
+
+    groups: dict[str, Estimate]
+    scaled: Estimate | None
+    left_out: dict[str, str]
+
+
+def subgroup_scores(
+    metric: str,
+    predictions: Predictions,
+    groups: np.ndarray,
+    draws: Draws,
+    person_ids: list[str],
+    label_hash: str,
+    min_per_class: int = 0,
+) -> SubgroupScores:
+    """`metric` within every group of test volumes ("" is a group of its own, "unknown").
+
+    min_per_class: people of each class that a group needs to be measured (of a quantity: people; of survival: people
+    with the event).
+
+    scaled is given where at least two groups are measured: for AUROC this is ES-AUC, for other shares of which more is
+    better the same scaling of them. Of others there is none: dividing a negative R2 or kappa, or an error, by how
+    unequal it is would make unequal groups look better. It is resampled jointly; a resample in which a group has no
+    value is undefined.
+    """
+    names = np.array([str(group) or "unknown" for group in groups])
+    people = np.array(person_ids)
+    estimates: dict[str, Estimate] = {}
+    left_out: dict[str, str] = {}
+    measured: list[tuple[np.ndarray, _Statistic]] = []
+    for name in np.unique(names).tolist():
+        inside = names == name
+        if reason := _why_not_measured(metric, predictions, inside, people, min_per_class):
+            left_out[name] = reason
+            continue
+        of_group = predictions.subset(inside)
+        statistic = partial(measure, metric, of_group)
+        scale = scale_of(metric, of_group.scores)
+        estimates[name] = draws.estimate(statistic, people[inside].tolist(), f"{label_hash}\x1f{name}", scale=scale)
+        measured.append((inside, statistic))
+    scaled = None
+    if len(measured) > 1 and METRIC_SCALE[metric] == "share" and metric not in LOWER_IS_BETTER:
+
+        def equity(weights: Weights) -> Figures:
+            overall = measure(metric, predictions, weights)
+            return overall / (1 + sum(np.abs(overall - of_group(weights[inside])) for inside, of_group in measured))
+
+        scaled = draws.estimate(equity, person_ids, label_hash)
+    return SubgroupScores(estimates, scaled, left_out)
+
+
+def _why_not_measured(
+    metric: str, predictions: Predictions, inside: np.ndarray, people: np.ndarray, min_per_class: int
+) -> str:
+    """Why the group of test volumes `inside` cannot be measured; "" where it can."""
+    count = len(set(people[inside].tolist()))
+    classes = np.unique(predictions.truth).tolist() if predictions.scores.shape[1] > 1 else []
+    missing = len(classes) - len(np.unique(predictions.truth[inside])) if len(classes) else 0
+    least = MIN_PEOPLE if len(classes) else max(MIN_PEOPLE, min_per_class)
+    if count < least:
+        return f"{count} test people, at least {least} are needed"
+    if metric == "concordance":
+        events = len(set(people[inside & (predictions.truth > 0)].tolist()))
+        return f"{events} test people with the event, at least {least} are needed" if events < least else ""
+    if missing:
+        return f"{missing} of the classes are missing among its {count} test people"
+    fewest = min((len(set(people[inside & (predictions.truth == code)].tolist())) for code in classes), default=count)
+    if fewest < min_per_class:
+        return f"{fewest} of its {count} test people are of the rarest class, at least {min_per_class} are needed"
+    return ""
+
+
+@dataclass(frozen=True)
+class LeaveOneGroupOut:
+    """What a group's own labels are worth on its own test people.
+
+    rows: {group, with_it, without_it, drop, low, high, n, n_people}. mean_drop: {drop, low, high, groups} over these,
+    or None. left_out: group -> why it could not be measured.
+    """
+
+    rows: list[dict[str, Any]]
+    mean_drop: dict[str, Any] | None
+    left_out: dict[str, str]
+
+
+def leave_one_group_out(
+    metric: str,
+    target: Target,
+    groups: np.ndarray,
+    person_ids: np.ndarray,
+    full: Predictions,
+    fit: Fit,
+    draws: Draws,
+) -> LeaveOneGroupOut:
+    """`metric` within each group with and without the group's own labels.
+
+    groups, person_ids: of every volume of the embedding table. full: predictions for the test volumes of `target` by
+    the probe with all groups. fit: fits and selects on a target's train and val volumes and predicts its test volumes;
+    it is called once per group.
+    """
+    rows, left_out = [], {}
+    drops: list[tuple[np.ndarray, _Statistic]] = []
+    test = target.indices["test"]
+    for group in np.unique(groups[test]).tolist():
+        name = str(group) or "unknown"
+        inside = groups[test] == group
+        others = _without_group(target, groups, group)
+        reason = _why_not_measurable(target, others, person_ids)
+        if reason:
+            left_out[name] = reason
+            continue
+        without_it, with_it = fit(others), full.subset(inside)
+
+        def drop(weights: Weights, with_it: Predictions = with_it, without_it: Predictions = without_it) -> Figures:
+            return measure(metric, with_it, weights) - measure(metric, without_it, weights)
+
+        estimate = draws.estimate(drop, person_ids[test[inside]].tolist(), "", scale="difference")
+        interval = estimate.interval()
+        ones = np.ones((int(inside.sum()), 1))
+        rows.append(
+            {
+                "group": name,
+                "with_it": float(measure(metric, with_it, ones)[0]),
+                "without_it": float(measure(metric, without_it, ones)[0]),
+                "drop": estimate.value,
+                "low": interval.low,
+                "high": interval.high,
+                "n": estimate.n,
+                "n_people": estimate.n_people,
+            }
+        )
+        drops.append((inside, drop))
+    mean: dict[str, Any] | None = None
+    if drops:
+
+        def mean_drop(weights: Weights) -> Figures:
+            return np.mean([of_group(weights[inside]) for inside, of_group in drops], axis=0)
+
+        estimate = draws.estimate(mean_drop, person_ids[test].tolist(), "", scale="difference")
+        interval = estimate.interval()
+        mean = {"drop": estimate.value, "low": interval.low, "high": interval.high, "groups": len(drops)}
+    return LeaveOneGroupOut(rows, mean, left_out)
+
+
+def _without_group(target: Target, groups: np.ndarray, group: str) -> Target:
+    """`target` trained and selected on the other groups, tested on this one."""
+    masks = {split: (groups[at] == group) == (split == "test") for split, at in target.indices.items()}
+    return replace(
+        target,
+        indices={split: target.indices[split][mask] for split, mask in masks.items()},
+        values={split: target.values[split][mask] for split, mask in masks.items()},
+    )
+
+
+def _why_not_measurable(target: Target, others: Target, person_ids: np.ndarray) -> str:
+    """Why a group cannot be tested by a model trained on the others; "" where it can."""
+    people = len(set(person_ids[others.indices["test"]].tolist()))
+    if people < MIN_PEOPLE:
+        return f"{people} test people, at least {MIN_PEOPLE} are needed"
+    if target.task == TASK:
+        events = int((others.values["test"] > 0).sum()), int((others.values["train"] > 0).sum())
+        if min(events) < MIN_EVENTS:
+            return f"{events[0]} events in its test and {events[1]} in train of the others: {MIN_EVENTS} are needed"
+    if target.classes:
+        if set(target.values["test"].tolist()) - set(others.values["test"].tolist()):
+            return f"a class is missing among its {people} test people"
+        if set(range(len(target.classes))) - set(others.values["train"].tolist()):
+            return "no other group has a training label of every class"
+    elif len(others.values["train"]) < 2:
+        return "no other group has training labels"
+    return ""
+
+
+def transfer_thresholds(
+    target: Target,
+    sites: np.ndarray,
+    person_ids: np.ndarray,
+    val_score: np.ndarray,
+    test_score: np.ndarray,
+    draws: Draws,
+    specificity: float = 0.9,
+) -> list[dict[str, Any]]:
+    """A threshold chosen on the validation people of each site, measured on the test people of every site.
+
+    sites, person_ids: of every volume of the embedding table; scores of the validation and test volumes of a two-class
+    `target`, in its order. Rows {chosen_at, used_at, threshold, sensitivity, specificity, each with low and high, n,
+    n_people}. A site without a negative validation case chooses none; one with fewer than MIN_PEOPLE test people is
+    left out.
+    """
+    rows = []
+    val, test = target.indices["val"], target.indices["test"]
+    val_positive, test_positive = target.values["val"] == 1, target.values["test"] == 1
+    for source in np.unique(sites[val]).tolist():
+        at_source = sites[val] == source
+        if val_positive[at_source].all():
+            continue
+        threshold = threshold_at_specificity(val_positive[at_source], val_score[at_source], specificity)
+        for site in np.unique(sites[test]).tolist():
+            inside = sites[test] == site
+            people = person_ids[test[inside]].tolist()
+            if len(set(people)) < MIN_PEOPLE:
+                continue
+            scores = threshold_scores(threshold, test_positive[inside], test_score[inside], draws, people, "")
+            row: dict[str, Any] = {"chosen_at": source or "unknown", "used_at": site or "unknown"}
+            row["threshold"] = threshold
+            for name, estimate in (("sensitivity", scores.sensitivity), ("specificity", scores.specificity)):
+                figure = estimate.as_dict()
+                row |= {name: figure["value"], f"{name}_low": figure["low"], f"{name}_high": figure["high"]}
+            rows.append(row | {"n": int(inside.sum()), "n_people": len(set(people))})
+    return rows
+
+
+def coverage_faults(
+    frame: pd.DataFrame, labels: LabelTable, target: Target, columns: Sequence[str] = GROUP_COLUMNS
+) -> Iterator[tuple[str, str]]:
+    """Faults (kind, text): groups without a labelled scan, sites without any scan, groups on one side of the split.
+
+    `frame`: the scans or cases that `target.indices` point to. A total over all groups would hide such a loss.
+    """
+    used = np.concatenate(list(target.indices.values()))
+    lost, one_sided = "lost_group", "one_sided_group"
+    for column in columns:
+        names = frame[column]
+        present = set(names.iloc[used])
+        for name, count in sorted(Counter(names).items()):
+            if name and name not in present:
+                text = f"{column} {name} is lost: none of its {count} scans or cases has a label and a split"
+                yield lost, f"{target.name}: {text}"
+        train, test = (set(names.iloc[target.indices[split]]) - {""} for split in ("train", "test"))
+        for name in sorted(test - train):
+            yield one_sided, f"{target.name}: {column} {name} is tested and has nothing to train on"
+        for name in sorted(train - test):
+            text = f"{column} {name} is trained on and never tested: the figures do not describe it"
+            yield one_sided, f"{target.name}: {text}"
+    labelled = {person for person, _ in labels.values[target.name]}
+    by_site = Counter(labels.sites.get(person, "") for person in labelled)
+    scanned = Counter(labels.sites.get(person, "") for person in labelled & set(frame["person_id"]))
+    for site, count in sorted(by_site.items()):
+        if site and not scanned[site]:
+            text = f"site {site} is lost: none of its {count} people with a label has an embedded scan"
+            yield lost, f"{target.name}: {text}"

@@ -1,0 +1,92 @@
+"""Label fractions: nested, balanced, the same for a seed, and refused where the labels do not suffice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from invented_cohort import probe_with
+from octjepa.embed.table import read_embeddings
+from octjepa.errors import UsageError
+from octjepa.evaluate.label_fractions import limit_target, parse_counts, people_order
+from octjepa.evaluate.targets import Target
+
+Cohort = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
+
+
+def eyes(people: int, sick: int) -> tuple[Target, np.ndarray]:
+    """Two eyes of each person, of whom the first `sick` are diseased in one eye; every fifth person is in val."""
+    person_ids = np.repeat([f"p{number:03d}" for number in range(people)], 2)
+    truth = np.zeros(2 * people, np.int64)
+    truth[0 : 2 * sick : 2] = 1
+    everyone = np.arange(2 * people)
+    val = everyone // 2 % 5 == 4
+    indices = {"train": everyone[~val], "val": everyone[val], "test": everyone[val]}
+    values = {split: truth[at] for split, at in indices.items()}
+    return Target("sick", "binary", indices, values, ("0", "1"), "h", ()), person_ids
+
+
+def test_the_draw_is_nested_balanced_and_the_same_for_a_seed() -> None:
+    target, person_ids = eyes(50, 10)
+    order = people_order(target, person_ids, 0)
+    assert len(order) == len(set(order)) == 40
+    sick = {f"p{number:03d}" for number in range(10)}
+    assert len(sick & set(order[:10])) == 5
+    assert sick - {"p004", "p009"} == sick & set(order)  # all who are sick, but for those of val
+    assert order == people_order(target, person_ids, 0)
+    assert order != people_order(target, person_ids, 1)
+    few, more = (limit_target(target, person_ids, count, 0) for count in (10, 30))
+    assert set(few.indices["train"]) < set(more.indices["train"])
+    assert len(few.indices["train"]) == 20  # both eyes of ten people
+    assert len(few.indices["val"]) == len(few.values["val"]) == 0
+    assert (few.indices["test"] == target.indices["test"]).all()
+    assert few.label_hash == target.label_hash
+
+
+def test_too_few_people_or_positives_are_refused_with_the_numbers() -> None:
+    target, person_ids = eyes(50, 10)
+    with pytest.raises(UsageError, match="sick: 41 labelled people were requested, train has 40"):
+        limit_target(target, person_ids, 41, 0)
+    rare, person_ids = eyes(50, 1)
+    with pytest.raises(UsageError, match="of 10 labelled people 1 are of class 1, at least 2 are needed"):
+        limit_target(rare, person_ids, 10, 0)
+
+
+@pytest.mark.parametrize("text", ["", "ten", "10;30", "10,-3", "3", "10,,30", "1e2"])
+def test_bad_counts_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is no list of numbers of people"):
+        parse_counts(text)
+
+
+def test_counts_are_read_once_each_and_ascending() -> None:
+    assert parse_counts(None) == ()
+    assert parse_counts("100, 10,30,10") == (10, 30, 100)
+
+
+@pytest.mark.slow
+def test_results_are_keyed_by_the_number_of_people(cohort: Cohort, saved: Callable[..., tuple[Path, Path]]) -> None:
+    frame, labels = cohort(people=120, signal=1.2, prevalence=(0.4,), shares=(0.5, 0.2, 0.3))
+    labels["rare"] = 0
+    labels.loc[[0, 200, 210], "rare"] = 1  # one eye of train, two of test
+    table, path = saved(frame, labels)
+    result = probe_with(
+        [read_embeddings(table)], path, ["lesion0", "rare"], probes=["linear"], labelled=(10, 40), bootstrap=200
+    )
+    assert list(result.labelled) == ["10", "40"]
+    for found in result.labelled.values():
+        rows = [one for one in found["rows"] if (one["metric"], one["pool"]) == ("auroc", "mean_std_max")]
+        (row,) = [one for one in rows if one["name"] == "octjepa"]
+        assert row["target"] == "lesion0"
+        assert row["low"] < row["value"] < row["high"]
+        assert {one["name"] for one in found["rows"]} >= {"octjepa", "untrained", "histogram", "covariates"}
+        assert found["comparisons"][0]["reference"] == "untrained"
+        (reason,) = found["left_out"]
+        assert "rare: of" in reason
+        assert any(reason in note for note in result.notes)
+        assert all(one["target"] != "macro" for one in found["rows"])  # it would be of other targets
+    assert any(one["target"] == "macro" for one in result.rows)
+    assert result.payload()["labelled"] == result.labelled
