@@ -25,8 +25,8 @@ from octjepa.embed.table import Embeddings, read_embeddings
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.encoders import load_encoder, pooling
 from octjepa.errors import ContractError, OctjepaError, UsageError, WrongCheckpointError
-from octjepa.model import VJEPA3D
 from octjepa.evaluate.probe import run_probes
+from octjepa.model import VJEPA3D
 from synthetic import MemoryStore, small_recipe
 from worker_tasks import embed_after_a_kill
 

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from octjepa.metrics.scores import metric_value
 from octjepa.evaluate.features import covariate_features, majority_predictions
 from octjepa.evaluate.targets import Target
+from octjepa.metrics.scores import metric_value
 
 
 def _target(

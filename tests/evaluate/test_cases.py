@@ -14,9 +14,9 @@ from invented_cohort import probe_with
 from octjepa.embed.table import Embeddings, read_embeddings, write_embeddings
 from octjepa.embed.token_folder import TokenFolder, write_index, write_part
 from octjepa.errors import UsageError
-from octjepa.metrics.scores import Predictions
 from octjepa.evaluate.cases import average_scores, group_cases, read_visit_order
 from octjepa.evaluate.results import ProbeResult
+from octjepa.metrics.scores import Predictions
 from token_parts import token_part
 
 Cohort = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]

@@ -10,10 +10,10 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import KNeighborsClassifier
 
-from octjepa.metrics.scores import metric_value
 from octjepa.evaluate import calibration, linear_knn
 from octjepa.evaluate import features as probe_features
 from octjepa.evaluate.targets import Target
+from octjepa.metrics.scores import metric_value
 
 
 def _problem(

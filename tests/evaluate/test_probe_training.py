@@ -11,13 +11,13 @@ from sklearn.metrics import roc_auc_score
 
 from octjepa.embed import token_folder
 from octjepa.embed.token_folder import TokenFolder
-from octjepa.metrics.scores import Task, metric_value
 from octjepa.evaluate import probe_training
 from octjepa.evaluate.calibration import class_weights
 from octjepa.evaluate.features import feature_space, plan_selection
 from octjepa.evaluate.linear_knn import fit_linear
 from octjepa.evaluate.networks import AttentiveProbe, Outputs, TokenBatch, loss
 from octjepa.evaluate.targets import Target
+from octjepa.metrics.scores import Task, metric_value
 from token_parts import token_part
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octjepa.metrics.bootstrap import Draws
-from octjepa.metrics.scores import Predictions
 from octjepa.evaluate.subgroups import leave_one_group_out, transfer_thresholds
 from octjepa.evaluate.targets import Target
+from octjepa.metrics.bootstrap import Draws
+from octjepa.metrics.scores import Predictions
 
 PEOPLE = 240
 

@@ -13,11 +13,11 @@ import pytest
 from invented_cohort import probe_with
 from octjepa.embed.table import read_embeddings
 from octjepa.errors import UsageError
-from octjepa.metrics.scores import Predictions, measure, metric_value
 from octjepa.evaluate.cases import person_labels
 from octjepa.evaluate.labels import read_labels
 from octjepa.evaluate.subgroup_columns import parse_subgroups
 from octjepa.evaluate.survival import CoxRegression, join_events, partial_log_likelihood
+from octjepa.metrics.scores import Predictions, measure, metric_value
 
 SIGNED = np.array([1.0, 2.0, -3.0, 4.0])  # events at 1, 2 and 4; one lost sight of at 3
 RISK = np.array([0.5, -0.2, 0.1, 0.0])

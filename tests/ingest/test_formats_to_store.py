@@ -11,10 +11,10 @@ import pytest
 from eye_files import write_images
 from octjepa.config import load_recipe
 from octjepa.errors import UsageError
+from octjepa.evaluate.labels import read_labels
 from octjepa.ingest import build_store
 from octjepa.inspection import describe
 from octjepa.phantom import make_eye
-from octjepa.evaluate.labels import read_labels
 from octjepa.read.reader import parse_spacing
 from octjepa.store import Store
 

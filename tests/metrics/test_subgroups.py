@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
+from octjepa.evaluate.subgroups import subgroup_scores
 from octjepa.metrics.bootstrap import Draws
 from octjepa.metrics.scores import Predictions
-from octjepa.evaluate.subgroups import subgroup_scores
 
 
 def _made(n: int = 400) -> tuple[Predictions, np.ndarray, list[str]]:

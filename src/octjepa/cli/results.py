@@ -107,16 +107,16 @@ def probe(
     """Evaluates frozen features on labels. With intervals over people, beside trivial baselines."""
     from octjepa.embed.table import read_embeddings
     from octjepa.embed.token_folder import TokenFolder
-    from octjepa.files import write_json
-    from octjepa.locks import file_lock
-    from octjepa.metrics.scores import PRIMARY_METRIC
-    from octjepa.evaluate.cases import read_visit_order
     from octjepa.evaluate.attention_maps import write_attention
     from octjepa.evaluate.case_predictions import write_case_predictions
+    from octjepa.evaluate.cases import read_visit_order
     from octjepa.evaluate.label_fractions import parse_counts
     from octjepa.evaluate.probe import ProbeSettings, run_probes
     from octjepa.evaluate.subgroup_columns import parse_subgroups
     from octjepa.evaluate.survival import default_probes
+    from octjepa.files import write_json
+    from octjepa.locks import file_lock
+    from octjepa.metrics.scores import PRIMARY_METRIC
 
     for path in (out, predictions, attention):
         if path is not None:
@@ -182,12 +182,12 @@ def leaderboard(
     """Compares encoders side by side. Validation selects, the test set is used once; differences are paired, and
     corrected for multiple comparisons.
     """
-    from octjepa.evaluate.leaderboard.board import run_board
-    from octjepa.locks import writer_lock
-    from octjepa.metrics.test_set_ledger import finish_work
     from octjepa.evaluate.label_fractions import parse_counts
+    from octjepa.evaluate.leaderboard.board import run_board
     from octjepa.evaluate.subgroup_columns import parse_subgroups
     from octjepa.evaluate.survival import default_probes
+    from octjepa.locks import writer_lock
+    from octjepa.metrics.test_set_ledger import finish_work
     from octjepa.report.leaderboard import prepare_folder, write_leaderboard
     from octjepa.store import Store
 

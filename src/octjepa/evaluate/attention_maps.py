@@ -18,8 +18,8 @@ from jaxtyping import Float, Int
 
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.errors import UsageError
-from octjepa.files import write_atomic
 from octjepa.evaluate.calibration import ProbeFit
+from octjepa.files import write_atomic
 
 _COLUMNS = ["name", "twin", "target", "volume_id", "grid", "grid_index", "attention"]
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from octjepa.metrics.scores import Predictions
 from octjepa.evaluate.survival import TASK, partial_log_likelihood
 from octjepa.evaluate.targets import Target
+from octjepa.metrics.scores import Predictions
 
 
 @dataclass(frozen=True)

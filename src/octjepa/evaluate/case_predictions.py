@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from octjepa.files import write_atomic
-from octjepa.metrics.scores import Predictions
 from octjepa.evaluate.cases import Cases
 from octjepa.evaluate.survival import TASK as SURVIVAL
 from octjepa.evaluate.targets import Target
+from octjepa.files import write_atomic
+from octjepa.metrics.scores import Predictions
 
 if TYPE_CHECKING:
     from octjepa.evaluate.results import ResultKey

@@ -21,12 +21,12 @@ from jaxtyping import Float, Int
 
 from octjepa.embed.table import FEATURE_COLUMNS, Embeddings
 from octjepa.errors import UsageError
-from octjepa.metrics.findings import Findings
-from octjepa.metrics.scores import Predictions
 from octjepa.evaluate.features import Selection, plan_selection
 from octjepa.evaluate.labels import LabelTable, numbers_of, read_table
 from octjepa.evaluate.subgroups import GROUP_COLUMNS, coverage_faults
 from octjepa.evaluate.targets import Target, join_labels, task_of
+from octjepa.metrics.findings import Findings
+from octjepa.metrics.scores import Predictions
 
 LEVELS = ("volume", "eye", "person")
 RULES = {

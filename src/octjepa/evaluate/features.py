@@ -17,9 +17,9 @@ import pandas as pd
 from jaxtyping import Float, Int
 
 from octjepa.embed.token_folder import TokenFolder
-from octjepa.metrics.scores import Predictions
 from octjepa.evaluate.calibration import ProbeFit, class_shares
 from octjepa.evaluate.targets import Target
+from octjepa.metrics.scores import Predictions
 from octjepa.registry import Registry
 
 MAX_NEIGHBOURS = 49

@@ -23,14 +23,10 @@ from octjepa.embed.table import Embeddings
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.encoders import pooling
 from octjepa.errors import UsageError
-from octjepa.metrics import test_set_ledger
-from octjepa.metrics.bootstrap import Draws
-from octjepa.metrics.findings import Findings
-from octjepa.metrics.scores import METRICS
-from octjepa.evaluate.cases import Cases, PreparedTarget, group_cases, prepare_targets
 from octjepa.evaluate.attention_maps import list_attention
 from octjepa.evaluate.calibration import ProbeFit
 from octjepa.evaluate.case_predictions import list_predictions
+from octjepa.evaluate.cases import Cases, PreparedTarget, group_cases, prepare_targets
 from octjepa.evaluate.features import (
     PROBES,
     TOKEN_PROBES,
@@ -55,6 +51,10 @@ from octjepa.evaluate.results import (
 from octjepa.evaluate.subgroup_columns import SubgroupColumn, read_groups
 from octjepa.evaluate.survival import DEFAULT_PROBES, check_survival, join_events
 from octjepa.evaluate.targets import check_people, test_set_hash
+from octjepa.metrics import test_set_ledger
+from octjepa.metrics.bootstrap import Draws
+from octjepa.metrics.findings import Findings
+from octjepa.metrics.scores import METRICS
 from octjepa.progress import bar
 
 COMMAND = "octjepa probe"

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from octjepa import keys
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed.token_folder import TokenFolder
-from octjepa.metrics.scores import Task
 from octjepa.evaluate.calibration import ProbeFit, calibrated_predictions, class_weights, select_setting
 from octjepa.evaluate.features import PROBES, TOKEN_PROBES, FeatureSpace, Selection
 from octjepa.evaluate.networks import MLP, AttentiveProbe, TokenBatch, loss
 from octjepa.evaluate.targets import Target
+from octjepa.metrics.scores import Task
 from octjepa.train.learner import Learner, adamw
 from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervised
 

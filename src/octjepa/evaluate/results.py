@@ -12,15 +12,15 @@ import numpy as np
 from octjepa.embed.alignment import NamedTables, untrained_name
 from octjepa.embed.table import SPLITS
 from octjepa.errors import UsageError
+from octjepa.evaluate.calibration import class_weights
+from octjepa.evaluate.subgroup_columns import Groups, score_groups
+from octjepa.evaluate.survival import TASK
+from octjepa.evaluate.targets import Target
 from octjepa.metrics.bootstrap import Draws, Estimate, mean_estimate
 from octjepa.metrics.comparisons import paired_difference
 from octjepa.metrics.findings import BASELINES, Findings
 from octjepa.metrics.intervals import scale_of
 from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Predictions, confusion, measure
-from octjepa.evaluate.calibration import class_weights
-from octjepa.evaluate.subgroup_columns import Groups, score_groups
-from octjepa.evaluate.survival import TASK
-from octjepa.evaluate.targets import Target
 
 MACRO = "macro"
 _NOT_IN_PAYLOAD = ("predicted", "case_predictions", "attention")

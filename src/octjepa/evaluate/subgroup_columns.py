@@ -16,11 +16,11 @@ import pandas as pd
 from jaxtyping import Shaped
 
 from octjepa.errors import UsageError
-from octjepa.metrics.bootstrap import Draws
-from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Predictions
 from octjepa.evaluate.labels import label_columns, numbers_of, read_labels
 from octjepa.evaluate.subgroups import SubgroupScores, subgroup_scores
 from octjepa.evaluate.targets import Target
+from octjepa.metrics.bootstrap import Draws
+from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Predictions
 
 MIN_PEOPLE_PER_CLASS = 10
 MAX_GROUPS = 20

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from octjepa.evaluate.labels import LabelTable
+from octjepa.evaluate.survival import MIN_EVENTS, TASK
+from octjepa.evaluate.targets import Target
 from octjepa.metrics.bootstrap import Draws, Estimate
 from octjepa.metrics.intervals import LOWER_IS_BETTER, METRIC_SCALE, MIN_PEOPLE, scale_of
 from octjepa.metrics.scores import Figures, Predictions, Weights, measure
 from octjepa.metrics.thresholds import threshold_at_specificity, threshold_scores
-from octjepa.evaluate.labels import LabelTable
-from octjepa.evaluate.survival import MIN_EVENTS, TASK
-from octjepa.evaluate.targets import Target
 
 GROUP_COLUMNS = ("clinical_site", "device")
 Fit = Callable[[Target], Predictions]

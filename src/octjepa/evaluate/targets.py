@@ -18,9 +18,9 @@ from jaxtyping import Float, Int
 
 from octjepa.embed.table import SPLITS
 from octjepa.errors import UsageError
-from octjepa.metrics.scores import Task
 from octjepa.evaluate.labels import MAX_CLASSES, LabelTable, check_spelling, numbers_of
 from octjepa.evaluate.survival import TASK, check_events
+from octjepa.metrics.scores import Task
 
 TASKS = ("auto", "classification", "binary", "multiclass", "ordinal", "multilabel", "regression", "survival")
 _FEW_NUMBERS = 10  # whole numbers up to so many are taken for classes

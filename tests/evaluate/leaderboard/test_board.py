@@ -16,11 +16,11 @@ import pytest
 from octjepa.embed import token_folder
 from octjepa.embed.table import read_embeddings
 from octjepa.errors import UsageError
+from octjepa.evaluate.features import PROBES, plan_selection
+from octjepa.evaluate.labels import read_labels
 from octjepa.evaluate.leaderboard import board as board_module
 from octjepa.evaluate.leaderboard.board import Board, run_board
 from octjepa.evaluate.leaderboard.selection import Option, select_option, without_test
-from octjepa.evaluate.features import PROBES, plan_selection
-from octjepa.evaluate.labels import read_labels
 from octjepa.evaluate.probe import ProbeSettings, run_probes
 from octjepa.evaluate.targets import join_labels
 from octjepa.report.leaderboard import NAMES, write_leaderboard

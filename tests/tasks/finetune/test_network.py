@@ -12,11 +12,11 @@ from octjepa.config import to_yaml
 from octjepa.embed.token_folder import grid_coordinates
 from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.errors import RecipeError
-from octjepa.model import VJEPA3D
-from octjepa.model.blocks import Stack
 from octjepa.evaluate import networks
 from octjepa.evaluate.networks import TokenBatch
 from octjepa.evaluate.results import ProbeResult
+from octjepa.model import VJEPA3D
+from octjepa.model.blocks import Stack
 from octjepa.tasks.finetune.network import TunedNetwork, draw_paths, each_loss
 from octjepa.tasks.finetune.recipe import RECIPES, FinetuneRecipe, load_recipe
 from octjepa.tasks.finetune.training import set_rates

@@ -19,6 +19,10 @@ from octjepa.embed.alignment import align_tables
 from octjepa.embed.embedding import add_participants
 from octjepa.embed.external import PATTERNS
 from octjepa.errors import UsageError
+from octjepa.evaluate.cases import Cases, group_cases, person_labels
+from octjepa.evaluate.features import TOKEN_PROBES, covariate_features, majority_predictions, plan_selection
+from octjepa.evaluate.label_fractions import limit_target
+from octjepa.evaluate.labels import LabelTable, read_labels
 from octjepa.evaluate.leaderboard.entries import EmbeddedCandidate, Entry, embed_entries, read_entries
 from octjepa.evaluate.leaderboard.results import (
     LeaderboardRow,
@@ -42,17 +46,13 @@ from octjepa.evaluate.leaderboard.selection import (
     view_options,
     without_test,
 )
-from octjepa.metrics import test_set_ledger
-from octjepa.metrics.bootstrap import Draws
-from octjepa.metrics.findings import BASELINES, Findings
-from octjepa.evaluate.cases import Cases, group_cases, person_labels
-from octjepa.evaluate.features import TOKEN_PROBES, covariate_features, majority_predictions, plan_selection
-from octjepa.evaluate.label_fractions import limit_target
-from octjepa.evaluate.labels import LabelTable, read_labels
 from octjepa.evaluate.subgroup_columns import Groups, SubgroupColumn, read_groups
 from octjepa.evaluate.subgroups import GROUP_COLUMNS, coverage_faults
 from octjepa.evaluate.survival import DEFAULT_PROBES, check_survival, join_events
 from octjepa.evaluate.targets import Target, check_people, join_labels, test_set_hash
+from octjepa.metrics import test_set_ledger
+from octjepa.metrics.bootstrap import Draws
+from octjepa.metrics.findings import BASELINES, Findings
 from octjepa.progress import bar
 from octjepa.store import Store
 

@@ -16,7 +16,12 @@ import numpy as np
 import pandas as pd
 
 from octjepa.errors import UsageError
+from octjepa.evaluate.calibration import ProbeFit
+from octjepa.evaluate.features import plan_selection
 from octjepa.evaluate.leaderboard.selection import EvaluatedOption, Option, evaluate_option
+from octjepa.evaluate.subgroup_columns import Groups, score_groups, scores_as_dict
+from octjepa.evaluate.subgroups import leave_one_group_out, subgroup_scores, transfer_thresholds
+from octjepa.evaluate.targets import Target
 from octjepa.metrics.bootstrap import Draws, Estimate
 from octjepa.metrics.comparisons import (
     benjamini_hochberg,
@@ -30,11 +35,6 @@ from octjepa.metrics.findings import BASELINES
 from octjepa.metrics.intervals import LOWER_IS_BETTER, scale_of
 from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Figures, Predictions, Weights, brier, measure
 from octjepa.metrics.thresholds import decision_curve, reliability_curve, threshold_at_specificity, threshold_scores
-from octjepa.evaluate.calibration import ProbeFit
-from octjepa.evaluate.features import plan_selection
-from octjepa.evaluate.subgroup_columns import Groups, score_groups, scores_as_dict
-from octjepa.evaluate.subgroups import leave_one_group_out, subgroup_scores, transfer_thresholds
-from octjepa.evaluate.targets import Target
 
 GROUPS = ("device", "clinical_site", "eye")
 SPECIFICITY = 0.9

@@ -18,15 +18,15 @@ from octjepa.embed.table import UNPOOLED
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.encoders import pooling
 from octjepa.errors import UsageError
-from octjepa.evaluate.leaderboard.entries import EmbeddedCandidate
-from octjepa.metrics import test_set_ledger
-from octjepa.metrics.scores import PRIMARY_METRIC, Predictions, metric_value
-from octjepa.evaluate.cases import Cases
 from octjepa.evaluate.calibration import ProbeFit
+from octjepa.evaluate.cases import Cases
 from octjepa.evaluate.features import MIN_VAL_PEOPLE, PROBES, TOKEN_PROBES, FeatureSpace, Selection, feature_space
+from octjepa.evaluate.leaderboard.entries import EmbeddedCandidate
 from octjepa.evaluate.survival import MIN_EVENTS
 from octjepa.evaluate.survival import TASK as SURVIVAL
 from octjepa.evaluate.targets import Target
+from octjepa.metrics import test_set_ledger
+from octjepa.metrics.scores import PRIMARY_METRIC, Predictions, metric_value
 
 UNTRAINED = "untrained"
 

@@ -13,13 +13,8 @@ from threadpoolctl import threadpool_limits
 
 from octjepa.embed.alignment import feature_sets
 from octjepa.embed.table import Embeddings
-from octjepa.files import write_atomic
-from octjepa.metrics.bootstrap import Draws
-from octjepa.metrics.comparisons import paired_difference
-from octjepa.metrics.intervals import LOWER_IS_BETTER
-from octjepa.metrics.scores import Predictions
-from octjepa.evaluate.cases import LEVELS, PreparedTarget, case_names
 from octjepa.evaluate.calibration import ProbeFit, apply_logit_shift, calibrated_predictions
+from octjepa.evaluate.cases import LEVELS, PreparedTarget, case_names
 from octjepa.evaluate.features import covariate_features, feature_space, majority_predictions
 from octjepa.evaluate.linear_knn import fit_linear
 from octjepa.evaluate.results import (
@@ -31,6 +26,11 @@ from octjepa.evaluate.results import (
     measure_predictions,
     measure_subgroups,
 )
+from octjepa.files import write_atomic
+from octjepa.metrics.bootstrap import Draws
+from octjepa.metrics.comparisons import paired_difference
+from octjepa.metrics.intervals import LOWER_IS_BETTER
+from octjepa.metrics.scores import Predictions
 from octjepa.progress import bar
 from octjepa.tasks.finetune.network import TUNED_POOL
 from octjepa.tasks.finetune.tuning_data import TuningData

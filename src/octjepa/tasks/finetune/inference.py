@@ -17,11 +17,11 @@ import torch
 
 from octjepa.embed.embedding import require_same_contract, select_volumes
 from octjepa.errors import TooManyLostError
+from octjepa.evaluate.cases import case_names
 from octjepa.files import write_atomic
 from octjepa.ingest import build_store
 from octjepa.ingest.one_file import Spacing
 from octjepa.locks import writer_lock
-from octjepa.evaluate.cases import case_names
 from octjepa.progress import bar
 from octjepa.store import Store
 from octjepa.tasks.finetune.predict import VOLUMES_AT_ONCE, TunedModel, case_prediction, load_tuned

@@ -20,8 +20,8 @@ from octjepa.checkpoint.weights import TUNED, newest_checkpoint
 from octjepa.distributed.runtime import Runtime
 from octjepa.encoders import PretrainedEncoder
 from octjepa.errors import CheckpointError, UsageError, WrongCheckpointError
-from octjepa.evaluate.cases import PreparedTarget
 from octjepa.evaluate.calibration import apply_logit_shift, at_class_shares, class_shares, class_weights, select_setting
+from octjepa.evaluate.cases import PreparedTarget
 from octjepa.progress import bar
 from octjepa.read.reader import read_volume
 from octjepa.store import Store

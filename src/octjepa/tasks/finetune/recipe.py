@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from pydantic import Field, StrictBool, field_validator, model_validator
 
 from octjepa.config import RecipeKind
-from octjepa.metrics.scores import METRICS
 from octjepa.evaluate.label_fractions import MIN_PEOPLE
+from octjepa.metrics.scores import METRICS
 from octjepa.recipe import Recipe, Section, TrainRecipe, ViewRecipe
 from octjepa.recipe.base import Positive, Precision, Share, machine
 

@@ -22,15 +22,15 @@ from octjepa.embed.leakage import count_leaked_people, recorded_training_set
 from octjepa.embed.table import complete_keys
 from octjepa.encoders import PretrainedEncoder
 from octjepa.errors import UsageError
-from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Task
-from octjepa.evaluate.cases import PreparedTarget, group_cases, prepare_targets
 from octjepa.evaluate.calibration import class_weights
+from octjepa.evaluate.cases import PreparedTarget, group_cases, prepare_targets
 from octjepa.evaluate.features import MIN_VAL_PEOPLE
 from octjepa.evaluate.label_fractions import TooFewLabelsError, limit_prepared
 from octjepa.evaluate.labels import read_labels, split_multilabel
 from octjepa.evaluate.results import ProbeResult, describe_target
 from octjepa.evaluate.subgroup_columns import Groups, SubgroupColumn, read_groups
 from octjepa.evaluate.targets import check_people, test_set_hash
+from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Task
 from octjepa.store import Store
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
 

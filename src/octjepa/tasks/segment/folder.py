@@ -15,9 +15,9 @@ from octjepa.distributed.runtime import Runtime
 from octjepa.embed.shard import weights_hash
 from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.errors import ContractError, OctjepaError, UsageError, WrongCheckpointError
+from octjepa.evaluate.results import differences_by_name
 from octjepa.files import read_json_object
 from octjepa.model import VJEPA3D
-from octjepa.evaluate.results import differences_by_name
 from octjepa.tasks import TASKS
 from octjepa.tasks.segment.decoder import DecoderHead
 from octjepa.tasks.segment.linear import LinearHead
