@@ -24,10 +24,10 @@ import pandas as pd
 import octjepa
 from octjepa.embed.embedding import embed_store
 from octjepa.embed.table import Embeddings, read_embeddings
-from octjepa.ingest import build_store
-from octjepa.phantom import LESIONS, write_cohort
 from octjepa.evaluate.probe import ProbeSettings, run_probes
 from octjepa.evaluate.results import ProbeResult
+from octjepa.ingest import build_store
+from octjepa.phantom import LESIONS, write_cohort
 from octjepa.store import Store
 
 ENCODER = "phantom-tiny"

@@ -14,9 +14,9 @@ import octjepa
 from octjepa.cli import app
 from octjepa.config import load_recipe
 from octjepa.errors import VolumeRejected
+from octjepa.evaluate.probe import ProbeSettings, run_probes
 from octjepa.inspection import describe
 from octjepa.model import VJEPA3D
-from octjepa.evaluate.probe import ProbeSettings, run_probes
 from octjepa.train.tracking.base import TrackedRun
 
 
