@@ -39,10 +39,9 @@ CHECKED = [
         "canonical",
         "cohort",
         "embed",
-        "probe",
+        "evaluate",
         "metrics",
         "tasks",
-        "leaderboard",
     )
 ]
 install_import_hook(CHECKED, "shape_checker.check")

@@ -26,19 +26,19 @@ PREPROCESSING = Preprocessing(
 )
 
 
-def files_of(cohort: Path) -> list[Path]:
-    return sorted(cohort.rglob("*.dcm"))
+def files_of(phantom_cohort: Path) -> list[Path]:
+    return sorted(phantom_cohort.rglob("*.dcm"))
 
 
 @pytest.fixture(scope="module")
-def built(cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+def built(phantom_cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     from octjepa.ingest import build_store
 
     store = tmp_path_factory.mktemp("built") / "store"
-    return store, build_store([cohort], store, PREPROCESSING)
+    return store, build_store([phantom_cohort], store, PREPROCESSING)
 
 
-def test_a_cohort_becomes_a_store(built: tuple[Path, dict], cohort: Path) -> None:
+def test_a_cohort_becomes_a_store(built: tuple[Path, dict], phantom_cohort: Path) -> None:
     from octjepa.store import Store
     from octjepa.store.index import COLUMNS
 
@@ -84,27 +84,27 @@ def test_recommended_splits_are_taken_and_nobody_leaks(built: tuple[Path, dict])
     assert name not in str(leak)
 
 
-def test_threads_of_the_calling_process_change_nothing(built: tuple[Path, dict], cohort: Path, tmp_path: Path) -> None:
+def test_threads_of_the_calling_process_change_nothing(built: tuple[Path, dict], phantom_cohort: Path, tmp_path: Path) -> None:
     from octjepa.ingest import build_store
     from octjepa.store import Store
 
     with threadpool_limits(2):
-        build_store([cohort], tmp_path / "store", PREPROCESSING)
+        build_store([phantom_cohort], tmp_path / "store", PREPROCESSING)
     assert Store.open(tmp_path / "store").table.equals(Store.open(built[0]).table)
 
 
 @pytest.mark.slow
 def test_again_changes_nothing_and_workers_change_nothing(
-    built: tuple[Path, dict], cohort: Path, tmp_path: Path
+    built: tuple[Path, dict], phantom_cohort: Path, tmp_path: Path
 ) -> None:
     from octjepa.ingest import build_store
     from octjepa.store import Store
 
     before = (built[0] / "volumes.parquet").read_bytes()
-    again = build_store([cohort], built[0], PREPROCESSING)
+    again = build_store([phantom_cohort], built[0], PREPROCESSING)
     assert (again["accepted"], again["skipped"]) == (0, 8)
     assert (built[0] / "volumes.parquet").read_bytes() == before
-    build_store([cohort], tmp_path / "two", PREPROCESSING, workers=2)
+    build_store([phantom_cohort], tmp_path / "two", PREPROCESSING, workers=2)
     one, two = Store.open(built[0]), Store.open(tmp_path / "two")
     assert one.table.equals(two.table)
     name = one.table["volume_id"].iloc[3]
@@ -168,12 +168,12 @@ def test_ctrl_c_leaves_a_store_that_goes_on(tiny: Path, tmp_path: Path, monkeypa
     assert build_store([tiny], tmp_path / "store", PREPROCESSING)["accepted"] == 7
 
 
-def test_bad_files_duplicates_and_absent_rows_are_listed(cohort: Path, tmp_path: Path) -> None:
+def test_bad_files_duplicates_and_absent_rows_are_listed(phantom_cohort: Path, tmp_path: Path) -> None:
     from octjepa.ingest import build_store
     from octjepa.store import Store
 
     root = tmp_path / "set"
-    shutil.copytree(cohort, root)
+    shutil.copytree(phantom_cohort, root)
     files = files_of(root)
     shutil.copy(files[0], files[0].with_name("copy.dcm"))
     files[2].write_bytes(files[2].read_bytes()[:20_000])
@@ -189,7 +189,7 @@ def test_bad_files_duplicates_and_absent_rows_are_listed(cohort: Path, tmp_path:
     assert all(set(row) == {"file", "hash", "stage", "reason", "detail", "when", "file_key"} for row in rows)
     assert next(row for row in rows if row["reason"] == "not_dicom")["hash"]
 
-    shutil.copy(files_of(cohort)[7], files[7])  # the download is finished: its row leaves the ledger
+    shutil.copy(files_of(phantom_cohort)[7], files[7])  # the download is finished: its row leaves the ledger
     again = build_store([root], tmp_path / "store", PREPROCESSING, max_lost=0.3)
     assert again["accepted"] == 1
     assert "manifest_row_without_file" not in again["by_reason"]
@@ -240,7 +240,7 @@ def test_too_many_lost_is_reported_after_the_work_is_done(tiny: Path, tmp_path: 
     build_store([root], tmp_path / "store", PREPROCESSING, max_lost=0.7)
 
 
-def test_wrong_stores_and_sources_are_reported_apart(built: tuple[Path, dict], cohort: Path, tmp_path: Path) -> None:
+def test_wrong_stores_and_sources_are_reported_apart(built: tuple[Path, dict], phantom_cohort: Path, tmp_path: Path) -> None:
     from octjepa.ingest import build_store
     from octjepa.store import Store
 
@@ -249,7 +249,7 @@ def test_wrong_stores_and_sources_are_reported_apart(built: tuple[Path, dict], c
     with pytest.raises(UsageError, match="is no store"):
         Store.open(tmp_path)
     with pytest.raises(ContractError, match=r"preprocessing.flatten: store quadratic, expected plane"):
-        build_store([cohort], built[0], PREPROCESSING.model_copy(update={"flatten": "plane"}))
+        build_store([phantom_cohort], built[0], PREPROCESSING.model_copy(update={"flatten": "plane"}))
     newer = tmp_path / "newer"
     newer.mkdir()
     (newer / "store.json").write_text('{"schema_version": 99}')

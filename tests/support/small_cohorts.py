@@ -10,7 +10,7 @@ from oct_dicom import make_dataset, retina, save
 
 
 @pytest.fixture(scope="session")
-def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def phantom_cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four people, two eyes each, four devices; an AI-READI-shaped tree."""
     from octjepa.phantom import write_cohort
 
