@@ -84,7 +84,9 @@ def test_recommended_splits_are_taken_and_nobody_leaks(built: tuple[Path, dict])
     assert name not in str(leak)
 
 
-def test_threads_of_the_calling_process_change_nothing(built: tuple[Path, dict], phantom_cohort: Path, tmp_path: Path) -> None:
+def test_threads_of_the_calling_process_change_nothing(
+    built: tuple[Path, dict], phantom_cohort: Path, tmp_path: Path
+) -> None:
     from octjepa.ingest import build_store
     from octjepa.store import Store
 
@@ -240,7 +242,9 @@ def test_too_many_lost_is_reported_after_the_work_is_done(tiny: Path, tmp_path: 
     build_store([root], tmp_path / "store", PREPROCESSING, max_lost=0.7)
 
 
-def test_wrong_stores_and_sources_are_reported_apart(built: tuple[Path, dict], phantom_cohort: Path, tmp_path: Path) -> None:
+def test_wrong_stores_and_sources_are_reported_apart(
+    built: tuple[Path, dict], phantom_cohort: Path, tmp_path: Path
+) -> None:
     from octjepa.ingest import build_store
     from octjepa.store import Store
 

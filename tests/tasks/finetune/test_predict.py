@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from octjepa.encoders import load_encoder
-from octjepa.evaluate.cases import PreparedTarget
 from octjepa.evaluate.calibration import calibrated_predictions, class_shares, class_weights
+from octjepa.evaluate.cases import PreparedTarget
 from octjepa.evaluate.features import Selection
 from octjepa.evaluate.targets import Target
 from octjepa.tasks.finetune.evaluation import case_predictions

@@ -23,8 +23,8 @@ from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.encoders.external import ExternalEncoder, check_address, is_external, load_external
 from octjepa.encoders.pooling import TokenFeatures
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.metrics.scores import Task
 from octjepa.evaluate.networks import TokenBatch
+from octjepa.metrics.scores import Task
 from octjepa.recipe import DataRecipe, Preprocessing, Recipe, TokenRecipe, TrainRecipe
 from octjepa.tasks.finetune.network import TunedNetwork
 from octjepa.views import geometry

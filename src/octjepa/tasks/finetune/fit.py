@@ -27,12 +27,12 @@ from octjepa.embed.table import Embeddings, read_embeddings
 from octjepa.encoders import PretrainedEncoder
 from octjepa.encoders.external import is_external
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.files import write_json
-from octjepa.locks import writer_lock
-from octjepa.metrics import test_set_ledger
 from octjepa.evaluate.label_fractions import TooFewLabelsError
 from octjepa.evaluate.results import MACRO, ProbeResult
 from octjepa.evaluate.subgroup_columns import SubgroupColumn
+from octjepa.files import write_json
+from octjepa.locks import writer_lock
+from octjepa.metrics import test_set_ledger
 from octjepa.store import Store
 from octjepa.tasks.finetune.evaluation import TUNED, Scores, Shifts, evaluate, write_predictions
 from octjepa.tasks.finetune.external import TunableExternal, load_start, tuned_network

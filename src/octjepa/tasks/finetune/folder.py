@@ -24,11 +24,11 @@ from octjepa.distributed.runtime import Runtime
 from octjepa.encoders import PretrainedEncoder
 from octjepa.encoders.external.saved import WEIGHTS, describe_encoder
 from octjepa.errors import UsageError, WrongCheckpointError
+from octjepa.evaluate.calibration import class_shares
+from octjepa.evaluate.results import differences_by_name
 from octjepa.files import read_json_object, write_atomic, write_json
 from octjepa.locks import LOCK
 from octjepa.metrics.scores import Task
-from octjepa.evaluate.calibration import class_shares
-from octjepa.evaluate.results import differences_by_name
 from octjepa.remote import is_remote
 from octjepa.store import Store
 from octjepa.tasks import TASKS

@@ -21,8 +21,8 @@ from octjepa import keys
 from octjepa.embed.token_folder import grid_coordinates
 from octjepa.encoders import PretrainedEncoder
 from octjepa.encoders.pooling import TokenFeatures
-from octjepa.metrics.scores import Task
 from octjepa.evaluate.networks import WIDTH, AttentivePooling, Outputs, TokenBatch
+from octjepa.metrics.scores import Task
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.train.learner import layer_decay_groups, network_blocks, parameters_by_level
 from octjepa.views.loader import collate
