@@ -6,23 +6,11 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 
 from browser import CHROMIUM, Page, browser_page
-from octjepa.embed.table import write_embeddings
-from octjepa.files import replace_folder
-from octjepa.ingest.build import build_store
-from octjepa.phantom import write_cohort
 from octjepa.store import Store
-from octjepa.store.storage import stage_chunk
-from octjepa.viewer.live import LiveRun
-from octjepa.viewer.misread import CasePredictions
-from octjepa.viewer.native_files import NativeFiles
-from octjepa.viewer.neighbours import Neighbours
 from octjepa.viewer.scans import Scans
-from synthetic import volume
 from viewer_server import served
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
@@ -31,46 +19,7 @@ NATIVE_SHOWN = "document.querySelector('#pane-a .sectors table')"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of the two eyes of a person whose files are there, one without a file, and the journal of a run."""
-    from index_entries import index_entry
-    from octjepa import load_encoder
-
-    root = tmp_path_factory.mktemp("browser")
-    preprocessing = load_encoder("phantom-tiny").recipe.preprocessing
-    write_cohort(root / "eyes", people=1, seed=3, devices=["heidelberg_spectralis"])
-    build_store([root / "eyes"], root / "store", preprocessing)
-    made = Store.open(root / "store")
-    row = index_entry(7, split="val", source="<img src=x onerror=alert(1)>.dcm", quality=np.nan, device="zeiss_cirrus")
-    staged = stage_chunk(made.chunk_folder(row["volume_id"]), volume(preprocessing, 7))
-    replace_folder(staged, made.chunk_folder(row["volume_id"]))
-    made.add(row)
-    made.consolidate()
-    lines = [{"update": u, "train/loss": 1 / u, "train/grad_norm": 1.0 * u} for u in range(1, 9)]
-    lines.append({"update": 8, "val/loss": 0.3, "alarms": {"rankme": "<b>low</b>"}})
-    table = made.table.assign(age=np.nan, clinical_site="")
-    table["histogram"] = table["untrained"] = table["vector"] = [np.eye(3, 12, k, dtype="f4")[0] for k in range(3)]
-    write_embeddings(root / "e.parquet", table, 4, "ours", "c" * 64)
-    case = {"level": "volume", "target": "age", "split": "test", "eye": "OD", "volume_id": row["volume_id"]}
-    case |= {"truth": "60.0", "predicted": "40.0", "classes": [], "scores": [40.0]}
-    pd.DataFrame([case]).to_parquet(root / "cases.parquet")
-    (root / "run").mkdir()
-    (root / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return root
-
-
-@pytest.fixture(scope="module")
-def url(folder: Path) -> Iterator[str]:
-    from octjepa import load_encoder
-
-    encoder = load_encoder("phantom-tiny")
-    files, live = NativeFiles([str(folder / "eyes")]), LiveRun(folder / "run")
-    store = Store.open(folder / "store")
-    tables = (
-        CasePredictions(folder / "cases.parquet", store.table["volume_id"]),
-        Neighbours(folder / "e.parquet", store.table["volume_id"]),
-    )
-    scans = Scans(store, lambda: (encoder.recipe, encoder, ""), files, None, live, *tables)
+def url(scans: Scans) -> Iterator[str]:
     with served(scans) as address:
         yield address
 
@@ -137,7 +86,7 @@ def test_every_control_of_the_native_view_changes_what_is_drawn(page: Page, url:
 
     for selector, value in ((".native-slider", 3), (".native-surfaces", False), (".native-contrast", 2.5),
                             (".native-stretch", 2), (".native-layer", "tokens"),
-                            (".native-layer", "tubes")):  # fmt: skip
+                            (".native-layer", "random")):  # fmt: skip
         before = drawn(page, "#pane-a .bscan")
         page.choose(f"#pane-a {selector}", value)
         changes()

@@ -25,7 +25,7 @@ from octjepa.viewer.misread import CasePredictions
 from octjepa.viewer.neighbours import NEAREST, Neighbours
 from octjepa.viewer.scans import Scans
 from octjepa.viewer.server import open_scans
-from octjepa.viewer.voxel_classes import COLOURS, VoxelClasses
+from octjepa.viewer.voxel_classes import COLOURS, ClassColour, Legend, VoxelClasses
 from octjepa.volume import CanonicalVolume
 
 pytest.importorskip("starlette")
@@ -142,7 +142,9 @@ def test_the_segmentation_of_a_head_is_laid_over_the_scan_as_it_came(tmp_path: P
     scan = files.native(name)
     shown = Scans(Store.open(tmp_path / "store"), native=files.files, classes=VoxelClasses(lambda: head, None))
     assert shown.native_about(name)["layers"] == ["segmentation"]
-    assert shown.class_names(name, "segmentation") == [{"name": "tissue", "colour": COLOURS[0]}]
+    assert shown.legend(name, "segmentation") == Legend(
+        "Predicted by the segmentation head.", [ClassColour("tissue", COLOURS[0])]
+    )
     number, column = scan.opening_slice, scan.volume.shape[2] // 2
     painted = np.asarray(Image.open(io.BytesIO(shown.overlay_png(name, "segmentation", number))))
     assert painted.shape == (*scan.volume.shape[1:], 4)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+import pydicom
 import pytest
 from PIL import Image
 from pydicom.uid import ExplicitVRLittleEndian, JPEG2000Lossless, RLELossless
@@ -20,6 +22,8 @@ from octjepa.phantom import write_cohort
 from octjepa.read.one_frame import read_one_frame
 from octjepa.read.reader import read_volume
 from octjepa.store import Store
+from octjepa.tasks.nifti import write_nifti
+from octjepa.tasks.segment.dicom_seg import write_segmentation
 from octjepa.viewer.listing import MAX_PAGE, VolumeList
 from octjepa.viewer.live import LiveRun
 from octjepa.viewer.scans import Scans
@@ -60,6 +64,9 @@ def test_planes_are_the_files_own_voxels(scans: Scans, folder: Path) -> None:
     np.testing.assert_array_equal(pixels(scans.native_plane_png(name, "column", last)), volume.pixels[:, :, last].T)
     with pytest.raises(IndexError):
         scans.native_plane_png(name, "column", last + 1)
+    for read in (scans.native_plane_png, scans.surface_lines):
+        with pytest.raises(KeyError):
+            read(name, "other", 0)
     assert "person" not in json.dumps(about)
 
 
@@ -171,9 +178,70 @@ def test_labels_of_graders_are_laid_over_and_another_shape_is_reported(folder: P
     scans = open_scans(folder / "store", labels=tmp_path)
     painted = pixels(scans.overlay_png(names[0], "labels", 0))
     assert (painted[..., 3] > 0).sum() == 5 * shape[2]
-    assert scans.class_names(names[0], "labels")[0]["name"] == "fluid"
+    assert scans.legend(names[0], "labels").classes[0].name == "fluid"
     with pytest.raises(UsageError, match="voxels"):
         scans.overlay_png(names[1], "labels", 0)
+
+
+def captions(scans: Scans, name: str) -> tuple[str, list[str]]:
+    legend = scans.legend(name, "labels")
+    return legend.caption, [one.name for one in legend.classes]
+
+
+def test_the_legend_tells_who_made_the_labels(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("highdicom")
+    plain = open_scans(folder / "store")
+    name = min(plain.ids)
+    entry, volume = plain.volumes.entry(name), plain.native(name).volume
+    codes = np.zeros(volume.shape, np.uint8)
+    codes[:, 4:9], codes[:, 12:14] = 1, 2
+    classes, octjepa_version = ("fluid", "drusen"), version("octjepa")
+    made = f"made automatically by octjepa {octjepa_version}"
+    (tmp_path / "nifti").mkdir()
+    write_nifti(tmp_path / "nifti" / f"{name}.nii.gz", codes, volume.spacing_mm)
+    listed: dict[str, object] = {"1": "fluid", "2": "drusen"}
+    for source, caption in (("", "Labels, source unknown."), ("two graders\n, masked", "Labels, two graders , masked."),
+                            (made, f"Labels, {made}."), (7, "Labels, source unknown.")):  # fmt: skip
+        named = listed | ({"source": source} if source else {})
+        (tmp_path / "nifti" / "classes.json").write_text(json.dumps(named))
+        assert captions(open_scans(folder / "store", labels=tmp_path / "nifti"), name) == (caption, [*classes])
+    scan = folder / "eyes" / entry["file"]
+    (tmp_path / "dicom").mkdir()
+    turned = "frames_reversed" in volume.notes
+    write_segmentation(tmp_path / "dicom" / "x.dcm", codes[::-1] if turned else codes, classes, volume.spacing_mm, scan)
+    assert captions(open_scans(folder / "store", labels=tmp_path / "dicom"), name) == (f"Labels, {made}.", [*classes])
+    file = pydicom.dcmread(tmp_path / "dicom" / "x.dcm")
+    file.SegmentSequence[0].SegmentAlgorithmType = "MANUAL"
+    file.save_as(tmp_path / "dicom" / "x.dcm")
+    both = open_scans(folder / "store", labels=tmp_path / "dicom")
+    assert captions(both, name) == (f"Labels, marked by hand; {made}.", [*classes])
+
+
+def test_two_files_of_the_same_labels_give_one_legend_and_others_are_named(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("highdicom")
+    plain = open_scans(folder / "store")
+    name = min(plain.ids)
+    entry, volume = plain.volumes.entry(name), plain.native(name).volume
+    codes = np.zeros(volume.shape, np.uint8)
+    codes[:, 4:9], codes[:, 20:] = 1, 255  # a DICOM Segmentation cannot tell unlabelled voxels
+    write_nifti(tmp_path / f"{name}.nii.gz", codes, volume.spacing_mm)
+    (tmp_path / "classes.json").write_text('{"1": "fluid"}')
+    alone = open_scans(folder / "store", labels=tmp_path)
+    assert captions(alone, name) == ("Labels, source unknown.", ["fluid"])
+    inside = np.where(codes == 255, 0, codes).astype(np.uint8)
+    inside = inside[::-1] if "frames_reversed" in volume.notes else inside
+    write_segmentation(tmp_path / "x.dcm", inside, ("fluid",), volume.spacing_mm, folder / "eyes" / entry["file"])
+    made = f"Labels, made automatically by octjepa {version('octjepa')}."
+    both = open_scans(folder / "store", labels=tmp_path)
+    assert captions(both, name) == (made, ["fluid"])
+    assert both.overlay_png(name, "labels", 0) == alone.overlay_png(name, "labels", 0)
+    codes[:, 4:9] = 0
+    codes[:, 5:7] = 1
+    write_nifti(tmp_path / f"{name}.nii.gz", codes, volume.spacing_mm)
+    caption, names = captions(open_scans(folder / "store", labels=tmp_path), name)
+    assert names == ["fluid"]
+    assert caption.startswith(made)
+    assert f"are not shown: {name}.nii.gz." in caption
 
 
 def test_the_list_is_given_out_in_pages(made: Path) -> None:

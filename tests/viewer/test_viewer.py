@@ -25,7 +25,7 @@ from octjepa.errors import UsageError
 from octjepa.report.figures import masks
 from octjepa.store.storage import DamagedVolume
 from octjepa.viewer.scans import Scans
-from octjepa.viewer.server import open_scans, serve
+from octjepa.viewer.server import ANSWER_OF, _answers, open_scans, serve
 from octjepa.views.tokens import TISSUE_SHARE
 from viewer_server import served
 
@@ -40,6 +40,13 @@ def scans(made: Path) -> Scans:
 @pytest.fixture(scope="module")
 def url(scans: Scans) -> Iterator[str]:
     with served(scans) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def plain_url(made: Path) -> Iterator[str]:
+    """The store alone, without the files of its scans."""
+    with served(open_scans(made / "store")) as address:
         yield address
 
 
@@ -133,6 +140,63 @@ def test_only_to_this_machine_only_to_read_only_its_own_script(url: str) -> None
         assert "access-control-allow-origin" not in headers
         assert b"http://" not in body.replace(b"http://www.w3.org", b"")
         assert b"https://" not in body
+
+
+def test_every_answer_about_a_volume_names_it(url: str, scans: Scans) -> None:
+    first, second = sorted(scans.ids)[:2]
+    for path in _answers(scans):
+        for name in (first, second):
+            values = {"volume_id": name, **dict.fromkeys(("number", "depth", "column", "index"), 0)}
+            status, headers, _ = ask(url + path.replace(":int", "").format(**values, plane="slice", layer="random"))
+            assert headers[ANSWER_OF] == (name if "{volume_id}" in path else None), (path, status)
+    status, headers, _ = ask(f"{url}/volumes/{first}/slices/99.png")
+    assert (status, headers[ANSWER_OF]) == (404, first)  # an error is about the volume, too
+    assert ask(f"{url}/volumes/nobody/band")[1][ANSWER_OF] is None
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("misread", 400), ("misread?target=nothing", 404), ("volumes?offset=x", 400), ("volumes?offset=1e999", 400),
+     (f"volumes?offset={10**30}", 400), ("volumes?limit=-3", 200), ("volumes/ID/native/etdrs?slice_index=nan", 400),
+     ("volumes/ID/native/etdrs?slice_index=inf&column=1", 400), ("volumes/ID/native/other/1.png", 422),
+     ("volumes/ID/native/surfaces/other/1", 404), ("volumes/ID/native/surfaces/slice/999999", 404),
+     (f"volumes/ID/native/place/{10**40}/0/0", 400), (f"volumes/ID/native/slice/{10**40}.png", 400),
+     (f"volumes/ID/grid/similarity.png?token={10**25}", 400), ("volumes/ID/native/overlay/other/1.png", 422),
+     ("volumes/ID/native/classes/other", 422), ("volumes/ID/native/face.png", 422), ("volumes/ID/neighbours", 404),
+     ("live", 404), ("nothing", 404)],
+)  # fmt: skip
+def test_a_bad_request_gets_one_line_and_the_security_headers(
+    plain_url: str, scans: Scans, path: str, status: int
+) -> None:
+    found, headers, body = ask(f"{plain_url}/{path.replace('ID', min(scans.ids))}")
+    assert found == status
+    check_headers(headers)
+    if status != 200:
+        assert len(body.decode().splitlines()) == 1
+        assert b"Traceback" not in body
+
+
+def check_headers(headers: Any) -> None:
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Cache-Control"] == "no-store"
+
+
+def test_an_unexpected_error_has_the_security_headers_and_no_traceback(
+    demo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scans = open_scans(demo / "store")
+    name = min(scans.ids)
+    monkeypatch.setattr(scans.volumes, "facts", lambda volume_id: 1 / 0)
+    with served(scans) as url:
+        for method, host, wanted in (("GET", "", 500), ("POST", "", 405), ("GET", "elsewhere.example", 400)):
+            status, headers, body = ask(f"{url}/volumes/{name}", method, **({"Host": host} if host else {}))
+            assert status == wanted
+            check_headers(headers)
+            assert headers[ANSWER_OF] == name
+            assert len(body.decode().splitlines()) == 1
+            assert b"Traceback" not in body
+    assert "ZeroDivisionError" in capsys.readouterr().err  # the terminal of the server tells it
 
 
 def test_a_damaged_volume_is_reported_and_the_others_go_on(demo: Path) -> None:

@@ -33,7 +33,12 @@ class NativeScan:
     surfaces: Float[np.ndarray, "3 N C"]
 
     def plane(self, plane: Plane, index: int) -> UInt8[np.ndarray, "rows columns"]:
-        """One of three orthogonal planes: depth x column, slice x column, or depth x slice. Raises IndexError."""
+        """One of three orthogonal planes: depth x column, slice x column, or depth x slice.
+
+        Raises KeyError: no such plane. IndexError: no such index.
+        """
+        if plane not in AXES:
+            raise KeyError(plane)
         axis = AXES.index(plane)
         if not 0 <= index < self.volume.shape[axis]:
             raise IndexError(index)

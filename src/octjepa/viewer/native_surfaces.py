@@ -42,9 +42,14 @@ def native_surfaces(native: NativeMap, band: Int16[np.ndarray, "2 D W"]) -> Floa
 
 
 def surface_lines(surfaces: Float[np.ndarray, "3 N C"], plane: Plane, index: int) -> list[list[float | None]]:
-    """`SURFACES` along a B-scan, or along the slices at one column; None where there is none. Raises IndexError."""
+    """`SURFACES` along a B-scan, or along the slices at one column; None where there is none.
+
+    Raises KeyError: no such plane. IndexError: no such index.
+    """
     if plane == "depth":
         return []
+    if plane not in ("slice", "column"):
+        raise KeyError(plane)
     axis = 1 + ("slice", "column").index(plane)
     if not 0 <= index < surfaces.shape[axis]:
         raise IndexError(index)

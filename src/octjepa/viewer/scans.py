@@ -25,7 +25,7 @@ from octjepa.viewer.native_scan import NativeScan, is_blank
 from octjepa.viewer.native_surfaces import SURFACES, native_surfaces, surface_lines
 from octjepa.viewer.neighbours import Neighbours
 from octjepa.viewer.token_colours import TokenColours
-from octjepa.viewer.voxel_classes import COLOURS, VoxelClasses, painted
+from octjepa.viewer.voxel_classes import COLOURS, ClassColour, Legend, VoxelClasses, painted
 
 if TYPE_CHECKING:
     from octjepa.encoders import PretrainedEncoder
@@ -171,12 +171,12 @@ class Scans:
         return {
             "reason": "", "shape": list(volume.shape), "spacing_mm": list(volume.spacing_mm), "notes": volume.notes,
             "uncertain": volume.uncertain, "opening_slice": scan.opening_slice,
-            "localizer": volume.localizer is not None, "etdrs": scan.etdrs(),
+            "localizer": volume.localizer is not None, "etdrs": self.etdrs(volume_id),
             "layers": [*self.colours.layers, *self._classes.layers],
         }  # fmt: skip
 
     def native_plane_png(self, volume_id: str, plane: Literal["slice", "depth", "column"], index: int) -> bytes:
-        """A plane of the scan as it came. Raises IndexError; ValueError: no such plane."""
+        """A plane of the scan as it came. Raises IndexError; KeyError: no such plane."""
         return png(self.native(volume_id).plane(plane, index))
 
     def native_face_png(self, volume_id: str) -> bytes:
@@ -223,19 +223,20 @@ class Scans:
         """A layer over a B-scan as it came. Raises KeyError, IndexError; UsageError: labels that do not fit."""
         scan = self.native(volume_id)
         if layer in self._classes.layers:
-            codes, names = self._classes.classes(layer, self.volumes.entry(volume_id), scan.volume)
-            if not 0 <= number < len(codes):
+            classes = self._classes.classes(layer, self.volumes.entry(volume_id), scan.volume)
+            if not 0 <= number < len(classes.codes):
                 raise IndexError(number)
-            return png(painted(codes[number], len(names)))
+            return png(painted(classes.codes[number], len(classes.names)))
         colours = self.colours.colours(volume_id, layer, token)
         assert self.colours.recipe is not None
         corner, patch = np.array(self.store.preprocessing.margin), self.colours.recipe.tokens.patch_size
         return png(scan.cells(colours, number, corner, patch))
 
-    def class_names(self, volume_id: str, layer: str) -> list[dict[str, Any]]:
-        """Name and colour of each class of a layer of classes."""
-        _, names = self._classes.classes(layer, self.volumes.entry(volume_id), self.native(volume_id).volume)
-        return [{"name": name, "colour": COLOURS[number % len(COLOURS)]} for number, name in enumerate(names)]
+    def legend(self, volume_id: str, layer: str) -> Legend:
+        """The caption, names and colours of a layer of classes. Raises KeyError; UsageError: labels that do not fit."""
+        found = self._classes.classes(layer, self.volumes.entry(volume_id), self.native(volume_id).volume)
+        colours = [ClassColour(name, COLOURS[number % len(COLOURS)]) for number, name in enumerate(found.names)]
+        return Legend(found.caption, colours)
 
 
 def png(pixels: np.ndarray) -> bytes:

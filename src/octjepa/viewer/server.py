@@ -1,19 +1,25 @@
-"""The server of the viewer: on the loopback address alone, for requests to it by that name alone, and only to read.
+"""The viewer's web server: read-only, on the loopback address, for requests to that host name only.
 
-Another machine cannot reach it, and a page of another site can neither read its answers nor pass for it under a name
-that resolves to here (the Host header is checked). The page runs its own script and nothing else (its policy says so).
+Input: the volumes (`Scans`). Output: the page's static files, and PNG or JSON answers about one volume each. Another
+machine cannot reach the server. A page of another site cannot read its answers, and the Host header is checked, so a
+foreign name that resolves to this machine is refused. The content security policy lets the page run only its own
+script. Every response about a volume names the volume in the header `ANSWER_OF`: the page drops an answer about a
+volume that it no longer shows, so that no value appears under the name of another eye.
 """
 
 from __future__ import annotations
 
+import math
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from functools import partial
 from importlib.resources import files
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from octjepa.errors import CheckpointError, ContractError, OctjepaError, UsageError, install_command
+from octjepa.errors import CheckpointError, ContractError, OctjepaError, UsageError, VolumeRejected, install_command
 from octjepa.remote import is_remote
 from octjepa.report.contents import Contents, read_contents
 from octjepa.store.contract import contract_differences
@@ -25,7 +31,6 @@ from octjepa.viewer.scans import Model, Scans
 from octjepa.viewer.voxel_classes import VoxelClasses, head_reader
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -43,7 +48,9 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_SCRIPTS = ("viewer", "stored", "native", "native_drawing", "native_pointers", "live", "cases", "parts")
+ANSWER_OF = "X-Octjepa-Volume"  # the id of the volume that a response is about
+_LARGEST = 10**9  # of a number in a request: no index or position in mm is greater
+_SCRIPTS = ("viewer", "shown", "stored", "native", "native_drawing", "native_pointers", "live", "cases", "parts")
 _PAGE = {
     "/": ("index.html", "text/html"), "/viewer.css": ("viewer.css", "text/css"),
     **{f"/{name}.js": (f"{name}.js", "text/javascript") for name in _SCRIPTS},
@@ -159,8 +166,8 @@ def _model(contents: Contents, store: Store, head: Callable[[], Any] | None, nam
     return encoder.recipe, encoder, ""
 
 
-def app(scans: Scans) -> Starlette:
-    """The routes. An error in one answer is reported in it, without a traceback, and the others still work."""
+def app(scans: Scans) -> ASGIApp:
+    """The routes as an ASGI application. A request that fails gets one line of text, and the others still work."""
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.middleware import Middleware
@@ -174,31 +181,45 @@ def app(scans: Scans) -> Starlette:
 
     def answer(make: Callable[..., Any], query: Mapping[str, Callable[[str], Any]]) -> Callable[[Request], Any]:
         """`make(**path parameters, **query)` as PNG or JSON; `query` names the parameters it takes and their types."""
+        required = [
+            name for name, one in signature(make).parameters.items() if name in query and one.default is Parameter.empty
+        ]
 
         async def respond(request: Request) -> Response:
             volume_id = request.path_params.get("volume_id")
             if volume_id is not None and volume_id not in scans.ids:
                 return PlainTextResponse("no such volume", 404)
+            given = {name: value for name, value in request.query_params.items() if name in query}
+            if missing := [name for name in required if name not in given]:
+                return PlainTextResponse(f"the request lacks the parameter {missing[0]}", 400)
             try:
-                query_values = {
-                    name: query[name](value) for name, value in request.query_params.items() if name in query
-                }
+                values = {**request.path_params, **{name: query[name](value) for name, value in given.items()}}
             except ValueError:
-                return PlainTextResponse("a parameter is no number", 400)
+                return PlainTextResponse("a parameter is not a number", 400)
+            if not all(_is_small(value) for value in values.values() if not isinstance(value, str)):
+                return PlainTextResponse("a number is out of range", 400)
             try:
-                result = await run_in_threadpool(make, **request.path_params, **query_values)
+                result = await run_in_threadpool(make, **values)
+                if isinstance(result, bytes):
+                    return Response(result, media_type="image/png")
+                return JSONResponse(asdict(result) if is_dataclass(result) else result)
             except (KeyError, IndexError):
                 return PlainTextResponse("no such slice or layer", 404)
+            except (UsageError, VolumeRejected) as error:  # the files lack what was requested, or do not fit
+                return PlainTextResponse(" ".join(str(error).split()), 422)
             except (OctjepaError, ValueError) as error:
-                return PlainTextResponse(str(error), 500)
-            return Response(result, media_type="image/png") if isinstance(result, bytes) else JSONResponse(result)
+                return PlainTextResponse(" ".join(str(error).split()), 500)
 
         return respond
 
     routes = [Route(path, static(*file)) for path, file in _PAGE.items()]
     routes += [Route(path, answer(make, query)) for path, (make, query) in _answers(scans).items()]
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"], www_redirect=False)
-    return Starlette(routes=routes, middleware=[Middleware(_Headers), hosts])
+    return _Headers(Starlette(routes=routes, middleware=[hosts]), scans.ids)
+
+
+def _is_small(number: float) -> bool:
+    return math.isfinite(number) and abs(number) <= _LARGEST
 
 
 def _answers(scans: Scans) -> dict[str, tuple[Callable[..., Any], dict[str, Callable[[str], Any]]]]:
@@ -232,24 +253,30 @@ def _answers(scans: Scans) -> dict[str, tuple[Callable[..., Any], dict[str, Call
         f"{native}/surfaces/{{plane}}/{{index:int}}": (scans.surface_lines, {}),
         f"{native}/place/{{number:int}}/{{depth:int}}/{{column:int}}": (scans.position, {}),
         f"{native}/overlay/{{layer}}/{{number:int}}.png": (scans.overlay_png, token),
-        f"{native}/classes/{{layer}}": (scans.class_names, {}),
+        f"{native}/classes/{{layer}}": (scans.legend, {}),
         f"{native}/{{plane}}/{{index:int}}.png": (scans.native_plane_png, {}),
     }
 
 
 class _Headers:
-    """Adds `_HEADERS` to every response, errors included."""
+    """Adds `_HEADERS` to every response, and `ANSWER_OF` to every response about one of the volumes `ids`.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    It wraps the whole application, because Starlette answers an unexpected error outside of its own middleware.
+    """
+
+    def __init__(self, app: ASGIApp, ids: Collection[str]) -> None:
+        self.app, self.ids = app, ids
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(_HEADERS)
+        _, *parts = str(scope.get("path", "")).split("/")
+        if parts[:1] == ["volumes"] and len(parts) > 1 and parts[1] in self.ids:
+            headers[ANSWER_OF] = parts[1]
+
         async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [
-                    *message.get("headers", []),
-                    *((name.lower().encode(), value.encode()) for name, value in _HEADERS.items()),
-                ]
+            if message["type"].endswith("http.response.start"):
+                added = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+                message["headers"] = [*message.get("headers", []), *added]
             await send(message)
 
         await self.app(scope, receive, with_headers)

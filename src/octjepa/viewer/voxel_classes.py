@@ -1,9 +1,14 @@
-"""Classes at the voxels of a native scan, as overlays: what a segmentation head predicts, and what graders marked."""
+"""Overlays of classes at the voxels of a scan in its own geometry: predictions of a segmentation head, and label files.
+
+Input: a `SavedHead` or a folder of label files. Output: a `ClassMap` per scan, with a caption that states who made the
+classes: labels can come from a grader or from a program, and only their files tell which.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +24,34 @@ if TYPE_CHECKING:
 # One colour a class, in turn; distinct also for the colour-blind (Okabe and Ito 2008).
 COLOURS = ((86, 180, 233), (230, 159, 0), (0, 158, 115), (204, 121, 167), (240, 228, 66), (213, 94, 0), (0, 114, 178))
 _OPACITY = 120
-Classes = tuple[UInt8[np.ndarray, "N R C"], tuple[str, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class ClassMap:
+    """The class of every voxel of a scan: 0 is background, k is `names[k - 1]`, 255 is not labelled.
+
+    `caption` states in one or two sentences who made the classes.
+    """
+
+    codes: UInt8[np.ndarray, "N R C"]
+    names: tuple[str, ...]
+    caption: str
+
+
+@dataclass(frozen=True)
+class ClassColour:
+    """An entry of the legend: `colour` is red, green, blue in 0 to 255."""
+
+    name: str
+    colour: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Legend:
+    """What the page shows under an overlay of classes."""
+
+    caption: str
+    classes: list[ClassColour]
 
 
 class VoxelClasses:
@@ -38,39 +70,76 @@ class VoxelClasses:
         """The layers that can be drawn."""
         return [*(["segmentation"] if self._head else []), *(["labels"] if self._folder else [])]
 
-    def classes(self, layer: str, entry: dict[str, Any], volume: OCTVolume) -> Classes:
-        """(code of every voxel, names of 1, 2, ...). 0 is background, 255 not labelled.
-
-        Raises KeyError: no such layer. UsageError: no label file of this scan, or one of another shape.
+    def classes(self, layer: str, entry: dict[str, Any], volume: OCTVolume) -> ClassMap:
+        """The classes of a scan. Raises KeyError: no such layer. UsageError: no label file of this scan, or one of
+        another shape.
         """
         if layer not in self.layers:
             raise KeyError(layer)
         with self._lock:
             return self._made(layer, _Hashed(entry, volume))
 
-    def _make(self, layer: str, of: _Hashed) -> Classes:
+    def _make(self, layer: str, of: _Hashed) -> ClassMap:
         if layer == "segmentation":
             assert self._head is not None
             from octjepa.tasks.segment.predict import segment_volume
 
             saved = self._head()
-            return segment_volume(saved, of.volume)[0], saved.classes
+            codes = segment_volume(saved, of.volume)[0]
+            return ClassMap(codes, saved.classes, "Predicted by the segmentation head.")
         return self._labels(of.entry, of.volume)
 
-    def _labels(self, entry: dict[str, Any], volume: OCTVolume) -> Classes:
-        from octjepa.errors import UsageError
+    def _labels(self, entry: dict[str, Any], volume: OCTVolume) -> ClassMap:
+        """The first label file of the scan. Other files of the same scan are compared with it."""
+        from octjepa.errors import OctjepaError, UsageError
+
+        assert self._folder is not None
+        files = self._folder.files_for(entry)
+        if not files:
+            raise UsageError("the folder of labels has no file for this scan")
+        codes, names = self._read(files[0], volume)
+        source = self._folder.source(files[0])
+        others = []
+        for file in files[1:]:
+            try:
+                same = _same(codes, names, *self._read(file, volume))
+            except OctjepaError:
+                same = False
+            if not same:
+                others.append(file.name)
+            source = source or (self._folder.source(file) if same else "")
+        return ClassMap(codes, names, _caption(source, others))
+
+    def _read(self, file: Path, volume: OCTVolume) -> tuple[UInt8[np.ndarray, "N R C"], tuple[str, ...]]:
+        """(codes in the order of `volume`, names). Raises UsageError: the file does not fit the scan."""
         from octjepa.tasks.segment.label_files import default_classes
         from octjepa.tasks.segment.labelled_volumes import frames_reversed
 
         assert self._folder is not None
-        file = self._folder.file_for(entry)
-        if file is None:
-            raise UsageError("the folder of labels has no file for this scan")
         names = default_classes(self._folder.names(file))
         read = self._folder.read(file, names, volume.shape[0])
         read.check(volume.shape, volume.spacing_mm, file.name)
         codes = read.as_classes(names)
         return (codes[::-1] if frames_reversed(";".join(volume.notes)) else codes), names
+
+
+def _same(first: np.ndarray, first_names: Sequence[str], second: np.ndarray, second_names: Sequence[str]) -> bool:
+    """Whether two label files mark the same voxels; a DICOM Segmentation cannot tell unlabelled from background."""
+    from octjepa.tasks.segment.label_files import UNLABELLED
+
+    if set(first_names) != set(second_names):
+        return False
+    table = np.zeros(256, np.uint8)
+    for code, name in enumerate(second_names, start=1):
+        table[code] = first_names.index(name) + 1
+    return np.array_equal(np.where(first == UNLABELLED, 0, first), table[second])
+
+
+def _caption(source: str, others: Sequence[str]) -> str:
+    text = f"Labels, {source}." if source else "Labels, source unknown."
+    if others:
+        text += f" Other label files of this scan hold other labels and are not shown: {', '.join(others)}."
+    return text
 
 
 class _Hashed:

@@ -156,6 +156,7 @@ def test_an_eye_without_any_class_is_a_result_and_has_no_dicom_segmentation(
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "classes.json", "healthy.etdrs.tsv", "healthy.nii.gz", "healthy.svg"
     ]  # fmt: skip
+    assert json.loads((tmp_path / "classes.json").read_text())["source"].startswith("made automatically by octjepa")
 
 
 def test_files_appear_whole_or_not_at_all(line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,33 @@ def segment_names(path: Path) -> tuple[str, ...]:
     return names
 
 
+def segmentation_source(path: Path) -> str:
+    """Who made the segments, according to their algorithm type (0062,0008); "" if the file does not state it.
+
+    For example "made automatically by octjepa 0.1.0". Segments of several origins are listed in the order of the file.
+    """
+    try:
+        segments = _header(path, ["SegmentSequence"]).get("SegmentSequence", [])
+        return "; ".join(dict.fromkeys(filter(None, map(_origin, segments))))
+    except (InvalidDicomError, OSError, AttributeError, TypeError, ValueError):
+        return ""
+
+
+def _origin(segment: Dataset) -> str:
+    """How one segment was made. Only the algorithm is named, never a person."""
+    kind = str(segment.get("SegmentAlgorithmType", "")).upper()
+    if kind == "MANUAL":
+        return "marked by hand"
+    if kind not in ("AUTOMATIC", "SEMIAUTOMATIC"):
+        return ""
+    algorithms = segment.get("SegmentationAlgorithmIdentificationSequence") or []
+    version_name = str(algorithms[0].get("AlgorithmVersion", "")) if len(algorithms) else ""
+    name = f"{segment.get('SegmentAlgorithmName', '')} {version_name}".strip()[:64]
+    name = "".join(letter for letter in name if letter.isprintable())
+    way = "made automatically" if kind == "AUTOMATIC" else "made semi-automatically"
+    return f"{way} by {name}" if name else way
+
+
 def read_segmentation(path: Path, frames: int) -> Segmentation:
     """Of a scan of `frames` B-scans. Raises UsageError: damaged, not binary, overlapping segments, of another scan."""
     names, uid = segment_names(path), referenced_scan(path)

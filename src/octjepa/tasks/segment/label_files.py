@@ -7,6 +7,9 @@ A label volume has the shape of the scan's file: B-scans in the file's order, de
     *.dcm                     binary DICOM Segmentation, found by the SOP instance it references
 
 and <key> is the scan's SOP instance UID, its file name without suffix, or its volume id. 255 is "not labelled".
+
+Who made the labels is stated by the algorithm type of a DICOM Segmentation, by the entry "source" of `classes.json`, or
+by an array `source` of an .npz.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from octjepa.tasks.segment.dicom_seg import (
     read_segmentation,
     referenced_scan,
     segment_names,
+    segmentation_source,
 )
 
 UNLABELLED = 255  # or outside the scan
@@ -43,6 +47,9 @@ PHANTOM_LAYERS: Mapping[str, tuple[str, str]] = {
     "photoreceptors_rpe": ("elm", "bm"),
     "choroid": ("bm", "choroid_sclera"),
 }
+SOURCE = "source"  # the entry of classes.json and the array of an .npz that state who made the labels
+_EXAMPLE = 'expected {"1": "rnfl", "2": "gcl"}'
+_MAX_SOURCE = 120  # characters that are shown
 _SPACING_DIFFERS = 0.05
 
 
@@ -107,25 +114,49 @@ class LabelFolder:
 
     def file_for(self, volume: Mapping[str, Any]) -> Path | None:
         """The label file of a volume of the store's index."""
-        for key in (volume["sop_instance_uid"], _stem(str(volume["file"]).rpartition("/")[2]), volume["volume_id"]):
-            if key and str(key) in self.files:
-                return self.files[str(key)]
-        return None
+        return next(iter(self.files_for(volume)), None)
+
+    def files_for(self, volume: Mapping[str, Any]) -> list[Path]:
+        """All label files of a volume of the store's index; `file_for` returns the first."""
+        keys = (volume["sop_instance_uid"], _stem(str(volume["file"]).rpartition("/")[2]), volume["volume_id"])
+        return [self.files[key] for key in dict.fromkeys(str(key) for key in keys if key) if key in self.files]
+
+    def source(self, file: Path) -> str:
+        """Who made the labels of `file`, as the file or `classes.json` states it; "" if neither does."""
+        if file.suffix == ".npz":
+            with _arrays(file) as found:
+                if "surfaces" in found:
+                    return "true classes of a phantom"
+                return _one_line(str(found[SOURCE])) if SOURCE in found else ""
+        if file.suffix == ".dcm":
+            return segmentation_source(file)
+        stated = self._classes_file().get(SOURCE, "")
+        return _one_line(stated) if isinstance(stated, str) else ""
+
+    def _classes_file(self) -> dict[str, object]:
+        """`classes.json`. Raises UsageError: it is absent or not a mapping."""
+        file = self.path / "classes.json"
+        if not file.is_file():
+            raise UsageError(f"{self.path} holds NIfTI labels and no classes.json that names their numbers: {_EXAMPLE}")
+        try:
+            named = json.loads(file.read_text(encoding="utf-8"))
+        except (ValueError, OSError):
+            named = None
+        if not isinstance(named, dict):
+            raise UsageError(f"{file} is no mapping of whole numbers to names: {_EXAMPLE}")
+        return named
 
     @cached_property
     def nifti_names(self) -> tuple[str, ...]:
         """Names of 1, 2, ... in `classes.json`; "" for a number without one. Raises UsageError."""
         file = self.path / "classes.json"
-        example = 'expected {"1": "rnfl", "2": "gcl"}'
-        if not file.is_file():
-            raise UsageError(f"{self.path} holds NIfTI labels and no classes.json that names their numbers: {example}")
         try:
-            named = {int(code): str(name) for code, name in json.loads(file.read_text(encoding="utf-8")).items()}
-        except (ValueError, AttributeError, OSError):
-            raise UsageError(f"{file} is no mapping of whole numbers to names: {example}") from None
+            named = {int(code): str(name) for code, name in self._classes_file().items() if code != SOURCE}
+        except ValueError:
+            raise UsageError(f"{file} is no mapping of whole numbers to names: {_EXAMPLE}") from None
         named.pop(0, None)
         if not named or min(named) < 1 or max(named) > MAX_CLASSES or len(set(named.values())) < len(named):
-            raise UsageError(f"{file}: expected a name of its own for each of 1 to at most {MAX_CLASSES}; {example}")
+            raise UsageError(f"{file}: expected a name of its own for each of 1 to at most {MAX_CLASSES}; {_EXAMPLE}")
         return tuple(named.get(code, "") for code in range(1, max(named) + 1))
 
     def names(self, file: Path) -> tuple[str, ...]:
@@ -153,6 +184,11 @@ def default_classes(names: Sequence[str]) -> tuple[str, ...]:
     """The classes where none were named: all; of a phantom's truth its layers."""
     known = tuple(dict.fromkeys(names))
     return tuple(PHANTOM_LAYERS) if set(known) == {*PHANTOM_LAYERS, *LESIONS} else known
+
+
+def _one_line(text: str) -> str:
+    """The printable characters of `text`, at most `_MAX_SOURCE`."""
+    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())[:_MAX_SOURCE]
 
 
 def _stem(name: str) -> str:

@@ -7,6 +7,7 @@ scan is DICOM, thickness and ETDRS tables and a figure. Names are hashes of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from octjepa.read.reader import read_volume
 from octjepa.tasks.nifti import write_nifti
 from octjepa.tasks.segment.dicom_seg import write_segmentation
 from octjepa.tasks.segment.folder import SavedHead, load_head
-from octjepa.tasks.segment.label_files import UNLABELLED
+from octjepa.tasks.segment.label_files import SOURCE, UNLABELLED
 from octjepa.tasks.segment.labelled_volumes import frames_reversed, scores_to_scan, whole_scan_preprocessing
 from octjepa.tasks.segment.thickness import (
     SECTORS,
@@ -51,7 +52,8 @@ def segment_scans(
     done: list[dict[str, Any]] = []
     failed: list[dict[str, str]] = []
     with writer_lock(out), bar("segment", len(scans), "scan") as progress:
-        write_json(out / "classes.json", {str(code): name for code, name in enumerate(saved.classes, start=1)})
+        names = {str(code): name for code, name in enumerate(saved.classes, start=1)}
+        write_json(out / "classes.json", {**names, SOURCE: f"made automatically by octjepa {version('octjepa')}"})
         for number, scan in enumerate(scans, start=1):
             try:
                 done.append(_segment_file(saved, scan, out, forms))

@@ -1,17 +1,26 @@
 // Lists of scans to open: the test cases that a probe or a fine-tuned network misread, the nearest neighbours of an eye.
-import { at, json, make, plain, say, titleOf } from "/parts.js";
+import { at, make, plain, titleOf } from "/parts.js";
+import { say, Shown } from "/shown.js";
 
 export function misread(targets, open) {
   const select = at("misread-target");
   select.replaceChildren(...targets.map((name) => new Option(plain(name), name)));
-  select.addEventListener("input", () => show(select.value, open).catch(say));
+  const shown = new Shown();
+  const box = at("misread-box");
+  const panel = shown.panel("misread", box, () => { at("misread-state").textContent = ""; at("misread-list").replaceChildren(); });
+  const show = () => {
+    shown.open("");
+    panel.fill(async (read) => {
+      const found = await read.json(`/misread?${new URLSearchParams({ target: select.value })}`);
+      return () => listMisread(found, open);
+    });
+  };
+  select.addEventListener("input", show);
   at("misread").hidden = false;
-  show(targets[0], open).catch(say);
+  show();
 }
 
-async function show(target, open) {
-  const found = await json(`/misread?${new URLSearchParams({ target })}`);
-  if (at("misread-target").value !== target) return;
+function listMisread(found, open) {
   const more = found.misread > found.volumes.length ? `, the first ${found.volumes.length} listed` : "";
   at("misread-state").textContent = found.classes
     ? `${found.misread} of ${found.cases} test cases, by the score of the predicted class${more}.`
@@ -22,21 +31,32 @@ async function show(target, open) {
   }));
 }
 
-export async function nearest(row, current, open, compare) {
-  at("near").hidden = false;
-  at("near-list").replaceChildren();
-  try {
-    const found = await json(`/volumes/${row.id}/neighbours`);
-    if (!current()) return;
+// The panel of the nearest eyes; `open` and `compare` take the id of a volume.
+export class Nearest {
+  constructor(shown, open, compare) {
+    Object.assign(this, { open, compare });
+    at("near").hidden = false;
+    this.panel = shown.panel("near", at("near-box"), () => { at("near-state").textContent = ""; at("near-list").replaceChildren(); });
+  }
+
+  show() {
+    return this.panel.fill(async (read) => {
+      const found = await read.json("/neighbours").catch(() => {
+        read.check();
+        throw new Error("The embedding table does not hold this volume.");
+      });
+      return () => this.list(found);
+    });
+  }
+
+  list(found) {
     const own = found.own.filter((one) => one.eye && one.eye !== found.eye)[0];
     const rank = own ? ` ${own.nearer} of ${found.people} people have an eye that is nearer than this person’s own other eye (${own.cosine.toFixed(3)}).` : "";
     at("near-state").textContent = `Cosine of the ${plain(found.pool)} embeddings of ${found.encoder}, one eye a person.${rank}`;
     const listed = [...(own ? [{ ...own, own: true }] : []), ...found.others].sort((one, other) => other.cosine - one.cosine);
     at("near-list").replaceChildren(...listed.map((one) => entry(
-      one, `${one.cosine.toFixed(3)} ${titleOf(one)}${one.own ? " (own other eye)" : ""}`, [one.id], [["Open", open], ["Side by side", compare]],
+      one, `${one.cosine.toFixed(3)} ${titleOf(one)}${one.own ? " (own other eye)" : ""}`, [one.id], [["Open", this.open], ["Side by side", this.compare]],
     )));
-  } catch {
-    if (current()) at("near-state").textContent = "The embedding table does not hold this volume.";
   }
 }
 

@@ -1,20 +1,24 @@
 // A run while it trains: its curves, asked for every few seconds.
-import { at, json, make } from "/parts.js";
+import { at, make } from "/parts.js";
+import { Reading } from "/shown.js";
 
 const EVERY_MS = 5000;
 const NAMESPACE = "http://www.w3.org/2000/svg";
 
 export function follow(changed) {
   let checkpoint = null;
+  let update = null;
+  const reading = new Reading();
   const ask = async () => {
     try {
-      const live = await json("/live");
+      const live = await reading.json("/live");
       show(live);
+      update = live.update;
       if (checkpoint !== null && live.checkpoint !== checkpoint) changed();
       checkpoint = live.checkpoint;
       if (live.finished) return;
     } catch (error) {
-      at("live-state").textContent = `The run cannot be followed now: ${error.message}`;
+      at("live-state").textContent = `The run cannot be followed now: ${error.message}.${update === null ? "" : ` The curves end at update ${update}.`}`;
     }
     setTimeout(ask, EVERY_MS);
   };

@@ -1,19 +1,23 @@
-// The scan as it came: three orthogonal planes in true proportions with zoom, calipers, read-out, surfaces and overlays.
+// The scan in its own geometry: three orthogonal planes in true proportions with zoom, calipers, read-out, surfaces and
+// overlays. `held` has what the panels draw: bscan, cross, face, grid, token, levels. Panels fill and clear it.
 import { draw } from "/native_drawing.js";
 import { pointers, zoomBy } from "/native_pointers.js";
-import { json, make, picture, plain, PLANES, titleOf } from "/parts.js";
+import { blank, make, plain, PLANES, titleOf } from "/parts.js";
 
 const SENTENCES = {
   tokens: "Three principal components of the tissue tokens as red, green and blue. Like colours are like features.",
-  tubes: "Blue: seen. Orange: to be predicted. Grey: hidden, no target. Dark: left out.",
-  labels: "As the graders marked it.", segmentation: "As the segmentation head predicts it.",
+  mask: "Blue: seen. Orange: to be predicted. Grey: hidden, no target. Dark: left out.",
+  pick: "Click on tissue in the B-scan: its token is compared with all others.",
 };
 const NAMES = { central: "centre", inner: "inner ring", outer: "outer ring" };
 
 export class NativePane {
-  constructor(root, about, moved) {
-    Object.assign(this, { root, about, moved, row: null, calipers: [], mode: "", zoom: { scale: 1, x: 0, y: 0 } });
-    root.append(this.heading = make("h3"), this.status = make("p", "", "soft state"));
+  // `shown` has the panels. `moved(pane)` is called when the planes of a place are drawn.
+  constructor(root, about, shown, moved) {
+    Object.assign(this, { root, about, shown, moved, row: null, facts: null, held: {}, calipers: [], mode: "", zoom: { scale: 1, x: 0, y: 0 } });
+    const file = make("div", undefined, "soft state");
+    root.append(this.heading = make("h3"), file);
+    file.append(this.status = make("p"));
     this.body = make("div", undefined, "native-body");
     root.append(this.body);
     this.tools();
@@ -24,12 +28,28 @@ export class NativePane {
     side.append(this.face.figure, this.cross.figure);
     const planes = make("div", undefined, "planes");
     this.readout = make("output", "", "readout");
-    const first = make("div");
-    first.append(this.scan.figure, this.readout, this.legend = make("p", "", "soft legend"), this.sectors = make("div", undefined, "sectors"));
+    const [first, legend, sectors] = [make("div"), make("div"), make("div", undefined, "sectors")];
+    legend.append(this.legend = make("p", "", "soft legend"));
+    sectors.append(this.table = make("div"));
+    first.append(this.scan.figure, this.readout, legend, sectors);
     planes.append(first, side);
     this.body.append(planes);
+    this.panels = {
+      file: shown.panel("file", file, () => { this.status.textContent = ""; this.facts = null; }, "Not shown: "),
+      bscan: shown.panel("bscan", this.scan.figure, () => { this.clearPlane("bscan", this.scan); this.readout.textContent = ""; }),
+      cross: shown.panel("cross", this.cross.figure, () => this.clearPlane("cross", this.cross)),
+      face: shown.panel("face", this.face.figure, () => this.clearPlane("face", this.face)),
+      overlay: shown.panel("overlay", legend, () => { this.legend.replaceChildren(); this.held.grid = null; draw(this); }, "No overlay: "),
+      sectors: shown.panel("sectors", sectors, () => this.table.replaceChildren(), "No thickness: "),
+    };
     pointers(this);
     new ResizeObserver(() => draw(this)).observe(planes);
+  }
+
+  clearPlane(name, { canvas, caption }) {
+    this.held[name] = null;
+    blank(canvas);
+    caption.textContent = "";
   }
 
   tools() {
@@ -84,73 +104,87 @@ export class NativePane {
   }
 
   // Whether higher B-scans are further up, as on the eye: superior is always drawn on top.
-  get flipped() { return (this.etdrsFacts?.superior ?? 0) > 0; }
+  get flipped() { return (this.facts?.etdrs?.superior ?? 0) > 0; }
 
-  get url() { return `/volumes/${this.row.id}/native`; }
+  // For a volume that `shown` has just opened.
+  begin(row) {
+    Object.assign(this, { row, facts: null, held: {}, calipers: [], zoom: { scale: 1, x: 0, y: 0 }, begun: false });
+    this.heading.textContent = `The scan as it came: ${titleOf(row)}`;
+    this.number.textContent = "";
+    this.body.hidden = false;
+    for (const field of [this.slider, this.layer, this.plane]) field.disabled = true;
+  }
 
   // The B-scan that can be had before the whole file is read and checked, if there is one.
-  async begin(row) {
-    const zoom = { scale: 1, x: 0, y: 0 };
-    Object.assign(this, { row, facts: null, etdrsFacts: null, shown: null, calipers: [], token: null, grid: null, classes: null, zoom, begun: false });
-    this.heading.textContent = `The scan as it came: ${titleOf(row)}`;
-    this.status.textContent = "Reading the file …";
-    this.body.hidden = true;
-    try {
-      const { slice } = await json(`${this.url}/first`);
-      if (slice === null || this.row !== row) return;
-      const [scan, lines] = await Promise.all([picture(`${this.url}/first.png`), json(`${this.url}/surfaces/slice/${slice}`)]);
-      if (this.row !== row) return;
-      const shape = row.axes.map((axis) => axis.count);
-      Object.assign(this, { facts: { shape, spacing_mm: row.axes.map((axis) => axis.spacing_mm) }, begun: true });
-      this.place = { slice, depth: Math.floor(shape[1] / 2), column: Math.floor(shape[2] / 2) };
-      this.slider.max = shape[0] - 1;
-      this.slider.value = slice;
-      this.number.textContent = `${slice + 1} of ${shape[0]}`;
-      this.shown = { scan, lines, slice };
-      this.levels = null;
-      this.status.textContent = "The first B-scan; the whole file is being read and checked …";
-      this.body.hidden = false;
-      draw(this);
-    } catch {
-      if (this.row === row) this.begun = false; // the whole file tells the reason
-    }
+  first() {
+    return this.panels.bscan.fill(async (read) => {
+      const { row } = this;
+      try {
+        const { slice } = await read.json("/native/first");
+        if (slice === null) return null;
+        const [picture, lines] = await Promise.all([read.picture("/native/first.png"), read.json(`/native/surfaces/slice/${slice}`)]);
+        return () => {
+          const shape = row.axes.map((axis) => axis.count);
+          this.facts = { shape, spacing_mm: row.axes.map((axis) => axis.spacing_mm) };
+          Object.assign(this, { begun: true, place: { slice, depth: Math.floor(shape[1] / 2), column: Math.floor(shape[2] / 2) } });
+          this.countSlices();
+          this.panels.file.tell("The first B-scan; the whole file is being read and checked …");
+          Object.assign(this.held, { bscan: { picture, lines, slice }, levels: null });
+          draw(this);
+        };
+      } catch {
+        read.check();
+        return null; // the whole file tells the reason
+      }
+    });
   }
 
-  async open(row) {
-    await this.begin(row);
-    if (this.row === row) await this.finish(row);
-  }
-
-  async finish(row) {
-    try {
-      const facts = await json(this.url);
-      if (this.row !== row) return;
+  async finish() {
+    const { file } = this.panels;
+    const wanted = await file.fill(async (read) => {
+      const facts = await read.json("/native");
       if (facts.reason) throw new Error(facts.reason);
-      Object.assign(this, { facts, etdrsFacts: facts.etdrs });
-    } catch (error) {
-      if (this.row !== row) return;
-      this.status.textContent = `Not shown: ${error.message}`;
+      return () => this.showFacts(facts);
+    });
+    if (!wanted) return;
+    if (!this.facts?.etdrs) {
+      for (const panel of Object.values(this.panels)) if (panel !== file) panel.empty("failed", "Not shown");
       this.body.hidden = true;
       return;
     }
-    const [slices, depth, columns] = this.facts.shape;
-    const [dz, dy, dx] = this.facts.spacing_mm.map((mm) => 1000 * mm);
-    const unsure = this.facts.uncertain.length ? `; spacing uncertain: ${this.facts.uncertain.join(", ")}` : "";
-    this.status.textContent = `${slices} B-scans of ${depth} x ${columns} samples, ${dz.toFixed(0)} x ${dy.toFixed(2)} x ${dx.toFixed(1)} µm${unsure}`;
-    this.slider.max = slices - 1;
-    if (!this.begun) this.place = { slice: this.facts.opening_slice, depth: Math.floor(depth / 2), column: Math.floor(columns / 2) };
-    const chosen = this.layer.value;
-    this.layer.replaceChildren(new Option("none", ""), ...this.facts.layers.map((name) => new Option(plain(name), name)));
-    if (this.facts.layers.includes(chosen)) this.layer.value = chosen;
-    const before = this.plane.value;
-    this.plane.replaceChildren(...PLANES.filter(([name]) => name !== "localizer" || this.facts.localizer).map(([name, text]) => new Option(text, name)));
-    if ([...this.plane.options].some((option) => option.value === before)) this.plane.value = before;
-    this.body.hidden = false;
     await Promise.all([this.load(), this.overlay()]);
     await this.measureThickness();
   }
 
+  showFacts(facts) {
+    this.facts = facts;
+    const [slices, depth, columns] = facts.shape;
+    const [dz, dy, dx] = facts.spacing_mm.map((mm) => 1000 * mm);
+    const unsure = facts.uncertain.length ? `; spacing uncertain: ${facts.uncertain.join(", ")}` : "";
+    this.status.textContent = `${slices} B-scans of ${depth} x ${columns} samples, ${dz.toFixed(0)} x ${dy.toFixed(2)} x ${dx.toFixed(1)} µm${unsure}`;
+    if (!this.begun) this.place = { slice: facts.opening_slice, depth: Math.floor(depth / 2), column: Math.floor(columns / 2) };
+    this.countSlices();
+    this.offer(this.layer, [["", "none"], ...facts.layers.map((name) => [name, plain(name)])]);
+    this.offer(this.plane, PLANES.filter(([name]) => name !== "localizer" || facts.localizer));
+  }
+
+  // New choices of a field; what was chosen for the volume before stays chosen if this one has it.
+  offer(select, choices) {
+    const before = select.value;
+    select.replaceChildren(...choices.map(([name, text]) => new Option(text, name)));
+    if (choices.some(([name]) => name === before)) select.value = before;
+    select.disabled = false;
+  }
+
+  countSlices() {
+    this.slider.max = this.facts.shape[0] - 1;
+    this.slider.value = this.place.slice;
+    this.slider.disabled = false;
+    this.number.textContent = `${this.place.slice + 1} of ${this.facts.shape[0]}`;
+  }
+
   go(place) {
+    if (!this.facts) return;
     const limits = this.facts.shape;
     ["slice", "depth", "column"].forEach((axis, number) => {
       const value = place[axis] ?? this.place[axis];
@@ -160,103 +194,110 @@ export class NativePane {
     this.overlay(false);
   }
 
+  // The three planes at the chosen place, the B-scan first.
   async load() {
-    const { row, url, place: { slice, depth, column } } = this;
-    this.slider.value = slice;
-    this.number.textContent = `${slice + 1} of ${this.facts.shape[0]}`;
-    const kind = this.plane.value;
-    const front = { face: "face.png", thickness: "face.png", depth: `depth/${depth}.png`, localizer: "localizer.png" }[kind];
-    const current = () => this.row === row && this.place.slice === slice && this.place.depth === depth && this.place.column === column && this.plane.value === kind;
-    try {
-      const [scan, lines] = await Promise.all([picture(`${url}/slice/${slice}.png`), json(`${url}/surfaces/slice/${slice}`)]);
-      if (!current()) return;
-      this.shown = { scan, lines, slice };
-      this.levels = null;
-      draw(this);
-      const [cross, crossLines, face, thick] = await Promise.all([
-        picture(`${url}/column/${column}.png`), json(`${url}/surfaces/column/${column}`), picture(`${url}/${front}`),
-        kind === "thickness" ? picture(`${url}/thickness.png`) : null,
-      ]);
-      if (!current()) return;
-      Object.assign(this.shown, { cross, crossLines, face, thick, kind });
-      draw(this);
-      this.moved(this, [slice, depth, column]);
-      for (const near of [slice + 1, slice - 1]) if (near >= 0 && near < this.facts.shape[0]) picture(`${url}/slice/${near}.png`).catch(() => {});
-    } catch (error) {
-      if (current()) this.status.textContent = error.message;
-    }
+    const { slice, depth, column } = this.place;
+    this.countSlices();
+    draw(this);
+    const wanted = await this.panels.bscan.fill(async (read) => {
+      const [picture, lines] = await Promise.all([read.picture(`/native/slice/${slice}.png`), read.json(`/native/surfaces/slice/${slice}`)]);
+      return () => {
+        Object.assign(this.held, { bscan: { picture, lines, slice }, levels: null });
+        draw(this);
+      };
+    });
+    if (!wanted || !this.facts.etdrs) return; // the file is still being read
+    const kind = this.plane.value || "face";
+    const done = await Promise.all([this.loadCross(column), this.loadFace(kind, depth)]);
+    if (!done.every(Boolean)) return;
+    this.moved(this);
+    const { reading } = this.shown;
+    for (const near of [slice + 1, slice - 1]) if (near >= 0 && near < this.facts.shape[0]) reading.picture(`/native/slice/${near}.png`).catch(() => {});
   }
 
-  async overlay(fresh = true) {
-    const [row, layer, slice] = [this.row, this.layer.value, this.place.slice];
-    const current = () => this.row === row && this.layer.value === layer && this.place.slice === slice;
-    if (fresh) Object.assign(this, { grid: null, classes: null });
-    this.legend.textContent = SENTENCES[layer] || (layer && layer !== "similarity" ? SENTENCES.tubes : "");
-    if (!layer) return draw(this);
-    try {
-      if (layer === "similarity" && !this.token) {
-        this.legend.textContent = "Click on tissue in the B-scan: its token is compared with all others.";
-        return draw(this);
+  loadCross(column) {
+    if (this.held.cross?.column === column) return true;
+    return this.panels.cross.fill(async (read) => {
+      const [picture, lines] = await Promise.all([read.picture(`/native/column/${column}.png`), read.json(`/native/surfaces/column/${column}`)]);
+      return () => { this.held.cross = { picture, lines, column }; draw(this); };
+    });
+  }
+
+  loadFace(kind, depth) {
+    const { face } = this.held;
+    if (face?.kind === kind && (kind !== "depth" || face.depth === depth)) return true;
+    const path = { face: "face.png", thickness: "face.png", depth: `depth/${depth}.png`, localizer: "localizer.png" }[kind];
+    return this.panels.face.fill(async (read) => {
+      const [picture, thick] = await Promise.all([read.picture(`/native/${path}`), kind === "thickness" ? read.picture("/native/thickness.png") : null]);
+      return () => { this.held.face = { picture, thick, kind, depth }; draw(this); };
+    }, face?.kind !== kind);
+  }
+
+  // The chosen layer over the chosen B-scan. With `anew` what is drawn is cleared at once. With `pick` the token at the
+  // chosen place is the one that others are compared with.
+  overlay(anew = true, pick = false) {
+    const [layer, { slice, depth, column }] = [this.layer.value, this.place];
+    if (!layer || !this.facts?.etdrs) return this.panels.overlay.empty("empty");
+    return this.panels.overlay.fill(async (read) => {
+      let { token } = this.held;
+      if (layer === "similarity" && pick) {
+        token = (await read.json(`/native/place/${slice}/${depth}/${column}`)).similarity;
+        if (!token) return () => { this.held.token = null; this.legend.textContent = "There is no tissue token at this place."; };
       }
-      if (layer === "similarity") this.legend.textContent = `Cosine similarity to the token clicked: violet ${this.token.low}, yellow ${this.token.high}.`;
-      const query = layer === "similarity" ? `?token=${this.token.token}` : "";
-      const grid = await picture(`${this.url}/overlay/${layer}/${slice}.png${query}`);
-      const classes = this.about.voxel_layers.includes(layer) ? await json(`${this.url}/classes/${layer}`) : null;
-      if (!current()) return;
-      this.grid = { picture: grid, slice };
-      if (classes) this.showClasses(classes);
-      draw(this);
-    } catch (error) {
-      if (current()) this.legend.textContent = `No overlay: ${error.message}`;
-    }
+      if (layer === "similarity" && !token) return () => { this.legend.textContent = SENTENCES.pick; };
+      const query = layer === "similarity" ? `?token=${token.token}` : "";
+      const classes = this.about.voxel_layers.includes(layer);
+      const [picture, legend] = await Promise.all([
+        read.picture(`/native/overlay/${layer}/${slice}.png${query}`), classes ? read.json(`/native/classes/${layer}`) : null,
+      ]);
+      return () => {
+        Object.assign(this.held, { grid: { picture, slice }, token });
+        this.showLegend(layer, legend);
+        draw(this);
+      };
+    }, anew || pick);
   }
 
-  showClasses(classes) {
-    for (const { name, colour } of classes) {
+  showLegend(layer, legend) {
+    const { token } = this.held;
+    const similar = token && `Cosine similarity to the token clicked: violet ${token.low}, yellow ${token.high}.`;
+    this.legend.textContent = legend ? legend.caption : layer === "similarity" ? similar : SENTENCES[layer] || SENTENCES.mask;
+    for (const { name, colour } of legend ? legend.classes : []) {
       const swatch = make("span", "", "swatch");
       swatch.style.background = `rgb(${colour.join(" ")})`;
       this.legend.append(swatch, plain(name));
     }
   }
 
-  async pickToken() {
-    const { row, place: { slice, depth, column } } = this;
-    const found = await json(`${this.url}/place/${slice}/${depth}/${column}`);
-    if (this.row !== row) return;
-    if (!found.similarity) this.legend.textContent = "There is no tissue token at this place.";
-    else {
-      this.token = found.similarity;
-      await this.overlay();
-    }
+  // Thickness in the ETDRS sectors about `centre` (slice, column).
+  measureThickness(centre) {
+    return this.panels.sectors.fill(async (read) => {
+      const found = await read.json(`/native/etdrs${centre ? `?slice_index=${centre[0]}&column=${centre[1]}` : ""}`);
+      return () => {
+        this.facts.etdrs = found;
+        this.table.replaceChildren(this.sectorTable(found));
+        draw(this);
+      };
+    }, true);
   }
 
-  async measureThickness(centre) {
-    const row = this.row;
-    try {
-      const query = centre ? `?slice_index=${centre[0]}&column=${centre[1]}` : "";
-      const found = await json(`${this.url}/etdrs${query}`);
-      if (this.row !== row) return;
-      this.etdrsFacts = found;
-      const table = make("table");
-      const where = found.centre_from === "click" ? "about the place clicked" : "about the middle of the scan; “Centre ETDRS” moves it to the fovea";
-      const order = found.vertical_known ? "" : "; which way is up is assumed";
-      table.append(make("caption", `Thickness from ILM to Bruch’s membrane, µm, ${where}${order}. As ingest found the surfaces: not corrected by hand.`, "soft"));
-      const head = make("tr");
-      head.append(make("th", ""), ...["superior", "nasal", "inferior", "temporal"].map((name) => make("th", name)));
-      table.append(head);
-      const cell = (value) => make("td", value === null ? "–" : value.toFixed(0));
-      for (const ring of ["inner", "outer"]) {
-        const line = make("tr");
-        line.append(make("th", NAMES[ring]), ...["superior", "nasal", "inferior", "temporal"].map((name) => cell(found.sectors[`${ring}_${name}`])));
-        table.append(line);
-      }
+  sectorTable(found) {
+    const table = make("table");
+    const where = found.centre_from === "click" ? "about the place clicked" : "about the middle of the scan; “Centre ETDRS” moves it to the fovea";
+    const order = found.vertical_known ? "" : "; which way is up is assumed";
+    table.append(make("caption", `Thickness from ILM to Bruch’s membrane, µm, ${where}${order}. As ingest found the surfaces: not corrected by hand.`, "soft"));
+    const head = make("tr");
+    head.append(make("th", ""), ...["superior", "nasal", "inferior", "temporal"].map((name) => make("th", name)));
+    table.append(head);
+    const cell = (value) => make("td", value === null ? "–" : value.toFixed(0));
+    for (const ring of ["inner", "outer"]) {
       const line = make("tr");
-      line.append(make("th", NAMES.central), cell(found.sectors.central));
+      line.append(make("th", NAMES[ring]), ...["superior", "nasal", "inferior", "temporal"].map((name) => cell(found.sectors[`${ring}_${name}`])));
       table.append(line);
-      this.sectors.replaceChildren(table);
-      draw(this);
-    } catch (error) {
-      if (this.row === row) this.sectors.replaceChildren(make("p", `No thickness: ${error.message}`, "soft"));
     }
+    const line = make("tr");
+    line.append(make("th", NAMES.central), cell(found.sectors.central));
+    table.append(line);
+    return table;
   }
 }

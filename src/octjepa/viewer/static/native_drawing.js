@@ -15,65 +15,77 @@ function sized(canvas, aspect, tallest = 1.2) {
   return [pen, width, height];
 }
 
+// Draws what is there. Every picture is drawn with the index that it was requested for.
 export function draw(pane) {
-  if (!pane.facts || !pane.shown || pane.body.hidden) return;
+  if (!pane.facts || pane.body.hidden) return;
   const [slices, depth, columns] = pane.facts.shape;
   const [dz, dy, dx] = pane.facts.spacing_mm;
   const stretch = Number(pane.stretch.value);
-  drawScan(pane, depth, columns, dy * stretch, dx, stretch);
-  const { cross, crossLines, face, thick, kind, slice } = pane.shown;
-  if (!cross) return;
-  let [pen, width, height] = sized(pane.cross.canvas, (depth * dy * stretch) / (slices * dz), 0.8);
+  if (pane.held.bscan) drawScan(pane, depth, columns, dy * stretch, dx, stretch);
+  if (pane.held.cross) drawCross(pane, slices, depth, dz, dy * stretch);
+  if (pane.held.face) drawFace(pane, slices, columns, dz, dx);
+}
+
+function drawCross(pane, slices, depth, dz, dy) {
+  const { picture, lines, column } = pane.held.cross;
+  const [pen, width, height] = sized(pane.cross.canvas, (depth * dy) / (slices * dz), 0.8);
   pen.filter = `contrast(${pane.contrast.value})`;
-  pen.drawImage(cross, 0, 0, width, height);
+  pen.drawImage(picture, 0, 0, width, height);
   pen.filter = "none";
-  let [sx, sy] = [width / slices, height / depth];
-  if (pane.surfaces.checked) strokeSurfaces(pen, crossLines, (index) => (index + 0.5) * sx, (value) => (value + 0.5) * sy);
-  crosshair(pen, (slice + 0.5) * sx, (pane.place.depth + 0.5) * sy, width, height);
-  pane.cross.caption.textContent = `Across the B-scans at column ${pane.place.column + 1}; first B-scan on the left`;
+  const [sx, sy] = [width / slices, height / depth];
+  if (pane.surfaces.checked) strokeSurfaces(pen, lines, (index) => (index + 0.5) * sx, (value) => (value + 0.5) * sy);
+  crosshair(pen, (pane.place.slice + 0.5) * sx, (pane.place.depth + 0.5) * sy, width, height);
+  pane.cross.caption.textContent = `Across the B-scans at column ${column + 1}; first B-scan on the left`;
+}
+
+function drawFace(pane, slices, columns, dz, dx) {
+  const { picture, thick, kind, depth } = pane.held.face;
   if (kind === "localizer") {
-    [pen, width, height] = sized(pane.face.canvas, face.height / face.width);
-    pen.drawImage(face, 0, 0, width, height);
+    const [pen, width, height] = sized(pane.face.canvas, picture.height / picture.width);
+    pen.drawImage(picture, 0, 0, width, height);
     pane.face.caption.textContent = "The picture of the fundus that the file holds";
     return;
   }
-  [pen, width, height] = sized(pane.face.canvas, (slices * dz) / (columns * dx));
+  const { etdrs } = pane.facts;
+  const [pen, width, height] = sized(pane.face.canvas, (slices * dz) / (columns * dx));
   pen.save();
   if (pane.flipped) pen.transform(1, 0, 0, -1, 0, height);
-  pen.drawImage(face, 0, 0, width, height);
+  pen.drawImage(picture, 0, 0, width, height);
   if (thick) pen.drawImage(thick, 0, 0, width, height);
   pen.restore();
-  [sx, sy] = [width / columns, height / slices];
+  const [sx, sy] = [width / columns, height / slices];
   const toY = (index) => (pane.flipped ? height - (index + 0.5) * sy : (index + 0.5) * sy);
-  if (pane.etdrs.checked && pane.etdrsFacts && kind !== "depth") drawEtdrs(pane, pen, sx / dx, sy / dz, (pane.etdrsFacts.centre[1] + 0.5) * sx, toY(pane.etdrsFacts.centre[0]));
-  crosshair(pen, (pane.place.column + 0.5) * sx, toY(slice), width, height);
-  const range = thick && pane.etdrsFacts?.low_um !== undefined ? ` Violet ${pane.etdrsFacts.low_um} µm, yellow ${pane.etdrsFacts.high_um} µm.` : "";
+  if (pane.etdrs.checked && etdrs && kind !== "depth") drawEtdrs(pen, etdrs.nasal, sx / dx, sy / dz, (etdrs.centre[1] + 0.5) * sx, toY(etdrs.centre[0]));
+  crosshair(pen, (pane.place.column + 0.5) * sx, toY(pane.place.slice), width, height);
+  const range = thick ? ` Violet ${etdrs.low_um} µm, yellow ${etdrs.high_um} µm.` : "";
   const text = PLANES.find(([name]) => name === kind)[1];
   const known = kind === "face" ? " Black where the store holds no tissue." : "";
-  pane.face.caption.textContent = `${text[0].toUpperCase()}${text.slice(1)}${kind === "depth" ? ` (${pane.place.depth + 1})` : ""}; first B-scan ${pane.flipped ? "at the bottom" : "on top"}.${range}${known}`;
+  pane.face.caption.textContent = `${text[0].toUpperCase()}${text.slice(1)}${kind === "depth" ? ` (${depth + 1})` : ""}; first B-scan ${pane.flipped ? "at the bottom" : "on top"}.${range}${known}`;
 }
 
 // `dy` is that of the drawing, `stretch` times the scan's.
 function drawScan(pane, depth, columns, dy, dx, stretch) {
   const [pen, width, height] = sized(pane.scan.canvas, (depth * dy) / (columns * dx));
   const { scale } = pane.zoom;
+  const { picture, lines, slice } = pane.held.bscan;
+  const { grid } = pane.held;
   const [sx, sy] = [(width / columns) * scale, (height / depth) * scale];
   pane.toX = (column) => (column + 0.5) * sx - pane.zoom.x * width * scale;
   pane.toY = (index) => (index + 0.5) * sy - pane.zoom.y * height * scale;
   const [left, top] = [pane.toX(-0.5), pane.toY(-0.5)];
   pen.filter = `contrast(${pane.contrast.value})`;
   pen.imageSmoothingEnabled = scale < 6;
-  pen.drawImage(pane.shown.scan, left, top, columns * sx, depth * sy);
+  pen.drawImage(picture, left, top, columns * sx, depth * sy);
   pen.filter = "none";
-  if (pane.grid && pane.grid.slice === pane.shown.slice) {
+  if (grid && grid.slice === slice) {
     pen.imageSmoothingEnabled = false;
-    pen.drawImage(pane.grid.picture, left, top, columns * sx, depth * sy);
+    pen.drawImage(grid.picture, left, top, columns * sx, depth * sy);
   }
-  if (pane.surfaces.checked) strokeSurfaces(pen, pane.shown.lines, pane.toX, pane.toY);
+  if (pane.surfaces.checked) strokeSurfaces(pen, lines, pane.toX, pane.toY);
   crosshair(pen, pane.toX(pane.place.column), pane.toY(pane.place.depth), width, height);
   pen.font = `${Math.round(Math.max(12, Math.min(width / 36, 26)))}px system-ui, sans-serif`;
-  for (const { from, to, slice } of pane.calipers) {
-    if (slice !== pane.shown.slice) continue;
+  for (const { from, to, slice: drawnOn } of pane.calipers) {
+    if (drawnOn !== slice) continue;
     const ends = [from, to].map(([column, index]) => [pane.toX(column), pane.toY(index)]);
     pen.fillStyle = "#ffe14d";
     for (const [colour, line] of [["rgb(0 0 0 / .6)", 5], ["#ffe14d", 2]]) {
@@ -88,7 +100,7 @@ function drawScan(pane, depth, columns, dy, dx, stretch) {
   pen.strokeStyle = "#fff";
   pen.lineWidth = 2;
   strokeLine(pen, [[12, height - 12 - ((bar * stretch) / dy) * sy], [12, height - 12], [12 + (bar / dx) * sx, height - 12]]);
-  pane.scan.caption.textContent = `B-scan ${pane.shown.slice + 1}, ${stretch > 1 ? `depth drawn ${stretch} times` : "true proportions"}${scale > 1 ? `, ${scale.toFixed(1)} times as large` : ""}; bars ${bar} mm.${pane.surfaces.checked ? " Green ILM, orange Bruch’s membrane, blue lower edge of the tissue band." : ""}`;
+  pane.scan.caption.textContent = `B-scan ${slice + 1}, ${stretch > 1 ? `depth drawn ${stretch} times` : "true proportions"}${scale > 1 ? `, ${scale.toFixed(1)} times as large` : ""}; bars ${bar} mm.${pane.surfaces.checked ? " Green ILM, orange Bruch’s membrane, blue lower edge of the tissue band." : ""}`;
 }
 
 function strokeSurfaces(pen, lines, toX, toY) {
@@ -106,8 +118,7 @@ function crosshair(pen, x, y, width, height) {
   strokeLine(pen, [[x, 0], [x, height]]);
 }
 
-function drawEtdrs(pane, pen, perMmX, perMmY, x, y) {
-  const { nasal } = pane.etdrsFacts;
+function drawEtdrs(pen, nasal, perMmX, perMmY, x, y) {
   const ends = [0.5 / Math.SQRT2, 3 / Math.SQRT2];
   for (const [colour, width] of [["rgb(0 0 0 / .55)", 3.2], ["#fff", 1.2]]) { // dark below white: seen on any picture
     pen.strokeStyle = colour;

@@ -28,18 +28,19 @@ export function pointers(pane) {
     zoomBy(pane, event.deltaY < 0 ? 1.2 : 1 / 1.2, u, v);
   }, { passive: false });
   canvas.addEventListener("pointerdown", (event) => {
-    if (!pane.shown) return;
+    if (!pane.held.bscan) return;
     canvas.setPointerCapture(event.pointerId);
     start = { ...under(pane, event), zoom: { ...pane.zoom }, moved: false };
-    if (pane.mode === "caliper") pane.calipers.push({ from: [start.column, start.depth], to: [start.column, start.depth], slice: pane.shown.slice });
+    if (pane.mode === "caliper") pane.calipers.push({ from: [start.column, start.depth], to: [start.column, start.depth], slice: pane.held.bscan.slice });
   });
   canvas.addEventListener("pointermove", (event) => {
-    if (!pane.shown) return;
+    if (!pane.held.bscan) return;
     const now = under(pane, event);
     tell(pane, now);
     if (!start) return;
     start.moved ||= Math.hypot(now.u - start.u, now.v - start.v) > 0.008;
-    if (pane.mode === "caliper") pane.calipers.at(-1).to = [now.column, now.depth];
+    const line = pane.calipers.at(-1);
+    if (pane.mode === "caliper" && line) line.to = [now.column, now.depth];
     else if (start.moved && pane.zoom.scale > 1) {
       const room = 1 - 1 / pane.zoom.scale;
       const held = (value) => Math.max(0, Math.min(room, value));
@@ -48,21 +49,21 @@ export function pointers(pane) {
     draw(pane);
   });
   canvas.addEventListener("pointerup", (event) => {
-    if (start && !start.moved && pane.mode !== "caliper") {
+    if (start && pane.held.bscan && !start.moved && pane.mode !== "caliper") {
       const { column, depth } = under(pane, event);
       pane.go({ column, depth });
-      if (pane.layer.value === "similarity") pane.pickToken().catch(() => {});
+      if (pane.layer.value === "similarity") pane.overlay(true, true);
     } else if (start && !start.moved) pane.calipers.pop();
     start = null;
     draw(pane);
   });
-  const clicked = (part, act) => part.canvas.addEventListener("click", (event) => {
+  const clicked = (name, part, act) => part.canvas.addEventListener("click", (event) => {
     const box = part.canvas.getBoundingClientRect();
-    if (pane.facts) act((event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height, pane.facts.shape);
+    if (pane.facts && pane.held[name]) act((event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height, pane.facts.shape);
   });
-  clicked(pane.cross, (u, v, [slices, depth]) => pane.go({ slice: u * slices - 0.5, depth: v * depth - 0.5 }));
-  clicked(pane.face, (u, v, [slices, , columns]) => {
-    if (pane.plane.value === "localizer") return;
+  clicked("cross", pane.cross, (u, v, [slices, depth]) => pane.go({ slice: u * slices - 0.5, depth: v * depth - 0.5 }));
+  clicked("face", pane.face, (u, v, [slices, , columns]) => {
+    if (pane.held.face.kind === "localizer") return;
     const place = [(pane.flipped ? 1 - v : v) * slices - 0.5, u * columns - 0.5];
     if (pane.mode === "centre") {
       pane.choose("centre");
@@ -74,13 +75,13 @@ export function pointers(pane) {
 function tell(pane, { column, depth }) {
   const [, rows, columns] = pane.facts.shape;
   const [dz, dy, dx] = pane.facts.spacing_mm;
-  const [c, d, s] = [Math.round(column), Math.round(depth), pane.shown.slice];
+  const [c, d, s] = [Math.round(column), Math.round(depth), pane.held.bscan.slice];
   if (c < 0 || d < 0 || c >= columns || d >= rows) return;
-  if (!pane.levels) {
+  if (!pane.held.levels) {
     const copy = new OffscreenCanvas(columns, rows).getContext("2d", { willReadFrequently: true });
-    copy.drawImage(pane.shown.scan, 0, 0);
-    pane.levels = copy.getImageData(0, 0, columns, rows).data;
+    copy.drawImage(pane.held.bscan.picture, 0, 0);
+    pane.held.levels = copy.getImageData(0, 0, columns, rows).data;
   }
   const mm = [s * dz, d * dy, c * dx].map((value) => value.toFixed(2)).join(", ");
-  pane.readout.textContent = `slice ${s + 1}, depth ${d + 1}, column ${c + 1} · ${mm} mm · intensity ${pane.levels[4 * (d * columns + c)]}`;
+  pane.readout.textContent = `slice ${s + 1}, depth ${d + 1}, column ${c + 1} · ${mm} mm · intensity ${pane.held.levels[4 * (d * columns + c)]}`;
 }

@@ -1,6 +1,6 @@
 // The volume as the store holds it: one slice with its band and an overlay, and the view from the front. A picture is
-// kept with the number of its slice, so that band and overlay are never drawn on another one.
-import { at, json, make, picture, say, strokeLine } from "/parts.js";
+// kept with the number of its slice, so that band and overlay are never drawn on another slice.
+import { at, make, strokeLine } from "/parts.js";
 
 const SHOWN_ASPECT = 0.62; // height over width of a B-scan, unless true proportions are chosen
 const SENTENCES = {
@@ -9,8 +9,18 @@ const SENTENCES = {
 };
 
 export class StoredView {
-  constructor(about, changed) {
-    Object.assign(this, { about, changed, row: null, slice: null, scan: null, face: null, band: null, grid: null, linked: false, moved: false });
+  // `shown` has the panels. `changed()` is called when slice or overlay were chosen.
+  constructor(about, shown, changed) {
+    Object.assign(this, { about, shown, changed, slice: null, scan: null, face: null, band: null, grid: null, linked: false, moved: false });
+    const legend = at("legend");
+    const box = make("div");
+    legend.replaceWith(box);
+    box.append(legend);
+    this.panels = {
+      scan: shown.panel("stored-scan", at("scan").parentElement, () => { Object.assign(this, { scan: null, band: null }); this.draw(); }),
+      face: shown.panel("stored-face", at("face").parentElement, () => { this.face = null; this.draw(); }),
+      overlay: shown.panel("stored-overlay", box, () => { this.grid = null; legend.replaceChildren(); this.draw(); }, "No overlay: "),
+    };
     at("slice").max = about.shape[0] - 1;
     at("slice").addEventListener("input", () => this.go(Number(at("slice").value)));
     for (const id of ["band", "contrast", "true"]) at(id).addEventListener("input", () => this.draw());
@@ -31,26 +41,14 @@ export class StoredView {
     layer.parentElement.hidden = !names.length;
   }
 
-  async open(row) {
-    this.row = row;
+  // For a volume that `shown` has just opened.
+  async open() {
     this.slice = Math.min(this.slice ?? Math.floor(this.about.shape[0] / 2), this.about.shape[0] - 1);
-    Object.assign(this, { scan: null, face: null, band: null, grid: null });
-    this.draw();
-    try {
-      const volume = `/volumes/${row.id}`;
-      const [band, face, centre] = await Promise.all([
-        json(`${volume}/band`), picture(`${volume}/en_face.png`), json(`${volume}/central`),
-      ]);
-      if (this.row !== row) return;
-      Object.assign(this, { band, face });
-      const empty = !band[0][this.slice].some((index) => index >= 0);
-      if (!this.linked && (!this.moved || empty)) this.slice = centre;
-      this.linked = false;
-      say(null);
-      await Promise.all([this.load(), this.overlay()]);
-    } catch (error) {
-      if (this.row === row) say(error);
-    }
+    this.panels.face.fill(async (read) => {
+      const face = await read.picture("/en_face.png");
+      return () => { this.face = face; this.draw(); };
+    });
+    await Promise.all([this.load(true), this.overlay()]);
   }
 
   go(slice, moved = true) {
@@ -61,39 +59,36 @@ export class StoredView {
     this.load();
   }
 
-  async load() {
-    const [row, slice] = [this.row, this.slice];
-    try {
-      const scan = await picture(`/volumes/${row.id}/slices/${slice}.png`);
-      if (this.row !== row || this.slice !== slice) return;
-      this.scan = { picture: scan, slice };
-      say(null);
-      this.draw();
-      for (const near of [slice + 1, slice - 1]) {
-        if (near >= 0 && near < this.about.shape[0]) picture(`/volumes/${row.id}/slices/${near}.png`).catch(() => {});
+  // The chosen slice. When a volume is opened, the slice may be one without tissue: then the central slice is shown.
+  load(opening = false) {
+    return this.panels.scan.fill(async (read) => {
+      const [band, centre] = await Promise.all([this.band ?? read.json("/band"), opening ? read.json("/central") : null]);
+      let { slice } = this;
+      if (opening) {
+        const blank = !band[0][slice].some((index) => index >= 0);
+        if (!this.linked && (!this.moved || blank)) slice = centre;
+        this.linked = false;
       }
-    } catch (error) {
-      if (this.row === row && this.slice === slice) say(error);
-    }
+      const picture = await read.picture(`/slices/${slice}.png`);
+      return () => {
+        Object.assign(this, { band, slice, scan: { picture, slice } });
+        this.draw();
+        if (opening) this.changed();
+        const { reading } = this.shown;
+        for (const near of [slice + 1, slice - 1]) if (near >= 0 && near < this.about.shape[0]) reading.picture(`/slices/${near}.png`).catch(() => {});
+      };
+    });
   }
 
-  async overlay() {
-    const [row, layer] = [this.row, at("layer").value];
-    const current = () => this.row === row && at("layer").value === layer;
-    this.grid = null;
+  // The chosen layer over all slices of the volume.
+  overlay() {
+    const layer = at("layer").value;
     this.changed();
-    this.legend(layer);
-    if (layer) {
-      try {
-        const grid = await picture(`/volumes/${row.id}/grid/${layer}.png`);
-        if (!current()) return;
-        this.grid = grid;
-        say(null);
-      } catch (error) {
-        if (current()) say(error);
-      }
-    }
-    this.draw();
+    if (!layer) return this.panels.overlay.empty("empty");
+    return this.panels.overlay.fill(async (read) => {
+      const grid = await read.picture(`/grid/${layer}.png`);
+      return () => { this.grid = grid; this.legend(layer); this.draw(); };
+    }, true);
   }
 
   legend(layer) {
@@ -115,7 +110,7 @@ export class StoredView {
     const [depth, height, width] = about.shape;
     const [dz, dy, dx] = about.spacing_mm;
     at("slice").value = this.slice;
-    at("number").textContent = `${this.slice + 1} of ${depth}`;
+    at("number").textContent = this.slice === null ? "" : `${this.slice + 1} of ${depth}`;
     const truly = (height * dy) / (width * dx);
     const aspect = at("true").checked ? truly : SHOWN_ASPECT;
     const canvas = at("scan");
@@ -140,7 +135,7 @@ export class StoredView {
       pen.strokeStyle = "#35d0a5";
       for (const edge of band) strokeLine(pen, edge[slice].map((index, column) => (index < 0 ? null : [(column + 0.5) * sx, (index + 0.5) * sy])));
     }
-    at("scan-caption").textContent = at("true").checked
+    at("scan-caption").textContent = !scan ? "" : at("true").checked
       ? "B-scan as stored: flattened along Bruch’s membrane."
       : `B-scan as stored: flattened along Bruch’s membrane, drawn ${(SHOWN_ASPECT / truly).toFixed(1)} times as high as it is.`;
     this.drawFace(depth, width, (depth * dz) / (width * dx));

@@ -1,14 +1,18 @@
 // The page of the viewer: the list of volumes, and what is opened from it. The address keeps volume, slice and overlay.
-import { at, forgetPictures, json, make, plain, say, titleOf } from "/parts.js";
+import { Nearest, misread } from "/cases.js";
 import { follow } from "/live.js";
-import { misread, nearest } from "/cases.js";
 import { NativePane } from "/native.js";
+import { at, make, plain, titleOf } from "/parts.js";
+import { forgetPictures, Reading, say, Shown } from "/shown.js";
 import { StoredView } from "/stored.js";
 
 const PAGE = 200;
 const NONE = "\0"; // the choice of volumes without a value
 const state = { about: null, page: null, offset: 0, row: null };
-let stored, native, beside, waiting;
+const page = new Reading(); // answers about no volume
+const eye = new Shown(); // the volume that was opened
+const other = new Shown(); // the volume side by side with it
+let stored, native, beside, near, others;
 
 const good = (row) => (row.quality === null ? "unknown" : row.quality.toFixed(2));
 
@@ -20,18 +24,21 @@ async function list(offset = 0, around = "") {
   const query = new URLSearchParams({ offset, limit: PAGE });
   for (const id of ["search", "device", "split", "order"]) query.set(id, at(id).value.trim() || at(id).value);
   if (around) query.set("around", around);
-  const asked = (waiting = query.toString());
-  const page = await json(`/volumes?${asked}`);
-  if (asked !== waiting) return; // another was asked for meanwhile
-  Object.assign(state, { page, offset: page.offset });
-  at("list").replaceChildren(...page.volumes.map(entry));
+  at("count").textContent = "Searching …";
+  const reading = page.newest("list");
+  const found = await reading.json(`/volumes?${query}`).catch((error) => {
+    if (reading.current) at("count").textContent = "";
+    throw error;
+  });
+  Object.assign(state, { page: found, offset: found.offset });
+  at("list").replaceChildren(...found.volumes.map(entry));
   at("list").scrollTop = 0;
-  const last = page.offset + page.volumes.length;
-  const part = page.matching > page.volumes.length ? `, ${page.offset + 1} to ${last} listed` : "";
-  at("count").textContent = `${page.matching} of ${page.total} volumes${part}`;
-  at("before").disabled = page.offset === 0;
-  at("after").disabled = last >= page.matching;
-  at("pages").hidden = page.matching <= PAGE;
+  const last = found.offset + found.volumes.length;
+  const part = found.matching > found.volumes.length ? `, ${found.offset + 1} to ${last} listed` : "";
+  at("count").textContent = `${found.matching} of ${found.total} volumes${part}`;
+  at("before").disabled = found.offset === 0;
+  at("after").disabled = last >= found.matching;
+  at("pages").hidden = found.matching <= PAGE;
   mark();
 }
 
@@ -43,7 +50,7 @@ function entry(row) {
   button.append(make("b", titleOf(row)), make("span", marks, "mark"));
   const facts = [`quality ${good(row)}`, row.split, row.id, row.file.split("/").pop()];
   button.append(make("span", facts.filter(Boolean).join(" · "), "soft"));
-  button.addEventListener("click", () => open(row));
+  button.addEventListener("click", () => open(row).catch(say));
   const item = make("li");
   item.append(button);
   return item;
@@ -56,45 +63,71 @@ function mark() {
 }
 
 async function open(row) {
+  page.newest("open"); // no other volume is opened by an answer that is still awaited
   state.row = row;
   mark();
+  say(null);
   at("title").textContent = titleOf(row);
   at("subtitle").textContent = `volume ${row.id} · ${row.file.split("/").pop()}`;
   facts(row);
   shut();
-  if (state.about.neighbours) nearest(row, () => state.row === row, openById, async (id) => compare(await json(`/volumes/${id}`)));
-  await native.begin(row); // before all else: the first B-scan
-  if (state.row !== row) return;
-  native.finish(row);
-  stored.open(row);
-  const others = await json(`/volumes/${row.id}/same_person`);
-  if (state.row !== row) return;
-  const select = at("compare");
-  const label = (other) => `${titleOf(other)}, ${other.id}`;
-  select.replaceChildren(new Option(others.length ? "nothing" : "no other volume of this person", ""), ...others.map((other) => new Option(label(other), other.id)));
-  select.disabled = !others.length;
-  select.onchange = () => (select.value ? compare(others.find((other) => other.id === select.value)) : shut());
+  const reading = eye.open(row.id);
+  native.begin(row);
+  near?.show();
+  await native.first(); // before all else: the first B-scan
+  if (!reading.current) return;
+  native.finish();
+  stored.open();
+  others.show();
 }
 
-const openById = async (id) => open(await json(`/volumes/${id}`));
+const factsOf = (reading, name, id) => reading.newest(name, id).json("");
+const openById = async (id) => open(await factsOf(page, "open", id));
+const compareById = async (id) => compare(await factsOf(eye.reading, "side by side", id));
 
-function compare(row) {
+// The choice of a volume of the same person to show side by side.
+class Others {
+  constructor(shown) {
+    this.panel = shown.panel("compare", at("compare-box"), () => {
+      at("compare").replaceChildren();
+      at("compare").disabled = true;
+    });
+    at("compare").addEventListener("change", () => (at("compare").value ? compareById(at("compare").value).catch(say) : shut()));
+  }
+
+  show() {
+    return this.panel.fill(async (read) => {
+      const found = await read.json("/same_person");
+      return () => {
+        const label = (row) => `${titleOf(row)}, ${row.id}`;
+        at("compare").replaceChildren(new Option(found.length ? "nothing" : "no other volume of this person", ""), ...found.map((row) => new Option(label(row), row.id)));
+        at("compare").disabled = !found.length;
+      };
+    });
+  }
+}
+
+async function compare(row) {
   at("pane-b").hidden = false;
   at("panes").classList.add("two");
-  beside ??= new NativePane(at("pane-b"), state.about, () => {});
-  beside.open(row);
+  beside ??= new NativePane(at("pane-b"), state.about, other, () => {});
+  const reading = other.open(row.id);
+  beside.begin(row);
+  await beside.first();
+  if (reading.current) await beside.finish();
 }
 
 function shut() {
+  other.close();
   at("pane-b").hidden = true;
   at("panes").classList.remove("two");
 }
 
-async function follows(pane, [slice, depth, column]) {
-  const row = state.row;
-  const { canonical } = await json(`/volumes/${row.id}/native/place/${slice}/${depth}/${column}`);
-  const near = Math.round(canonical[0]);
-  if (state.row === row && near !== stored.slice && near >= 0 && near < state.about.shape[0]) stored.go(near, false);
+// The stored slice follows the place in the scan as it came.
+async function follows({ place: { slice, depth, column } }) {
+  const { canonical } = await eye.reading.newest("follow").json(`/native/place/${slice}/${depth}/${column}`);
+  const nearest = Math.round(canonical[0]);
+  if (nearest !== stored.slice && nearest >= 0 && nearest < state.about.shape[0]) stored.go(nearest, false);
 }
 
 function facts(row) {
@@ -141,7 +174,7 @@ async function step(by) {
   }
   const next = state.page.volumes[Math.max(0, Math.min(state.page.volumes.length - 1, here))];
   if (next && next.id !== state.row.id) {
-    open(next);
+    open(next).catch(say);
     const button = at("list").querySelector(`[data-id="${next.id}"]`);
     if (button) button.scrollIntoView({ block: "nearest" });
   }
@@ -150,7 +183,7 @@ async function step(by) {
 function key(event) {
   if (["INPUT", "SELECT"].includes(event.target.tagName) && event.target.type !== "checkbox") return;
   const acts = {
-    ArrowLeft: () => turn(-1), ArrowRight: () => turn(1), j: () => step(1), k: () => step(-1),
+    ArrowLeft: () => turn(-1), ArrowRight: () => turn(1), j: () => step(1).catch(say), k: () => step(-1).catch(say),
     b: () => { at("band").checked = !at("band").checked; stored.draw(); },
     o: () => { const layer = at("layer"); layer.selectedIndex = (layer.selectedIndex + 1) % layer.options.length; stored.overlay(); },
   };
@@ -172,22 +205,26 @@ function tell(about) {
 }
 
 async function newCheckpoint() {
-  Object.assign(state.about, await json("/about"));
+  shut();
+  eye.open(state.row.id); // what is drawn of the encoder before goes at once
   forgetPictures();
+  Object.assign(state.about, await page.newest("about").json("/about"));
   tell(state.about);
   stored.offer();
-  open(state.row);
+  await open(state.row);
 }
 
 async function start() {
-  const { about } = Object.assign(state, { about: await json("/about") });
+  const { about } = Object.assign(state, { about: await page.json("/about") });
   tell(about);
   fill(at("device"), about.device);
   fill(at("split"), about.split);
   const [id, slice, layer] = location.hash.slice(1).split("/");
   await list(0, id);
-  stored = new StoredView(about, remember);
-  native = new NativePane(at("pane-a"), about, (pane, place) => follows(pane, place).catch(() => {}));
+  native = new NativePane(at("pane-a"), about, eye, (pane) => follows(pane).catch(() => {}));
+  stored = new StoredView(about, eye, remember);
+  others = new Others(eye);
+  if (about.neighbours) near = new Nearest(eye, openById, compareById);
   for (const name of ["search", "device", "split", "order"]) at(name).addEventListener("input", () => list().catch(say));
   at("before").addEventListener("click", () => list(state.offset - PAGE).catch(say));
   at("after").addEventListener("click", () => list(state.offset + PAGE).catch(say));
