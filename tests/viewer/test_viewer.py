@@ -25,7 +25,7 @@ from octjepa.errors import UsageError
 from octjepa.report.figures import masks
 from octjepa.store.storage import DamagedVolume
 from octjepa.viewer.scans import Scans
-from octjepa.viewer.server import ANSWER_OF, _answers, open_scans, serve
+from octjepa.viewer.server import ANSWER_OF, answers, open_scans, serve
 from octjepa.views.tokens import TISSUE_SHARE
 from viewer_server import served
 
@@ -144,7 +144,7 @@ def test_only_to_this_machine_only_to_read_only_its_own_script(url: str) -> None
 
 def test_every_answer_about_a_volume_names_it(url: str, scans: Scans) -> None:
     first, second = sorted(scans.ids)[:2]
-    for path in _answers(scans):
+    for path in answers(scans):
         for name in (first, second):
             values = {"volume_id": name, **dict.fromkeys(("number", "depth", "column", "index"), 0)}
             status, headers, _ = ask(url + path.replace(":int", "").format(**values, plane="slice", layer="random"))

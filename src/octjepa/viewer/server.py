@@ -213,7 +213,7 @@ def app(scans: Scans) -> ASGIApp:
         return respond
 
     routes = [Route(path, static(*file)) for path, file in _PAGE.items()]
-    routes += [Route(path, answer(make, query)) for path, (make, query) in _answers(scans).items()]
+    routes += [Route(path, answer(make, query)) for path, (make, query) in answers(scans).items()]
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"], www_redirect=False)
     return _Headers(Starlette(routes=routes, middleware=[hosts]), scans.ids)
 
@@ -222,7 +222,7 @@ def _is_small(number: float) -> bool:
     return math.isfinite(number) and abs(number) <= _LARGEST
 
 
-def _answers(scans: Scans) -> dict[str, tuple[Callable[..., Any], dict[str, Callable[[str], Any]]]]:
+def answers(scans: Scans) -> dict[str, tuple[Callable[..., Any], dict[str, Callable[[str], Any]]]]:
     """By path: the function that answers and the types of its query parameters."""
     volume, native = "/volumes/{volume_id}", "/volumes/{volume_id}/native"
     token: dict[str, Callable[[str], Any]] = {"token": int}
