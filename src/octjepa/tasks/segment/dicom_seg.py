@@ -114,9 +114,9 @@ def segmentation_source(path: Path) -> str:
     For example "made automatically by octjepa 0.1.0". Segments of several origins are listed in the order of the file.
     """
     try:
-        segments = _header(path, ["SegmentSequence"]).get("SegmentSequence", [])
+        segments = read_header(path, ["SegmentSequence"]).get("SegmentSequence", [])
         return "; ".join(dict.fromkeys(filter(None, map(_origin, segments))))
-    except (InvalidDicomError, OSError, AttributeError, TypeError, ValueError):
+    except (VolumeRejected, AttributeError, TypeError, ValueError):
         return ""
 
 
