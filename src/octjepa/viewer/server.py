@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from functools import partial
 from importlib.resources import files
 from inspect import Parameter, signature
@@ -28,7 +28,7 @@ from octjepa.viewer.misread import CasePredictions
 from octjepa.viewer.native_files import NativeFiles, folders_near
 from octjepa.viewer.neighbours import Neighbours
 from octjepa.viewer.scans import Model, Scans
-from octjepa.viewer.voxel_classes import VoxelClasses, head_reader
+from octjepa.viewer.voxel_classes import Legend, VoxelClasses, head_reader
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -202,7 +202,7 @@ def app(scans: Scans) -> ASGIApp:
                 result = await run_in_threadpool(make, **values)
                 if isinstance(result, bytes):
                     return Response(result, media_type="image/png")
-                return JSONResponse(asdict(result) if is_dataclass(result) else result)
+                return JSONResponse(asdict(result) if isinstance(result, Legend) else result)
             except (KeyError, IndexError):
                 return PlainTextResponse("no such slice or layer", 404)
             except (UsageError, VolumeRejected) as error:  # the files lack what was requested, or do not fit
