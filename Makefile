@@ -1,6 +1,6 @@
 # Each target does its own set-up: a fresh clone needs nothing but make, bash and Python 3.11 to 3.13.
 .DEFAULT_GOAL := help
-.PHONY: help core setup demo test test-all test-xla check format bench exam docs lock
+.PHONY: help core setup demo test test-all test-xla check format bench structure exam docs lock
 
 PY := .venv/bin/python
 WORKERS ?= 2
@@ -52,6 +52,9 @@ docs: setup  ## check the documentation, build it as a site for reading offline 
 
 bench: setup  ## list the benchmarks; run one (ARGS="precision")
 	@$(PY) -m benchmarks $(ARGS)
+
+structure: setup  ## compute how easy the code is to take over, and write the table in CONTRIBUTING.md
+	@$(PY) benchmarks/structure.py --write $(ARGS)
 
 exam: setup  ## go on with the exam of encoders in docs/exam (ARGS="--list")
 	@$(PY) -m benchmarks.exam $(ARGS)

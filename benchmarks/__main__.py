@@ -1,16 +1,22 @@
-"""`make bench`: every measurement of the project by one name: `octjepa bench`'s comparisons and the scripts here.
+"""`make bench`: the comparisons with peers (benchmarks/peers) and the scripts of this folder, by name.
 
-python -m benchmarks [NAME [ARGUMENT...]]; `all` runs every comparison and writes docs/performance.
+python -m benchmarks lists them; python -m benchmarks NAME [ARGUMENT...] runs one; `all` runs every comparison and
+writes docs/performance.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import runpy
 import sys
 from pathlib import Path
 
-from octjepa.bench.benchmarks import BENCHMARKS
+from benchmarks.peers.benchmarks import BENCHMARKS, run_benchmark
+
+from octjepa.cli.failures import exit_with_message
+from octjepa.cli.output import print_result
+from octjepa.progress import set_quiet
 
 HERE = Path(__file__).parent
 
@@ -23,6 +29,23 @@ def scripts() -> dict[str, str]:
         if path != Path(__file__) and '__name__ == "__main__"' in text:
             listed[path.stem] = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
     return listed
+
+
+def compare(arguments: list[str]) -> int:
+    """Runs one comparison with a peer and prints the ratio and its spread; exit code 2 for bad usage."""
+    parser = argparse.ArgumentParser(prog="make bench", description="Compares octjepa with a peer in alternating runs.")
+    parser.add_argument("subject", choices=BENCHMARKS, help="what to measure; described in docs/bench.md")
+    parser.add_argument("--against", help="the peer; default: the first one of the subject")
+    parser.add_argument("--repeats", type=int, help="runs of each side; default: one to two minutes in all")
+    parser.add_argument("--json", action="store_true", help="print one JSON object: ours, other, ratio, runs")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    options = parser.parse_args(arguments)
+    if options.repeats is not None and options.repeats < 1:
+        parser.error(f"--repeats {options.repeats}: expected 1 or more")
+    set_quiet(options.quiet)
+    with exit_with_message(lambda: None):
+        print_result(run_benchmark(options.subject, options.against, options.repeats), options.json)
+    return 0
 
 
 def main(arguments: list[str]) -> int:
@@ -38,11 +61,7 @@ def main(arguments: list[str]) -> int:
         print(f"bench: no benchmark {name!r}: there are {', '.join(listed)}", file=sys.stderr)
         return 2
     if name in BENCHMARKS:
-        from octjepa.cli import main as octjepa
-
-        sys.argv = ["octjepa", "bench", *arguments]
-        octjepa()
-        return 0
+        return compare(arguments)
     sys.argv = [str(HERE / f"{name}.py"), *rest]
     sys.path.insert(0, str(HERE))  # as when the file itself is run
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,4 +1,4 @@
-"""Ingest of full-size scans in one process of one thread, against pydicom with MONAI or SciPy (`octjepa.bench.ingest`).
+"""Ingest of full-size scans in one process of one thread, against pydicom with MONAI or SciPy.
 
     .venv/bin/python benchmarks/full_size_ingest.py [--real FOLDER] [--syntaxes] [--turns 3] [--out FILE.json]
 
@@ -20,10 +20,10 @@ import time
 from pathlib import Path
 
 import pydicom
+from benchmarks.peers.data import bench_recipe, one_thread
+from benchmarks.peers.ingest import by_monai, by_scipy
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 
-from octjepa.bench.data import bench_recipe, one_thread
-from octjepa.bench.ingest import by_monai, by_scipy
 from octjepa.files import write_json
 from octjepa.ingest import build_store
 from octjepa.phantom import write_cohort

@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/ingest_against_monai.py [--volumes 200] [--size small|full] [--workers 2] [--repeats 5]
 
-`octjepa bench ingest --against monai` is the same by one process each, for whoever has the package alone; the head of
-`octjepa.bench.ingest` says what each side does and leaves out. Here both get as many spawned processes of one thread
+`make bench ARGS="ingest --against monai"` runs the same in one process each; the head of
+`benchmarks.peers.ingest` says what each side does and leaves out. Here both get as many spawned processes of one thread
 each, which are started and have read a few files before the clock starts.
 """
 
@@ -22,8 +22,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from octjepa.bench.alternating_runs import Comparison, run_alternately, summary
-from octjepa.bench.ingest import by_monai
+from benchmarks.peers.alternating_runs import Comparison, run_alternately, summary
+from benchmarks.peers.ingest import by_monai
+
 from octjepa.config import load_recipe
 from octjepa.ingest import SourceFile, build, build_store
 from octjepa.ingest.one_file import ingest_one

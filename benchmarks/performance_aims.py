@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+RECORDS = Path(__file__).resolve().parent / "records"
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Aim:
 
 def full_size_scans() -> dict[str, float]:
     """MONAI's CPU time over octjepa's, by scan."""
-    record = json.loads((DOCS / "full_size_ingest.json").read_text(encoding="utf-8"))
+    record = json.loads((RECORDS / "full_size_ingest.json").read_text(encoding="utf-8"))
     return {scan.replace("_", " "): one["monai"] / one["octjepa"] for scan, one in record.items()}
 
 
@@ -40,7 +40,7 @@ def start_up(command: str) -> dict[str, float]:
     """Seconds of the command that contains `command`, by machine."""
     found = {}
     for machine, file in (("EPYC", "start_up.json"), ("Xeon with AMX", "start_up_amx.json")):
-        record = json.loads((DOCS / file).read_text(encoding="utf-8"))
+        record = json.loads((RECORDS / file).read_text(encoding="utf-8"))
         found[machine] = next(one["median"] for name, one in record.items() if command in name)
     return found
 

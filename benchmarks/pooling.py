@@ -1,8 +1,8 @@
 """Which pooling reads eyes best, of which encoder? On training and validation people of the exam, not on test people.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.pooling --out docs/pooling.json
-    OMP_NUM_THREADS=1 python -m benchmarks.pooling --out docs/pooling.json --encoder exam/runs/NAME/run
-    OMP_NUM_THREADS=1 python -m benchmarks.pooling --out docs/pooling.json --amounts
+    OMP_NUM_THREADS=1 python -m benchmarks.pooling --out benchmarks/records/pooling.json
+    OMP_NUM_THREADS=1 python -m benchmarks.pooling --out benchmarks/records/pooling.json --encoder exam/runs/NAME/run
+    OMP_NUM_THREADS=1 python -m benchmarks.pooling --out benchmarks/records/pooling.json --amounts
 
 Rows are intensity without a network, phantom-tiny before its first update, phantom-tiny, and other encoders. Each
 pooled vector is read as in the exam: 128 principal components, logistic regression, its penalty by cross-validation

@@ -1,14 +1,14 @@
 """Ingest and embedding over a local Ray cluster with one, two and four workers, and an ingest whose worker is killed.
 
-    .venv/bin/python benchmarks/ray_ingest.py [--people 24] [--only ingest embed kill] [--out docs/ray_ingest.json]
-    .venv/bin/python benchmarks/ray_ingest.py --only --write
+    python benchmarks/ray_ingest.py [--people 24] [--only ingest embed kill] [--out benchmarks/records/ray_ingest.json]
+    python benchmarks/ray_ingest.py --only --write
 
 Ingest: a cohort of phantoms into a new store each time, against processes of the machine, the start of Ray included;
 the stores must be equal. Embedding: `phantom-tiny` on one such store in parts of four volumes, against one process of
 one thread; the tables must agree within 1e-5. Kill: an ingest over Ray with two workers, one of which gets SIGKILL when
 a third of the files is stored; the store must be that of the others. Efficiency is the rate over that of one worker of
 the same kind, divided by the workers or the cores, whichever are fewer. `--out` keeps what other runs measured there;
-`--write` puts the table of docs/ray_ingest.json into docs/scale.md. Nothing may run beside it.
+`--write` puts the table of benchmarks/records/ray_ingest.json into docs/scale.md. Nothing may run beside it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.peers.data import one_thread
 
-from octjepa.bench.data import one_thread
 from octjepa.config import load_recipe
 from octjepa.embed.embedding import embed_store
 from octjepa.embed.table import read_embeddings

@@ -1,6 +1,6 @@
 """Seconds to `octjepa --help`, and from the launch of `octjepa pretrain` to its first update on a store that is there.
 
-    .venv/bin/python benchmarks/start_up.py [--turns 5] [--out docs/start_up.json]
+    python benchmarks/start_up.py [--turns 5] [--out benchmarks/records/start_up.json]
 
 Beside them what octjepa has no hand in: the bare interpreter, and the import of torch. Medians of alternating runs,
 after one that is not counted. Nothing may run beside it.

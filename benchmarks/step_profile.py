@@ -5,7 +5,7 @@
 torch's profiler over updates on random numbers in a batch's shapes, after some that are not counted; without shapes,
 stacks and memory, which would cost time themselves. A share is of the time that all operators take by themselves: time
 between operators (Python, autograd's own, the profiler) is in none, and that of a called operator is the called one's,
-as `addmm` in `linear`. `--write` adds the record to docs/performance/step_profile.json by machine and precision;
+as `addmm` in `linear`. `--write` adds the record to benchmarks/records/step_profile.json by machine and precision;
 `benchmarks/performance.py --page` then shows it. Nothing may run beside it.
 """
 
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.peers.data import bench_recipe, random_batch
 from torch.profiler import ProfilerActivity, profile
 
-from octjepa.bench.data import bench_recipe, random_batch
 from octjepa.distributed.precision import with_precision
 from octjepa.distributed.runtime import Runtime
 from octjepa.files import write_json

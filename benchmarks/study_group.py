@@ -1,6 +1,6 @@
 """Is the study group, whose effect on the pixels is known, found again: phantom -> ingest -> embed -> probe?
 
-    OMP_NUM_THREADS=1 python benchmarks/study_group.py --out docs/study_group.json
+    OMP_NUM_THREADS=1 python benchmarks/study_group.py --out benchmarks/records/study_group.json
 
 For each effect a cohort of realistic lesions is drawn in which the study group adds `effect` times the usual to the
 burden of disease (`octjepa phantom --group-effect`), ingested, embedded with phantom-tiny and probed for `study_group`

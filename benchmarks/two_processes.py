@@ -1,9 +1,9 @@
 """What a second process is worth: two of one thread under torchrun against one of two threads, and of one, in turns.
 
-    .venv/bin/python benchmarks/two_processes.py [--turns 3] [--updates 40] [--note TEXT] [--out docs/scaling.json]
+    python benchmarks/two_processes.py [--turns 3] [--updates 40] [--note TEXT] [--out benchmarks/records/scaling.json]
 
-`octjepa bench scaling` does it in short and by the clock alone. `octjepa pretrain tiny_cpu_vjepa` as users run it, on
-one small phantom store, again and again in turns. Updates a second come
+`make bench ARGS="scaling"` is the short form, by the clock. Here `octjepa pretrain tiny_cpu_vjepa` runs as users run
+it, on one small phantom store, again and again in turns. Updates a second come
 from the run's journal without its first updates. CPU-seconds an update (of all processes, user and system) are what a
 long run took more than a short one, so that starting and judging cancel out; other work on the machine disturbs them
 less. Efficiency is that of two processes over that of one of two threads, by both figures; and over one of one thread
@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.peers.scaling import NOTHING_BESIDE_UPDATES, train
 
-from octjepa.bench.scaling import NOTHING_BESIDE_UPDATES, train
 from octjepa.config import load_recipe
 from octjepa.files import write_json
 from octjepa.ingest import build_store

@@ -48,14 +48,14 @@ def main() -> int:
         return 0
     if given.ship:
         for plan in training.read_plans(only=[given.ship]):
-            ship(plan, given.work, Results(given.out))
+            ship(plan, given.work, _results(given))
         return 0
     with writer_lock(given.work / "results"):
         if given.sealed:
             _examine_sealed(given)
         else:
             settings = _smaller(EXAM, given.people) if given.people else EXAM  # smaller: a trial of the machinery
-            _examine(given, settings, Results(given.out), given.out)
+            _examine(given, settings, _results(given), given.out)
     return 0
 
 
@@ -67,6 +67,12 @@ def _check(given: argparse.Namespace) -> None:
     for part in parts if given.sealed else ():
         if getattr(given, part):
             raise UsageError(f"--sealed and --{part}: the sealed cohort is read whole, once")
+
+
+def _results(given: argparse.Namespace, cohort: str = "") -> Results:
+    """The results of the open exam, or of another cohort. Only the bootstrap samples are outside the repository."""
+    samples = given.work / "samples" if given.out == RESULTS else given.out / "samples"
+    return Results(given.out / cohort, samples / cohort)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -105,7 +111,7 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
     if given.page:
         write_page(results, out)
         if (out / "sealed" / "results.json").is_file():
-            write_sealed_page(Results(out / "sealed"), results, out / "sealed")
+            write_sealed_page(_results(given, "sealed"), results, out / "sealed")
         return
     everything = not (given.cohorts or given.floors or given.ceilings or given.read)
     folder = make_cohorts(given.work, settings, EXAMINED)
@@ -158,7 +164,7 @@ def _examine_sealed(given: argparse.Namespace) -> None:
     folder = make_cohorts(given.work, SEALED, EXAMINED)  # before the seal: nothing is looked at yet
     encoder, run_about = found
     open_seal(out, given.again, SEALED.seed, run_about["run"], run_about["weights"])
-    results = Results(out)
+    results = _results(given, "sealed")
     results.check_cohorts(signature(folder, EXAMINED))
     exam, about = Exam(folder, results), {"measured": datetime.now(UTC).strftime("%Y-%m-%d"), **code()}
     _read_floors(exam, [plan], about, NOT_SEALED)
@@ -166,7 +172,7 @@ def _examine_sealed(given: argparse.Namespace) -> None:
     row = RowName(plan.name, encoder.recipe.tokens.patch_size, plan.seeds[0])
     exam.read(row, encoder, "encoder", {**about, **run_about}, NOT_SEALED)
     close_seal(out)
-    write_sealed_page(results, Results(given.out), out)
+    write_sealed_page(results, _results(given), out)
 
 
 def _read_floors(exam: Exam, plans: Sequence[training.Plan], about: dict[str, Any], without: Sequence[str]) -> None:
@@ -249,7 +255,7 @@ def _read_pair(exam: Exam, run: str, encoder: PretrainedEncoder, about: dict[str
 
 
 def _list(given: argparse.Namespace) -> int:
-    results = Results(given.out)
+    results = _results(given)
     for (name, patch), rows in row_names(results).items():
         tasks = sorted({entry["task"] for entry in results.entries if entry["encoder"] == name})
         print(f"{name:<28} {patch_text(patch):<8} seeds {[row.seed for row in rows]}  {', '.join(tasks)}")

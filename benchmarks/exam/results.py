@@ -1,7 +1,8 @@
-"""Figures of the exam, a list in docs/exam/results.json that grows as each row ends; and their resamples.
+"""Metrics of the exam: a list in docs/exam/results.json that grows as each row ends, and their bootstrap samples.
 
 An entry is {task, encoder, reading, labels, seed, metric, value, low, high, n, run} and what else is known of it. The
-resamples are kept beside the list, so that a later row is compared on the same draws of people; left_out.json says what
+bootstrap samples are kept in a folder outside the repository, so that a later row is compared on the same draws of
+people. Without that folder only new rows can be compared. left_out.json says what
 was not measured, and why, cohorts.json what ingest made of the cohorts.
 """
 
@@ -98,10 +99,13 @@ class RowName:
 
 
 class Results:
-    """The results in `folder`, and their resamples in its `samples`; several processes may add to them."""
+    """The results in `folder`, and their bootstrap samples in `samples`; several processes may add to them.
 
-    def __init__(self, folder: Path) -> None:
-        self.path, self.samples = folder / "results.json", folder / "samples"
+    samples: default: the folder `samples` in `folder`.
+    """
+
+    def __init__(self, folder: Path, samples: Path | None = None) -> None:
+        self.path, self.samples = folder / "results.json", samples or folder / "samples"
         self._left_out_path, self._cohorts = folder / "left_out.json", folder / "cohorts.json"
         self.entries: list[Entry] = []
         self.left_out: list[Entry] = []

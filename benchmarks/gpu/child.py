@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from benchmarks.exam.cohorts import EXAMINED, PRETRAINING, make_cohorts
+from benchmarks.peers.data import random_batch
 
-from octjepa.bench.data import random_batch
 from octjepa.cli.failures import exit_with_message
 from octjepa.config import load_recipe
 from octjepa.distributed.runtime import Runtime

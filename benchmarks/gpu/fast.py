@@ -10,12 +10,12 @@ from functools import partial
 from math import inf
 
 import torch
+from benchmarks.peers.alternating_runs import Comparison, rate, run_alternately, summary
+from benchmarks.peers.data import WHOLE_GRID, random_batch
+from benchmarks.peers.sparse_vjepa import FAMILIES, sparse_update
+from benchmarks.peers.step import update_of
+from benchmarks.peers.transformers_vjepa2 import step_by_vjepa2
 
-from octjepa.bench.alternating_runs import Comparison, rate, run_alternately, summary
-from octjepa.bench.data import WHOLE_GRID, random_batch
-from octjepa.bench.sparse_vjepa import FAMILIES, sparse_update
-from octjepa.bench.step import update_of
-from octjepa.bench.transformers_vjepa2 import step_by_vjepa2
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import OctjepaError
 from octjepa.files import read_json_lines

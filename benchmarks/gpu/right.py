@@ -14,8 +14,8 @@ from math import inf
 from pathlib import Path
 
 import torch
+from benchmarks.peers.data import random_batch
 
-from octjepa.bench.data import random_batch
 from octjepa.checkpoint import folder
 from octjepa.distributed.precision import with_precision
 from octjepa.distributed.runtime import Runtime
@@ -132,7 +132,7 @@ def memory(campaign: Campaign) -> Figures:
         found[name] = {"micro_batch": micro, "planned": planned, "measured": peak.bytes,
                        "ratio": planned / max(peak.bytes, 1), "precision": recipe.train.precision}  # fmt: skip
     if campaign.device.type == "cpu":
-        return found  # what a process holds is not what a plan counts; octjepa bench memory measures that
+        return found  # what a process holds is not what a plan counts; `make bench ARGS=memory` measures that
     return {**found, "right": all(abs(1 - one["ratio"]) <= MEMORY_TOLERANCE for one in found.values())}
 
 

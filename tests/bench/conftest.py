@@ -12,8 +12,8 @@ SMALL = (
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octjepa.bench.data.RECIPE", SMALL)
-    monkeypatch.setattr("octjepa.bench.data.PEOPLE", 2)
-    monkeypatch.setattr("octjepa.bench.memory.VOLUMES", 4)
-    monkeypatch.setattr("octjepa.bench.scaling.WARM_UP_UPDATES", 1)
-    monkeypatch.setattr("octjepa.bench.scaling.UPDATES", 2)
+    monkeypatch.setattr("benchmarks.peers.data.RECIPE", SMALL)
+    monkeypatch.setattr("benchmarks.peers.data.PEOPLE", 2)
+    monkeypatch.setattr("benchmarks.peers.memory.VOLUMES", 4)
+    monkeypatch.setattr("benchmarks.peers.scaling.WARM_UP_UPDATES", 1)
+    monkeypatch.setattr("benchmarks.peers.scaling.UPDATES", 2)

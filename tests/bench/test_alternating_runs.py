@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from benchmarks.peers.alternating_runs import Comparison, rate, run_alternately, summary
 
-from octjepa.bench.alternating_runs import Comparison, rate, run_alternately, summary
 from octjepa.progress import is_quiet, set_quiet
 
 

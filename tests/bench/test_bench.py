@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.peers.alternating_runs import Comparison
+from benchmarks.peers.benchmarks import BENCHMARKS, Benchmark, Peer, run_benchmark
 
 from command_line import call
-from octjepa.bench.alternating_runs import Comparison
-from octjepa.bench.benchmarks import BENCHMARKS, Benchmark, Peer, run_benchmark
 from octjepa.errors import OctjepaError, UsageError
 
 QUICK = [
@@ -99,7 +99,7 @@ def test_a_peer_that_is_not_installed_names_its_extra(
     def absent(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(f"octjepa.bench.{module}.import_module", absent)
+    monkeypatch.setattr(f"benchmarks.peers.{module}.import_module", absent)
     result = call("bench", subject, "--against", peer)
     assert result.code == 2
     assert f"[{extra}]" in result.err
@@ -121,7 +121,7 @@ def test_every_comparison_in_small(subject: str, peer: str) -> None:
 @pytest.mark.usefixtures("small")
 def test_memory_is_the_plan_against_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process itself is in tests/train/test_plan.py."""
-    from octjepa.bench.data import RECIPE
+    from benchmarks.peers.data import RECIPE
 
     measured = []
     monkeypatch.setattr("octjepa.distributed.precision.bf16_is_faster", lambda device: (False, "a stand-in"))
@@ -130,7 +130,7 @@ def test_memory_is_the_plan_against_a_process(monkeypatch: pytest.MonkeyPatch) -
         measured.append(recipe)
         return 1000
 
-    monkeypatch.setattr("octjepa.bench.memory.peak_memory_bytes", peak_memory_bytes)
+    monkeypatch.setattr("benchmarks.peers.memory.peak_memory_bytes", peak_memory_bytes)
     planned = call("plan", *RECIPE, "train.global_batch=4", "--json").json["peak_memory_bytes"]
     result = run_benchmark("memory", repeats=2)
     assert (result["ours"], result["other"], result["ratio"]) == (planned, 1000, planned / 1000)
@@ -141,7 +141,7 @@ def test_memory_is_the_plan_against_a_process(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.usefixtures("small")
 def test_scaling_measures_the_updates_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pair of processes is stood in for by one: two of them are in tests/resume."""
-    from octjepa.bench import scaling
+    from benchmarks.peers import scaling
 
     real, measured = scaling.train, []
 
@@ -161,7 +161,7 @@ def test_scaling_measures_the_updates_of_runs(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.slow
 def test_a_run_that_fails_is_reported_with_its_own_words(tmp_path: Path) -> None:
-    from octjepa.bench.scaling import train
+    from benchmarks.peers.scaling import train
 
     with pytest.raises(OctjepaError, match=r"a run that was to be measured failed: octjepa: .*no store"):
         train(1, 1, 2, str(tmp_path / "no store"), tmp_path / "run", ["tiny_cpu_vjepa"])

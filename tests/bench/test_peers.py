@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from benchmarks.peers import embed, loader, transformers_videomae, transformers_vjepa2
+from benchmarks.peers.data import WHOLE_GRID, bench_recipe, one_thread, phantom_files, phantom_store, random_batch
+from benchmarks.peers.ingest import by_monai, by_scipy, read_plainly
+from benchmarks.peers.memory import peak_memory_bytes
 
-from octjepa.bench import embed, loader, transformers_videomae, transformers_vjepa2
-from octjepa.bench.data import WHOLE_GRID, bench_recipe, one_thread, phantom_files, phantom_store, random_batch
-from octjepa.bench.ingest import by_monai, by_scipy, read_plainly
-from octjepa.bench.memory import peak_memory_bytes
 from octjepa.embed.embedding import embed_store
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.model import VJEPA3D
@@ -160,6 +160,6 @@ def test_the_script_embeds_what_the_verb_does(tmp_path: Path) -> None:
 def test_memory_that_cannot_be_measured_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(OctjepaError, match=r"the process that measures memory failed: .*nowhere"):
         peak_memory_bytes(["nowhere"])
-    monkeypatch.setattr("octjepa.bench.memory.STATUS", tmp_path / "status")
+    monkeypatch.setattr("benchmarks.peers.memory.STATUS", tmp_path / "status")
     with pytest.raises(UsageError, match="measure on Linux"):
         peak_memory_bytes(["tiny_cpu_vjepa"])

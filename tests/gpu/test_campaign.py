@@ -148,7 +148,8 @@ def test_peak_memory_of_a_cpu_sees_a_large_tensor() -> None:
 
 
 def test_no_operation_of_an_update_makes_the_host_wait() -> None:
-    from octjepa.bench.data import random_batch
+    from benchmarks.peers.data import random_batch
+
     from octjepa.distributed.runtime import Runtime
     from octjepa.model import VJEPA3D
 

@@ -81,8 +81,7 @@ def test_commands_options_and_recipes_exist(cli_commands: dict[str, Any]) -> Non
             if verb in {"pretrain", "plan"} and rest and re.fullmatch(r"[a-z][a-z0-9_]*", rest[0]):
                 assert rest[0] in PRETRAINING.names(), f"{message}: no recipe {rest[0]}"
                 given = re.findall(r"""["']?([a-z_]+\.[a-z_]+=(?:\[[^\]]*\]|[^\s"'.]+))["']?""", line)
-                swept = [re.sub(r"=([^\[,]+),.*", r"=\1", one) for one in given] if "--sweep" in line else given
-                load_recipe(rest[0], swept)  # refuses a key or a value that is none; of a sweep the first of each key
+                load_recipe(rest[0], given)  # refuses an unknown key and an invalid value
             if verb == "finetune" and rest and re.fullmatch(r"[a-z][a-z0-9_]*", rest[0]):
                 assert rest[0] in tuning, f"{message}: no recipe {rest[0]}"
 

@@ -17,7 +17,7 @@ from octjepa.read.reader import read_volume
 
 @pytest.fixture
 def fuzz(root: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    monkeypatch.syspath_prepend(str(root / "benchmarks"))
+    monkeypatch.syspath_prepend(str(root / "tests" / "stress"))
     import fuzz_ingest
 
     yield fuzz_ingest

@@ -1,6 +1,6 @@
 """Every verb that writes is killed, refused and limited, and begun again: it ends as if nothing had been.
 
-A few writes of each here; all of them, and a hundred random kills, are those of benchmarks/kill_verbs.py.
+A few writes of each here; all of them, and a hundred random kills, are those of tests/stress/kill_verbs.py.
 """
 
 from __future__ import annotations

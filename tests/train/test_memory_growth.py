@@ -1,6 +1,6 @@
 """Nothing piles up in memory: after its first updates a run holds as many tensors, and as many bytes in them, as ever.
 
-`benchmarks/memory_growth.py` watches 10,000 updates of a run from outside.
+`git show 7f034832:benchmarks/memory_growth.py` watches 10,000 updates of a run from outside.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.peers.memory import peak_memory_bytes
 
-from octjepa.bench.memory import peak_memory_bytes
 from octjepa.config import load_recipe
 from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D

@@ -1,14 +1,14 @@
-"""Verbs about the machine: doctor, bench."""
+"""The verb about the machine: doctor."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from octjepa.cli.options import Json, Quiet
-from octjepa.cli.output import print_checks, print_result
+from octjepa.cli.output import print_checks
 from octjepa.cli.root import app
 from octjepa.errors import OctjepaError
 
@@ -31,25 +31,3 @@ def doctor(
     if not found["ok"]:
         failed = [check["name"] for check in found["checks"] if check["state"] == "failed"]
         raise OctjepaError(f"failed: {', '.join(failed)}; what to do is printed with each")
-
-
-@app.command()
-def bench(
-    subject: Annotated[
-        Literal["step", "ingest", "loader", "embed", "memory", "peak", "scaling"],
-        typer.Argument(help="What to measure; described in docs/bench.md."),
-    ],
-    against: Annotated[
-        str | None,
-        typer.Option("--against", help="The reference implementation; default: the first one of the subject."),
-    ] = None,
-    repeats: Annotated[
-        int | None, typer.Option("--repeats", min=1, help="Runs of each side; default: one to two minutes in all.")
-    ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Benchmarks octjepa against a reference. In alternating runs on phantoms; prints the ratio and its spread."""
-    from octjepa.bench.benchmarks import run_benchmark
-
-    print_result(run_benchmark(subject, against, repeats), as_json)

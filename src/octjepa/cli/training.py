@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,7 +10,7 @@ import typer
 from octjepa.cli.options import AllowOutside, Json, Overrides, Quiet, StorePath
 from octjepa.cli.output import check_output_folder, print_result
 from octjepa.cli.root import app
-from octjepa.errors import OctjepaError, UsageError
+from octjepa.errors import UsageError
 
 if TYPE_CHECKING:
     from octjepa.recipe import Recipe
@@ -90,12 +89,6 @@ def pretrain(
     out: Annotated[Path, typer.Option("--out", help="The run folder.")],
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
-    sweep: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--sweep", help="KEY=VALUE,VALUE: one run per value, in --out; repeat the option for all combinations."
-        ),
-    ] = None,
     allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -108,9 +101,6 @@ def pretrain(
     from octjepa.train.loop import pretrain as run
 
     check_output_folder(out, "a new folder, or with --resume the folder of a run")
-    if sweep:
-        _sweep(recipe, overrides or (), sweep, store, out, resume, as_json)
-        return
     resolved = load_recipe(recipe, overrides or ())
     if resolved.checkpoint.dir is not None and (Path(recipe).parent / "run.json").is_file():
         named_by(Path(recipe).parent, Path(recipe).name, resolved.checkpoint.dir)  # a recipe that came with a run
@@ -119,23 +109,6 @@ def pretrain(
         # in the run folder it is relative, to let that move
         summary["checkpoint"] = str(parse_location(summary["checkpoint"], within=out))
     print_result(summary, as_json)
-
-
-def _sweep(
-    recipe: str, overrides: Sequence[str], given: Sequence[str], store: str, out: Path, resume: bool, as_json: bool
-) -> None:
-    """`octjepa pretrain --sweep`: prints the table, the best run first."""
-    from octjepa.store import Store
-    from octjepa.train.sweep import parse_sweep, sweep
-
-    if (out / "run.json").is_file():
-        raise UsageError(f"{out} is the folder of a run: give a sweep a folder of its own")
-    if resume:
-        raise UsageError("a sweep goes on by itself: give the same command without --resume")
-    made = sweep(recipe, overrides, parse_sweep(given), Store.open(store), out)
-    print_result(made, as_json)
-    if all(run["state"] != "finished" for run in made["runs"]):
-        raise OctjepaError(f"no run of the sweep is finished: see {made['table']}")
 
 
 @app.command()

@@ -1,10 +1,10 @@
 """How a volume's tokens become one vector: the named poolings, and which of them a table holds.
 
 mean, mean_std_max and mean_std_max_min weigh every token alike; a focal lesion survives in spread and extremes better
-than in the mean. The study compares the three (docs/study): the minimum helps some objectives, and vjepa not at all.
+than in the mean. The minimum helps some objectives, and not vjepa (docs/pretext.md).
 tissue_mean weighs a token by its share of tissue. layers holds a mean for each of `views.tokens.LAYERS`, one after the
 other. zones keeps where in the eye a token is: a mean and a maximum for each of `views.tokens.REGIONS` parts of the
-grid, which are bands of depth times the middle of the scan and the rest (docs/study/zones.md). zones_centered compares
+grid, which are bands of depth times the middle of the scan and the rest. zones_centered compares
 an eye with itself: each token less the mean token of its depth in this eye, then a mean, a maximum and a minimum for
 each of the same parts. In flattened scans a depth is a layer, so what is left is where the layer differs from its own
 average: what scanner and eye add to all of it is gone (docs/embed.md). zones_whitened whitens those tokens by the

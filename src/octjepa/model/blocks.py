@@ -51,7 +51,7 @@ def trains_by_plain_products(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether attention over up to `PLAIN_TOKENS` is plain products while gradients are needed: on a CPU in bf16.
 
     There the backward pass of torch's own attention is slower, and the `t * t` scores are small
-    (`benchmarks/attention.py`).
+    (`git show 7f034832:benchmarks/attention.py`).
     """
     return dtype == torch.bfloat16 and device.type == "cpu"
 

@@ -85,7 +85,7 @@ def rotate(x: Float[Tensor, "batch heads tokens head"], tables: RopeTables) -> F
     """Rotates each neighbouring pair of features by its token's angle; keeps the dtype.
 
     Complex numbers give the same bits as products and a swap (but for bf16 gradients, rounded once less), and are
-    faster on a CPU (`benchmarks/rotary.py`).
+    faster on a CPU (`git show 7f034832:benchmarks/rotary.py`).
     """
     cosine, sine, turns = tables
     if turns is not None and not torch.compiler.is_compiling():
