@@ -70,8 +70,11 @@ def losses(campaign: Campaign) -> Figures:
     fp32 = "train.precision=fp32"
     on_cpu = losses_of(small_run(campaign, "fp32-cpu", fp32, CUDA_VISIBLE_DEVICES=""))
     here = losses_of(small_run(campaign, "fp32-device", fp32))
-    apart = max(abs(a - b) / abs(a) for a, b in zip(on_cpu, here, strict=True))
-    return {"updates": len(here), "first": here[0], "last": here[-1], "apart": apart, "right": apart < LOSS_TOLERANCE}
+    apart = [abs(a - b) / abs(a) for a, b in zip(on_cpu, here, strict=True)]
+    return {
+        "updates": len(here), "first": here[0], "last": here[-1], "apart": max(apart),
+        "apart_by_update": [float(f"{value:.2g}") for value in apart], "right": max(apart) < LOSS_TOLERANCE,
+    }  # fmt: skip
 
 
 def bf16(campaign: Campaign) -> Figures:
