@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from eye_files import phantom
 from oct_dicom import retina
 from octjepa.errors import VolumeRejected
 from octjepa.read.formats import recognise
 from octjepa.read.formats.vendor import heyex_e2e, heyex_xml
 from octjepa.read.formats.vendor.heidelberg_vol import read_vol
 from octjepa.read.intensity import FILL, heyex_display
-from octjepa.read.reader import assemble
+from octjepa.read.reader import assemble, read_volume
 from vendor_files import (
     PATTERN_CIRCLE,
     PATTERN_STAR,
@@ -24,6 +27,7 @@ from vendor_files import (
     write_heyex_xml,
 )
 
+ROOT = Path(__file__).resolve().parents[3]
 PIXELS = retina(6, 64, 48)
 LINEAR = (PIXELS.astype(np.float32) / 255) ** 4
 SECRETS = ("Ada", "ller", "1950", "P-77")
@@ -143,6 +147,72 @@ def test_xml_whose_pictures_were_renamed_follows_their_order(tmp_path: Path) -> 
     np.testing.assert_array_equal(heyex_xml.read_xml(path, "2").pixels, second)
 
 
+def exports(tmp_path: Path) -> list[Path]:
+    """Copies of the genuine HEYEX exports; the test is skipped where there are none."""
+    shared = ROOT.parent / "shared" / "real" / "heyex_exports"
+    copies = [shutil.copytree(folder, tmp_path / folder.name) for folder in sorted(shared.glob("*")) if folder.is_dir()]
+    if not copies:
+        pytest.skip("no HEYEX exports beside the repository")
+    return copies
+
+
+@pytest.mark.data
+def test_genuine_exports_state_the_eye_in_every_image(tmp_path: Path) -> None:
+    for folder in exports(tmp_path):
+        volume = read_volume(next(folder.glob("*.xml")))
+        assert volume.laterality == {"AMD_patient1": "OS", "healthy_subject1": "OD"}[folder.name]
+        assert volume.laterality_source == "frame"
+        assert volume.shape == (49, 496, 512)
+
+
+@pytest.mark.data
+def test_pictures_whose_names_differ_in_case_alone_are_those_of_the_xml(tmp_path: Path) -> None:
+    for folder in exports(tmp_path):
+        xml = next(folder.glob("*.xml"))
+        right = read_volume(xml).pixels
+        for picture in sorted(folder.glob("*.tif")):
+            picture.rename(picture.with_name(picture.name.lower() if picture.name[0] > "4" else picture.name.upper()))
+        assert np.array_equal(read_volume(xml).pixels, right)
+
+
+@pytest.mark.data
+def test_pictures_by_order_are_refused_where_their_content_contradicts_it(tmp_path: Path) -> None:
+    for folder in exports(tmp_path):
+        for picture in sorted(folder.glob("*.tif")):
+            picture.rename(picture.with_name(f"x{picture.name}"))
+        with pytest.raises(VolumeRejected, match=r"frames_unrelated: .* look most like one that is further away"):
+            read_volume(next(folder.glob("*.xml")))
+
+
+def test_pictures_under_other_hexadecimal_names_are_in_no_order(tmp_path: Path) -> None:
+    path = write_heyex_xml(tmp_path / "export", [retina(12, 64, 48)])
+    for number, picture in enumerate(sorted(path.parent.glob("scan*.png"))):
+        picture.rename(picture.with_name(f"{0x12A0 + 7 * number:X}.png"))
+    with pytest.raises(VolumeRejected, match="in no order"):
+        heyex_xml.read_xml(path)
+
+
+def test_images_of_both_eyes_in_one_series_are_noted(tmp_path: Path) -> None:
+    path = write_heyex_xml(tmp_path / "export", [PIXELS], anonymised=True)
+    text = path.read_text(encoding="utf-8")
+    every = text.replace("<Image>", "<Image><Laterality>L</Laterality>")
+    path.write_text(every, encoding="utf-8")
+    assert assemble(heyex_xml.read_xml(path), path).laterality == "OS"
+    path.write_text(every.replace("<Laterality>L<", "<Laterality>R<", 4), encoding="utf-8")
+    volume = assemble(heyex_xml.read_xml(path), path)
+    assert (volume.laterality, "laterality_disagrees" in volume.notes) == (None, True)
+
+
+@pytest.mark.parametrize("declared", ["", '<?xml version="1.0"?>', '<?xml version="1.0" encoding="UTF-8"?>'])
+def test_an_xml_in_the_code_page_of_windows_is_read(tmp_path: Path, declared: str) -> None:
+    path = write_heyex_xml(tmp_path / "export", [PIXELS])
+    text = path.read_text(encoding="utf-8").partition("?>")[2].replace("&#252;", "\u00fc\u2019")
+    path.write_bytes((declared + text).encode("cp1252"))
+    scan = heyex_xml.read_xml(path)
+    assert scan.header.person_name == "M\u00fc\u2019ller Ada"
+    np.testing.assert_array_equal(scan.pixels, PIXELS)
+
+
 @pytest.mark.parametrize("anonymised", [False, True])
 def test_xml_lists_its_images_in_order_with_or_without_a_patient(tmp_path: Path, anonymised: bool) -> None:
     pixels = retina(12, 64, 48)
@@ -236,6 +306,26 @@ def test_e2e_agrees_with_eyepy_but_for_the_bits_it_turns_round(tmp_path: Path) -
     with HeE2eReader(path) as reader:
         theirs = np.stack([piece.get_bscan() for piece in reader.series[0].slices.values()])
     np.testing.assert_array_equal(heyex_e2e.read_e2e(path).pixels, heyex_display(theirs))
+
+
+def test_e2e_images_that_state_their_size_the_wrong_way_round_are_read_by_their_pixels(tmp_path: Path) -> None:
+    eye = np.maximum((phantom()[0][:6, :, :96].astype(np.float32) / 255) ** 4, 1e-12)
+    path = tmp_path / "one.e2e"
+    path.write_bytes(e2e_bytes([eye]))
+    right = heyex_e2e.read_e2e(path)
+    assert "size_by_metadata" not in right.notes
+    content = path.read_bytes()
+    rows, columns = eye.shape[1:]
+    stated = struct.pack("<3I", rows * columns, rows, columns)
+    assert content.count(stated) == len(eye)
+    path.write_bytes(content.replace(stated, struct.pack("<3I", rows * columns, columns, rows)))
+    scan = heyex_e2e.read_e2e(path)
+    np.testing.assert_array_equal(scan.pixels, right.pixels)
+    assert "size_by_metadata" in scan.notes
+    noise = np.random.default_rng(0).uniform(0.1, 0.9, eye.shape).astype(np.float32)
+    path.write_bytes(e2e_bytes([noise]).replace(stated, struct.pack("<3I", rows * columns, columns, rows)))
+    with pytest.raises(VolumeRejected, match="header_contradicts_pixels"):
+        heyex_e2e.read_e2e(path)
 
 
 def test_e2e_faults_have_their_reasons(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ from octjepa.reasons import error_origin, rejection
 MM_PER_DEGREE = 0.2896
 MAKE = "Heidelberg Engineering"
 _FILE_HEADER, _DIRECTORY, _ENTRY, _CONTAINER, _IMAGE_HEADER = 36, 52, 44, 60, 20
+_CLEARLY = 1.5  # times the difference between rows in the true size, in the other one
 _CIRCLE, _STAR = 2, 5
 _BSCAN_IMAGE = 35652097
 _SETUP = 13  # of a study: texts of application and camera, zero-terminated
@@ -148,17 +149,46 @@ def members(path: Path) -> tuple[str, ...]:
         return member_names(len(database.series()))
 
 
-def _decode_image(content: bytes) -> UInt8[np.ndarray, "H W"]:
+def _decode_image(content: bytes, exchanged: bool = False) -> UInt8[np.ndarray, "H W"]:
     """A B-scan from unsigned 16-bit floats: 6 bits of exponent, 10 of mantissa.
 
-    Raises ValueError for a size that is not that of the content.
+    `exchanged` takes the stated depth for the columns and the reverse. Raises ValueError for a size that is not that of
+    the content.
     """
     _, _, count, depth, columns = struct.unpack_from("<5I", content)
+    if exchanged:
+        depth, columns = columns, depth
     if count != depth * columns or _IMAGE_HEADER + count * 2 > len(content):
         raise ValueError("an image whose size is not that of its content")
     check_shape(1, depth, columns)
     codes = np.frombuffer(content, "<u2", count, _IMAGE_HEADER).reshape(depth, columns)
     return heyex_display(np.ldexp(1 + (codes & 1023) / 1024, (codes >> 10).astype(np.int32) - 63))
+
+
+def _is_exchanged(content: bytes, meta: Any) -> bool:
+    """Whether an image states its depth and columns the wrong way round, where the B-scan's metadata say the reverse.
+
+    In its true size, pixels of neighbouring rows are alike; in the other one every row begins at another column.
+    Raises VolumeRejected header_contradicts_pixels where the pixels do not decide.
+    """
+    _, _, _, depth, columns = struct.unpack_from("<5I", content)
+    if depth == columns or (int(meta.size_y), int(meta.size_x)) != (columns, depth):
+        return False
+    stated, other = (_row_difference(_decode_image(content, exchanged)) for exchanged in (False, True))
+    if max(stated, other) < _CLEARLY * min(stated, other):
+        raise rejection(
+            "header_contradicts_pixels",
+            f"a B-scan is {depth} x {columns} by its image and {columns} x {depth} by its metadata, and its pixels do "
+            "not tell which is right",
+        )
+    return other < stated
+
+
+def _row_difference(frame: UInt8[np.ndarray, "H W"]) -> float:
+    """Mean absolute difference between a row and the next, of means of eight columns, against speckle."""
+    columns = frame.shape[1] // 8 * 8
+    means = frame[:, :columns].reshape(len(frame), -1, 8).mean(axis=2)
+    return float(np.abs(np.diff(means, axis=0)).mean()) + 1e-6
 
 
 def _header(series: _Series, database: _Database) -> tuple[HeaderFields, tuple[str, ...]]:
@@ -211,7 +241,7 @@ def read_e2e(path: Path, member: str = "") -> RawScan:
     """One scan of an .e2e file; without `member` the first, with a note of how many more there are.
 
     Raises VolumeRejected: broken_header, truncated, not_structural_oct, too_few_frames, frames_broken, frames_missing,
-    size_implausible, no_decoder.
+    header_contradicts_pixels, size_implausible, no_decoder.
     """
     with _opened(path) as database:
         scans = database.series()
@@ -220,8 +250,15 @@ def read_e2e(path: Path, member: str = "") -> RawScan:
         if metas[0].scan_pattern == _CIRCLE:
             raise rejection("too_few_frames", f"a circle scan: {len(metas)} B-scan, no volume")
         images = [folder for _, folder in series.slices]
+        middle = len(images) // 2
+        try:
+            exchanged = _is_exchanged(database.content(images[middle]), metas[middle])
+        except (ValueError, struct.error):
+            exchanged = False  # a damaged image, which decoding reports
         pixels, gaps = decode_frames(
-            len(images), lambda index: _decode_image(database.content(images[index])), (ValueError, struct.error)
+            len(images),
+            lambda index: _decode_image(database.content(images[index]), exchanged),
+            (ValueError, struct.error),
         )
         header, personal = _header(series, database)
     promised = int(metas[0].n_bscans)
@@ -237,6 +274,12 @@ def read_e2e(path: Path, member: str = "") -> RawScan:
         spacing_mm=_spacing(metas[0]),
         uncertain=("slice", "column"),
         pattern="radial" if metas[0].scan_pattern == _STAR else None,
-        notes=("fourth_root_display", "degrees_by_standard_eye", *gaps, *more_scans(member, len(scans))),
+        notes=(
+            "fourth_root_display",
+            "degrees_by_standard_eye",
+            *(("size_by_metadata",) if exchanged else ()),
+            *gaps,
+            *more_scans(member, len(scans)),
+        ),
         personal=personal,
     )

@@ -1,12 +1,14 @@
 """HEYEX' XML export: one .xml that lists the B-scan images beside it, with scale and position of each.
 
 Read here because eyepy 0.21 needs every patient field and the localizer picture: it crashes on an anonymised export.
-The images come in the order of the list, never of their names; a name may not lead out of the folder.
+The images come in the order of the list, never of their names. Names are compared without case, because a copy by
+Windows may change it; a name may not lead out of the folder.
 
 Anonymisers take out more than the patient: the root (BODY is then the outermost element), ImageType and ExamURL. A
 B-scan without ImageType is distinguished from a localizer by its ScaleY, which is that of OCT depth. Where no picture
 is named, or none of the names is there, the pictures of the B-scans' size are taken in the natural order of their
-names, if there are exactly as many as B-scans.
+names, if there are exactly as many as B-scans and their content does not contradict that order. HEYEX itself names
+pictures by hexadecimal numbers that are in no order.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from xml.etree.ElementTree import Element, ParseError, fromstring
 import numpy as np
 
 from octjepa.read.devices import named_model
+from octjepa.read.formats.neighbour_order import contradicts_order
 from octjepa.read.formats.sequence import IMAGE_SUFFIXES, natural_key
 from octjepa.read.formats.vendor import (
     check_shape,
@@ -30,6 +33,7 @@ from octjepa.read.formats.vendor import (
     more_scans,
 )
 from octjepa.read.geometry import is_plausible
+from octjepa.read.links import check_inside
 from octjepa.read.raw_scan import HeaderFields, RawScan
 from octjepa.reasons import error_origin, rejection
 
@@ -47,7 +51,7 @@ def _root(path: Path) -> Element:
     if b"<!ENTITY" in raw.replace(b"\0", b""):  # UTF-16 puts a zero beside every letter
         raise rejection("broken_header", "the XML declares entities; no HEYEX export does")
     try:
-        root = fromstring(raw)
+        root = fromstring(_decodable(raw))
     except (ParseError, ValueError, LookupError) as error:
         end = raw[-128:].replace(b"\0", b"").rstrip()
         whole = end.endswith(b">") and any(mark in end for mark in (b"</HEDX", b"</BODY"))
@@ -55,6 +59,21 @@ def _root(path: Path) -> Element:
     if root.find(".//Series") is None:
         raise rejection("broken_header", "the XML holds no Series: no export of HEYEX")
     return root
+
+
+_DECLARED = re.compile(rb"\s*<\?xml[^>]*encoding\s*=\s*[\"']([A-Za-z0-9._-]+)")
+
+
+def _decodable(raw: bytes) -> bytes | str:
+    """An XML that says UTF-8, or nothing, and is written in the code page of Windows in Western Europe, as a text."""
+    declared = _DECLARED.match(raw)
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")) or (declared and declared[1].lower() not in (b"utf-8", b"utf8")):
+        return raw
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return re.sub(r"^\s*<\?xml[^>]*\?>", "", raw.decode("cp1252", "replace"))
+    return raw
 
 
 def _is_b_scan(image: Element) -> bool:
@@ -122,15 +141,18 @@ def _picture_files(folder: Path, scans: list[Element], images: list[Element]) ->
     Raises VolumeRejected frames_missing.
     """
     named = [_named_picture(image) for image in images]
-    there = [bool(name) and (folder / name).is_file() for name in named]
+    by_name = {path.name.lower(): path for path in sorted(folder.iterdir(), reverse=True) if path.is_file()}
+    exact = {path.name: path for path in by_name.values()}
+    found = [exact.get(name) or by_name.get(name.lower()) for name in named]
+    there = [path is not None for path in found]
     if all(there):
-        return [folder / name for name in named], ()
+        return [path for path in found if path is not None], ()
     missing = there.index(False) + 1
     if any(there):
         raise rejection("frames_missing", f"the picture of B-scan {missing} of {len(images)} is not beside the XML")
     every = [image for series in scans for image in _images(series)]
     size = {(_number(image, f"{_CONTEXT}/Width"), _number(image, f"{_CONTEXT}/Height")) for image in every}
-    beside = (path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
+    beside = (path for path in by_name.values() if path.suffix.lower() in IMAGE_SUFFIXES)
     pictures = [path for path in beside if len(size) != 1 or _picture_size(path) in size]
     pictures.sort(key=lambda path: natural_key(path.name))
     why = "none of the pictures that the XML names is beside it" if any(named) else "the XML names no pictures"
@@ -142,6 +164,12 @@ def _picture_files(folder: Path, scans: list[Element], images: list[Element]) ->
         )
     first = next(index for index, image in enumerate(every) if image is images[0])
     return pictures[first : first + len(images)], ("pictures_by_order",)
+
+
+def _are_hexadecimal(files: list[Path]) -> bool:
+    """Whether all names are hexadecimal numbers, and not all of them decimal ones."""
+    stems = [file.stem for file in files]
+    return all(re.fullmatch(r"[0-9A-Fa-f]{4,8}", stem) for stem in stems) and not all(map(str.isdecimal, stems))
 
 
 def _picture_size(path: Path) -> tuple[int, int] | None:
@@ -159,6 +187,7 @@ def _picture(file: Path, number: int) -> np.ndarray:
     """The B-scan's pixels [H, W]. Raises VolumeRejected frames_broken."""
     from PIL import Image
 
+    check_inside(file, file.parent)
     try:
         with Image.open(file) as picture:
             check_shape(1, picture.height, picture.width)
@@ -196,7 +225,7 @@ def read_xml(path: Path, member: str = "") -> RawScan:
     """One scan of a HEYEX export; without `member` the first, with a note of how many more there are.
 
     Raises VolumeRejected: broken_header, truncated, not_structural_oct, too_few_frames, frames_missing, frames_broken,
-    unsupported_pixels, size_implausible.
+    frames_unrelated, unsupported_pixels, size_implausible, path_escapes.
     """
     root = _root(path)
     scans = _scans(root)
@@ -213,15 +242,30 @@ def read_xml(path: Path, member: str = "") -> RawScan:
     birth_date = _date(patient, "Birthdate/Date")
     visit = next((date for study in root.iter("Study") if (date := _date(study, "StudyDate/Date"))), "")
     files, notes = _picture_files(path.parent, scans, images)
+    pixels = _pixels(files)
+    if "pictures_by_order" in notes:
+        contradiction = contradicts_order(pixels)
+        if not contradiction and _are_hexadecimal(files):
+            contradiction = "nothing is certain: HEYEX counts in hexadecimal numbers, in no order"
+        if contradiction:
+            raise rejection(
+                "frames_unrelated",
+                "the pictures lack the names that the XML gives them, and in the order of the names that they have "
+                f"{contradiction}; copy them again with their names",
+            )
+    eyes = {eye for image in images if (eye := image.findtext("Laterality", "").strip())}
+    if len(eyes) > 1:
+        notes = (*notes, "laterality_disagrees")
     return RawScan(
         format="heyex_xml",
-        pixels=_pixels(files),
+        pixels=pixels,
         frame_geometry=line_geometry(_line_ends(images, "Start"), _line_ends(images, "End")),
         header=HeaderFields(
             person_id=person_id or (f"heyex-{number}" if number else ""),
             person_name=person_name,
             birth_date=birth_date,
             laterality=series.findtext("Laterality", "").strip(),
+            frame_laterality=eyes.pop() if len(eyes) == 1 else "",
             manufacturer=MAKE,
             model=named_model(_device_texts(root, series), MAKE, "Spectralis"),
             visit=visit,
