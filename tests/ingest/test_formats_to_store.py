@@ -109,7 +109,8 @@ def test_inspect_reads_folders_of_images_and_takes_a_spacing(scans: Path) -> Non
         ("1,2", "not of the form"),
         ("a,b,c", "not of the form"),
         ("47,2.6,11.7", "47 mm along slice"),
-        ("0.047,0.02,0.0117", "0.02 mm along depth"),
+        ("0.047,0.2,0.0117", "0.2 mm along depth"),
+        ("0.047,0.0117,0.0039", "the other way round"),
         ("nan,0.002,0.01", "along slice"),
     ],
 )

@@ -23,6 +23,9 @@ from octjepa.volume import AXES, Pattern
 
 Shape = tuple[int, int, int]  # [D, H, W]
 LIMITS_MM = {"slice": (0.002, 1.5), "depth": (0.001, 0.01), "column": (0.002, 0.06)}
+# Of a spacing that the user states, for cubes that were resampled: the scan's extent has to be plausible instead.
+STATED_LIMITS_MM = {"slice": (0.002, 1.5), "depth": (0.0005, 0.05), "column": (0.001, 0.5)}
+_STATED = ("option", "sidecar")  # --spacing and the JSON beside the scan
 MAX_THICKNESS_MM = 0.5  # of SliceThickness and of the manifest's
 # Slow over fast extent of a whole scan; outside, frames are missing or the pitch is wrong.
 FIELD_RATIO = (0.25, 4.0)
@@ -76,6 +79,40 @@ def is_plausible(axis: str, value: float | None) -> bool:
     return value is not None and low <= value <= high
 
 
+def stated_spacing_fault(spacing_mm: tuple[float, float, float], shape: Shape | None = None) -> str:
+    """What is wrong with a spacing (slice, depth, column) that the user states, in words; "" for nothing.
+
+    Outside `LIMITS_MM` it has to be within `STATED_LIMITS_MM` and to give the scan, where its `shape` is known, the
+    extent of an OCT scan; a spacing whose depth and column are plausible the other way round is a mistake.
+    """
+    coarse = [axis for axis, mm in zip(AXES, spacing_mm, strict=True) if not is_plausible(axis, mm)]
+    for axis, mm in zip(AXES, spacing_mm, strict=True):
+        low, high = STATED_LIMITS_MM[axis]
+        if not low <= mm <= high:
+            low, high = LIMITS_MM[axis]
+            return f"{mm:g} mm along {axis} is outside {low} to {high}"
+    _, depth, column = spacing_mm
+    if coarse and is_plausible("depth", column) and is_plausible("column", depth):
+        return f"depth {depth:g} and column {column:g} mm are those of a scan the other way round"
+    if shape is not None:
+        for axis, length, mm in zip(AXES, shape, spacing_mm, strict=True):
+            low, high = EXTENT_MM[axis]
+            if axis in coarse and not low <= length * mm <= high:
+                return f"{mm:g} mm along {axis} make {length * mm:.3g} mm; a scan has {low:g} to {high:g}"
+    return ""
+
+
+def _is_credible(source: str, sources: SpacingSources, pair: tuple[float, float], shape: Shape) -> bool:
+    """Whether a (depth, column) spacing is plausible, or the user states it and it fits the scan."""
+    if is_plausible("depth", pair[0]) and is_plausible("column", pair[1]):
+        return True
+    stated = sources.option if source == "option" else sources.header
+    dz, dy, dx = stated if stated is not None else (None, None, None)
+    if source not in _STATED or dz is None or dy is None or dx is None:
+        return False
+    return not stated_spacing_fault((dz, dy, dx), shape)
+
+
 def is_plausible_thickness(value: float) -> bool:
     """Whether a slice thickness in mm can be taken for the pitch of the B-scans."""
     return LIMITS_MM["slice"][0] <= value <= MAX_THICKNESS_MM
@@ -106,7 +143,9 @@ def _resolve(sources: SpacingSources, shape: Shape, pattern: Pattern) -> Geometr
     """As `resolve_geometry`, without the check of the extent."""
     frames, _, columns = shape
     notes: list[str] = []
-    depth, column, source, is_uncertain = _pixel_spacing(sources, notes)
+    if sources.option is not None and (fault := stated_spacing_fault(sources.option, shape)):
+        raise rejection("spacing_unknown", f"the spacing that was given does not fit this scan: {fault}")
+    depth, column, source, is_uncertain = _pixel_spacing(sources, shape, notes)
     uncertain = ["depth", "column"] if is_uncertain else []
     provenance = {"slice": "", "depth": source, "column": source}
     if pattern != "raster":
@@ -158,7 +197,7 @@ def _geometry_from_option(
 # Depth and column
 
 
-def _pixel_spacing(sources: SpacingSources, notes: list[str]) -> tuple[float, float, str, bool]:
+def _pixel_spacing(sources: SpacingSources, shape: Shape, notes: list[str]) -> tuple[float, float, str, bool]:
     """(depth, column, provenance, uncertain). Raises VolumeRejected spacing_unknown."""
     spacing_mm = sources.frame_geometry.spacing_mm
     per_frame = spacing_mm[np.isfinite(spacing_mm).all(axis=1)]
@@ -178,7 +217,10 @@ def _pixel_spacing(sources: SpacingSources, notes: list[str]) -> tuple[float, fl
     native = protocol.depth_mm if protocol else None
     swapped: tuple[float, float, str] | None = None
     for source, (depth, column) in pairs:
-        if is_plausible("depth", depth) and is_plausible("column", column):
+        if _is_credible(source, sources, (depth, column), shape):
+            if not (is_plausible("depth", depth) and is_plausible("column", column)):
+                notes.append("spacing_coarse_as_stated")
+                return depth, column, source, False
             if native is None or _is_close(depth, native, 0.25):
                 return depth, column, source, False
             notes.append(f"depth_disagrees_with_protocol_{source}")

@@ -19,7 +19,7 @@ from octjepa.read.anatomy import other_part
 from octjepa.read.devices import check_images_retina, describe_device
 from octjepa.read.formats import is_experimental, read_scan, recognise
 from octjepa.read.formats.sequence import MIN_FRAMES
-from octjepa.read.geometry import LIMITS_MM, Geometry, SpacingSources, is_plausible, resolve_geometry
+from octjepa.read.geometry import Geometry, SpacingSources, is_plausible, resolve_geometry, stated_spacing_fault
 from octjepa.read.identity import identify
 from octjepa.read.manifest import ManifestRow, find_row
 from octjepa.read.orientation import (
@@ -39,7 +39,7 @@ from octjepa.read.protocols import protocol_spacing
 from octjepa.read.raw_scan import FrameGeometry, RawScan
 from octjepa.reasons import REASONS, error_origin, rejection
 from octjepa.time_limit import SECONDS_PER_FILE, time_limit
-from octjepa.volume import AXES, OCTVolume
+from octjepa.volume import OCTVolume
 
 SpacingOption = tuple[float, float, float] | Literal["file"] | None  # (slice, depth, column) in mm; "file": no option
 _SETTLED = {"axes_stated", "axes_unlike_content", "depth_by_spacing"}  # the axes were decided by more than content
@@ -319,12 +319,8 @@ def parse_spacing(text: str) -> tuple[float, float, float] | Literal["file"]:
         raise UsageError(
             f"spacing {text!r} is not of the form 0.047,0.0026,0.0117: slice, depth, column in mm; nor file"
         ) from None
-    for axis, value in zip(AXES, (dz, dy, dx), strict=True):
-        if not is_plausible(axis, value):
-            low, high = LIMITS_MM[axis]
-            raise UsageError(
-                f"spacing {text!r}: {value:g} mm along {axis} is outside {low} to {high}; expected slice,depth,column"
-            )
+    if fault := stated_spacing_fault((dz, dy, dx)):
+        raise UsageError(f"spacing {text!r}: {fault}; expected slice,depth,column in mm")
     return dz, dy, dx
 
 

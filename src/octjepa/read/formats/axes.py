@@ -26,7 +26,7 @@ from jaxtyping import Bool, UInt8
 
 from octjepa.errors import VolumeRejected
 from octjepa.read.formats.sequence import MIN_FRAMES
-from octjepa.read.geometry import implausible_extents, is_plausible
+from octjepa.read.geometry import implausible_extents, is_plausible, stated_spacing_fault
 from octjepa.read.raw_scan import AxisSpacing, FrameGeometry, RawScan, StoredAxes
 from octjepa.reasons import rejection
 
@@ -120,10 +120,13 @@ def _layouts(shape: tuple[int, ...], axes: StoredAxes, spacing_mm: AxisSpacing) 
     for word in map("".join, permutations("DHW")):
         stored = [by_role[role] for role in word] if any(spacing_mm) else axes.spacing_mm
         known = {role: mm for role, mm in zip(word, stored, strict=True) if mm is not None}
-        if not known or not all(is_plausible(_ROLES[role], mm) for role, mm in known.items()):
+        lengths = (shape[word.index("D")], shape[word.index("H")], shape[word.index("W")])
+        plausible = all(is_plausible(_ROLES[role], mm) for role, mm in known.items())
+        if not plausible and any(spacing_mm) and len(known) == 3:
+            plausible = not stated_spacing_fault((known["D"], known["H"], known["W"]), lengths)
+        if not known or not plausible:
             continue
         found.append(word)
-        lengths = (shape[word.index("D")], shape[word.index("H")], shape[word.index("W")])
         if len(known) == 3 and not implausible_extents(lengths, (known["D"], known["H"], known["W"])):
             whole.append(word)
     return found, whole
