@@ -40,7 +40,10 @@ REASONS: dict[str, Reason] = {
     ),
     "no_pixel_data": Reason("a header without pixel data", "export the images together with the header"),
     "truncated": Reason("the file ends before its pixel data do", "copy or download it again"),
-    "frames_missing": Reason("fewer frames in the data than the header promises", "copy or export it again"),
+    "frames_missing": Reason(
+        "fewer frames in the data than its header, or the numbers in the names of its images, promise",
+        "copy or export it again",
+    ),
     "frames_broken": Reason("too many or neighbouring frames do not decode", "export it again; try another syntax"),
     "wrong_transfer_syntax": Reason("the data are not in the transfer syntax that the header names", "export it again"),
     "scrambled_pixels": Reason(

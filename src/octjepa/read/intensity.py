@@ -9,6 +9,7 @@ where it reaches the border. A single bright pixel far above all others counts a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Num, UInt8
@@ -17,6 +18,8 @@ from octjepa.read.memory_budget import array_bytes, check_memory
 from octjepa.reasons import rejection
 
 FEW_VALUES = 16  # a scan has speckle; a segmentation of all layers and lesions has fewer classes than this
+_FLAT_FRAMES = 8  # that are looked at
+_FLAT_SHARE, _FLAT_NEIGHBOURS = 0.97, 0.8  # of the voxels: within the few values, equal to their neighbour
 FILL = 255  # HEYEX paints white where the registration left no measurement; `octjepa.canonical.fill` masks it
 _COLOUR_SPREAD = 16  # a single-channel image stored as RGB differs between its channels by compression alone
 
@@ -46,14 +49,48 @@ def luminance(values: np.ndarray, notes: list[str]) -> np.ndarray:
     return np.round(values[..., :3].astype(np.float32) @ weights).astype(values.dtype)
 
 
+def _count_values(values: np.ndarray) -> int:
+    """How many different values there are, `FEW_VALUES` + 1 for more; frame by frame, because sorting copies."""
+    found: set[Any] = set()
+    for frame in values:
+        found.update(np.unique(frame).tolist())
+        if len(found) > FEW_VALUES:
+            break
+    return len(found)
+
+
+def _is_flat(values: np.ndarray) -> bool:
+    """Whether a few values fill the frames in areas in which neighbours are equal: classes, with blurred edges.
+
+    The speckle of a scan makes neighbours differ, except where it is black or white; a drawing has equal neighbours
+    inside its areas too.
+    """
+    frames = values[:: max(1, len(values) // _FLAT_FRAMES)]
+    different, counts = np.unique(frames, return_counts=True)
+    order = np.argsort(counts)[::-1]
+    if counts[order[:FEW_VALUES]].sum() < _FLAT_SHARE * frames.size:
+        return False
+    ends = frames == different[order[0]]
+    inner = ~(ends[..., 1:] | ends[..., :-1])
+    if inner.sum() < frames.size / 1000:
+        return False
+    return bool((frames[..., 1:] == frames[..., :-1])[inner].mean() > _FLAT_NEIGHBOURS)
+
+
 def _refuse_labels(values: np.ndarray) -> None:
     """Raises VolumeRejected: not_structural_oct for masks and segmentations, unsupported_pixels for one value."""
     if values.dtype.kind == "b":
         raise rejection("not_structural_oct", "truth values: it is a mask")
     step = max(1, values.size // 2_000_000)
     if len(np.unique(values.reshape(-1)[::step])) > FEW_VALUES:
+        if _is_flat(values):
+            raise rejection(
+                "not_structural_oct",
+                f"{FEW_VALUES} values fill nearly all of it in areas without speckle: it looks like a drawn or resized "
+                "segmentation",
+            )
         return
-    different = len(np.unique(values))
+    different = _count_values(values)
     if different <= 1:
         raise rejection("unsupported_pixels", "every voxel has the same value")
     if different <= FEW_VALUES:

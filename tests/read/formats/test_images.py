@@ -168,3 +168,111 @@ def test_eye_and_person_come_from_names_and_folders(tmp_path: Path) -> None:
     folder = write_images(tmp_path / "cirrus" / "P7" / "OS", PIXELS)
     volume = read_volume(folder, spacing_mm=SPACING)
     assert (volume.laterality, volume.laterality_source) == ("OS", "path")
+
+
+def test_hexadecimal_numbers_count_the_frames(tmp_path: Path) -> None:
+    """2F0F8 to 2F10F: sorted as decimal numbers, 10 of 24 were read."""
+    for prefix in ("", "oct_", "Doe_B"):
+        folder = tmp_path / f"hex{prefix}"
+        folder.mkdir()
+        for number, frame in enumerate(PIXELS, 0x2F0F8):
+            Image.fromarray(frame).save(folder / f"{prefix}{number:X}.png")
+        assert is_scan_folder(folder, names_in(folder))
+        assert np.array_equal(read(folder), PIXELS), prefix
+    (folder / "Doe_B2F100.png").rename(folder / "Doe_B3F100.png")
+    error = refused(folder)
+    assert (error.reason, "hexadecimal" in error.detail) == ("frames_missing", True)
+    assert sequences([f"a{n}.png" for n in range(1, 10)] + [f"b{n}.png" for n in range(1, 10)])[0][0] == (1, "a1.png")
+
+
+def test_imagej_stacks_have_one_page_and_more_images(tmp_path: Path) -> None:
+    import tifffile
+
+    for name, values in (("8", PIXELS), ("16", PIXELS.astype(np.uint16) * 257), ("32", PIXELS / np.float32(255))):
+        path = tmp_path / f"stack{name}.tif"
+        tifffile.imwrite(path, values, imagej=True, byteorder="<" if name == "8" else ">")
+        content = path.read_bytes()
+        with tifffile.TiffFile(path) as tiff:
+            first_end = tiff.pages[0].offset + 2 + 12 * len(tiff.pages[0].tags)
+        one_page = bytearray(content)
+        one_page[first_end : first_end + 4] = bytes(4)
+        path.write_bytes(one_page)
+        with tifffile.TiffFile(path) as tiff:
+            assert len(tiff.pages) == 1
+        assert recognise(path) == "tiff"
+        assert np.abs(read(path).astype(int) - PIXELS).max() <= 1, name
+        path.write_bytes(one_page[:-1000])
+        assert refused(path).reason == "truncated"
+        path.write_bytes(bytes(one_page).replace(f"images={COUNT}".encode(), b"images=99"))
+        assert refused(path).reason == "truncated"
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("options", [{}, {"compression": "zlib"}, {"compression": "zlib", "predictor": True},
+                                     {"rowsperstrip": 7}, {"compression": "lzw"}, {"tile": (64, 64)},
+                                     {"photometric": "miniswhite"}, {"bigtiff": True}])  # fmt: skip
+def test_tiff_of_every_layout_is_the_same_scan(tmp_path: Path, order: str, options: dict[str, object]) -> None:
+    import tifffile
+
+    for dtype in (np.uint8, np.uint16):
+        path = tmp_path / "scan.tif"
+        values = PIXELS if options.get("photometric") != "miniswhite" else 255 - PIXELS
+        with tifffile.TiffWriter(path, byteorder=order, bigtiff=bool(options.get("bigtiff"))) as writer:
+            more = {key: value for key, value in options.items() if key != "bigtiff"}
+            for frame in values.astype(dtype):
+                writer.write(frame, contiguous=False, metadata=None, **more)
+        if options.get("photometric") == "miniswhite" and dtype == np.uint16:
+            continue  # Pillow leaves 16 bits as they are stored
+        assert np.array_equal(read(path), PIXELS), (dtype, options)
+
+
+def test_pictures_are_turned_as_their_exif_orientation_says(tmp_path: Path) -> None:
+    steps = {3: 2, 6: 1, 8: 3}  # quarter turns against the clock that undo the orientation
+    for orientation, turns in steps.items():
+        folder = tmp_path / str(orientation)
+        folder.mkdir()
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        for number, frame in enumerate(PIXELS, 1):
+            image = Image.fromarray(np.ascontiguousarray(np.rot90(frame, turns)))
+            image.save(folder / f"b{number}.jpg", quality=100, exif=exif)
+        volume = read_volume(folder, spacing_mm=SPACING)
+        assert np.abs(volume.pixels.astype(int) - PIXELS).mean() < 3, orientation
+        assert "exif_orientation_applied" in volume.notes
+
+
+def test_stacks_of_class_masks_are_not_scans(tmp_path: Path) -> None:
+    """Masks that were resized or drawn in colours hold more than sixteen values at their edges."""
+    classes = np.zeros(PIXELS.shape, np.uint8)
+    for index, edge in enumerate((20, 60, 90, 120, 150)):
+        wave = (edge + 8 * np.sin(np.arange(PIXELS.shape[2]) / 20)).astype(int)
+        classes[:, np.arange(PIXELS.shape[1])[:, None] > wave[None]] = 40 * (index + 1)
+    blurred = [np.asarray(Image.fromarray(mask).resize((300, 300)), np.uint8) for mask in classes]
+    error = refused(write_images(tmp_path / "blurred", np.stack(blurred)))
+    assert (error.reason, "segmentation" in error.detail) == ("not_structural_oct", True)
+    palette = tmp_path / "palette"
+    palette.mkdir()
+    for number, mask in enumerate(classes // 40, 1):
+        image = Image.fromarray(mask, "P")
+        image.putpalette([0, 0, 0, 60, 60, 60, 90, 90, 90, 120, 120, 130, 200, 200, 200, 255, 255, 255])
+        image.save(palette / f"m{number}.png")
+    assert refused(palette).reason == "not_structural_oct"
+    assert np.array_equal(read(write_images(tmp_path / "dark", PIXELS // 8)), PIXELS // 8)  # dark, but with speckle
+
+
+def test_pictures_of_many_sizes_are_named_as_such(tmp_path: Path) -> None:
+    folder = tmp_path / "plots"
+    folder.mkdir()
+    for number in range(30):
+        Image.fromarray(np.zeros((100 + 7 * number, 200 + 3 * number), np.uint8)).save(folder / f"plot{7 * number}.png")
+    error = refused(folder)
+    assert (error.reason, "30 images of 30 different sizes" in error.detail) == ("unsupported_pixels", True)
+
+
+def test_a_thorlabs_archive_is_named(tmp_path: Path) -> None:
+    import zipfile
+
+    with zipfile.ZipFile(tmp_path / "scan.oct", "w") as archive:
+        archive.writestr("Header.xml", "<Ocity/>")
+    error = refused(tmp_path / "scan.oct")
+    assert (error.reason, "Thorlabs" in error.detail) == ("unknown_format", True)

@@ -78,8 +78,17 @@ def _is_npz(_: Path, head: bytes) -> bool:
     return head[30 : 30 + struct.unpack_from("<H", head, 26)[0]].endswith(b".npy")
 
 
+_DESCRIPTION = (270, 2)  # a tag, and the type of a text
+_LONGEST_DESCRIPTION = 1 << 16
+_MAX_TAGS = 4096
+_IMAGEJ_STACK = re.compile(rb"ImageJ=[^\0]*?^images=(?!0*1\b)\d+", re.MULTILINE)
+
+
 def _is_multi_page_tiff(path: Path, head: bytes) -> bool:
-    """A TIFF, classic or big, with a second page; one whose page table is beyond its end counts, for it was cut."""
+    """A TIFF, classic or big, with a second page, or with one page and the description of an ImageJ stack.
+
+    A file whose page table is beyond its end counts, because it was cut.
+    """
     order = {b"II": "<", b"MM": ">"}.get(head[:2], "")
     if not order or len(head) < 16 or struct.unpack_from(order + "H", head, 2)[0] not in (42, 43):
         return False
@@ -95,8 +104,19 @@ def _is_multi_page_tiff(path: Path, head: bytes) -> bool:
         offset = file.tell() + entry_bytes * entries
         if offset + struct.calcsize(offset_kind) > size:
             return True
+        table_at = file.tell()
         file.seek(offset)
-        return struct.unpack(order + offset_kind, file.read(struct.calcsize(offset_kind)))[0] != 0
+        if struct.unpack(order + offset_kind, file.read(struct.calcsize(offset_kind)))[0] != 0:
+            return True
+        if big or entries > _MAX_TAGS:
+            return False
+        file.seek(table_at)
+        table = file.read(entry_bytes * entries)
+        for tag, kind, count, at in struct.iter_unpack(order + "HHII", table):
+            if (tag, kind) == _DESCRIPTION and 8 < count < _LONGEST_DESCRIPTION and at + count <= size:
+                file.seek(at)
+                return _IMAGEJ_STACK.match(file.read(count)) is not None
+        return False
 
 
 _ZEISS_NAME = re.compile(r"(^|_)(cube_(z|raw)|FlowCube_z|hidef_(z|raw)|hd\w*|lslo|iris)\.img$", re.IGNORECASE)
@@ -230,7 +250,7 @@ def companion_names(name: str) -> tuple[str, ...]:
 def list_scans(path: Path) -> tuple[str, ...]:
     """The members of a file that holds several scans (both eyes of a patient), else (). Raises VolumeRejected."""
     name = recognise(path) if path.suffix.lower() in suffixes(multi_scan_only=True) and path.is_file() else None
-    if name is None or not FORMATS.get(name).multi_scan:
+    if name is None or not FORMATS.get(name).multi_scan or _failed_download(path):
         return ()
     members: tuple[str, ...] = import_module(FORMATS.get(name).reader.partition(":")[0]).members(path)
     return members if len(members) > 1 else ()
@@ -258,6 +278,8 @@ def _failed_download(path: Path) -> str:
     """What a file of no scan format is, as a failed download leaves it; "" where it may be a scan."""
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
+    if head.startswith(b"PK\x03\x04") and path.suffix.lower() == ".oct":
+        return "a ZIP archive, as Thorlabs' software writes (.oct): export the scan as TIFF or .img"
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if text.startswith((b"<!doctype html", b"<html")) or (text.startswith(b"<?xml") and b"<html" in text):
         return "an HTML page"

@@ -1,4 +1,7 @@
-"""A folder of B-scan images, or a TIFF of many pages, as one scan, by Pillow.
+"""A folder of B-scan images, or a TIFF of many pages, as one scan.
+
+Pillow decodes images. tifffile lists the pages of a TIFF, and plain pages are read here from its checked fields. A TIFF
+that ImageJ wrote may have one page only: its other images follow without pages of their own.
 
 Rows of a B-scan image run in depth. Neither form knows its spacing: a JSON file beside it or `--spacing` gives it.
 Pictures that are no B-scans (a fundus photograph, thumbnails) are recognised by their size and counted.
@@ -6,21 +9,34 @@ Pictures that are no B-scans (a fundus photograph, thumbnails) are recognised by
 
 from __future__ import annotations
 
+import logging
+import math
 import struct
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
-from octjepa.read.formats.sequence import IMAGE_SUFFIXES, MIN_FRAMES, Sequence, sequences
+from octjepa.errors import VolumeRejected
+from octjepa.read.formats.sequence import IMAGE_SUFFIXES, MIN_FRAMES, Sequence, hexadecimal_tails, sequences
 from octjepa.read.intensity import check_size, luminance, to_uint8
+from octjepa.read.links import check_inside
+from octjepa.read.memory_budget import DEFLATE_RATIO, array_bytes, check_memory, inflate
 from octjepa.read.raw_scan import FrameGeometry, RawScan, StoredAxes
 from octjepa.reasons import rejection
 
 Size = tuple[int, int]  # columns, rows, as Pillow has it
 _MODES = {"L", "I;16", "I;16B", "I;16L", "I", "F", "RGB", "RGBA", "LA", "P"}
 _NUMBERS_SHOWN = 5
+_PICTURE_RATIO = 1 << 16  # bytes that one byte of a picture can unpack to; JPEG 2000 packs a blank one to almost none
+_UNCOMPRESSED, _DEFLATED = 1, (8, 32946)  # TIFF's numbers of compressions
+_BLACK_IS_ZERO = 1  # a photometric interpretation
+_NUMBERS = {("u", 8), ("u", 16), ("u", 32), ("i", 8), ("i", 16), ("i", 32), ("f", 32), ("f", 64)}
+_MAX_DESCRIPTION = 1 << 16
+_EXIF_ORIENTATION = 0x0112
 # What Pillow's parsers raise for damaged bytes.
 _DAMAGED = (
     OSError, ValueError, TypeError, KeyError, IndexError, SyntaxError, EOFError, struct.error,
@@ -34,10 +50,27 @@ def _sizes(folder: Path, sequence: Sequence) -> list[Size]:
     for number, name in sequence:
         try:
             with Image.open(folder / name) as image:
-                sizes.append(image.size)
+                width, height = image.size
+                sizes.append((height, width) if _orientation(image) > 4 else (width, height))
         except _DAMAGED:
             raise rejection("frames_broken", f"image number {number} cannot be read") from None
     return sizes
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation of a JPEG picture, 1 (as stored) for others; above 4 rows and columns are exchanged."""
+    if image.format not in ("JPEG", "MPO"):
+        return 1
+    orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
+    return orientation if orientation in range(1, 9) else 1
+
+
+def _upright(number: int, image: Image.Image) -> Image.Image:
+    """A picture turned as its EXIF orientation says. Raises VolumeRejected frames_broken."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except _DAMAGED:
+        raise rejection("frames_broken", f"image number {number} cannot be decoded") from None
 
 
 def _most_common(sizes: list[Size]) -> Size:
@@ -53,6 +86,11 @@ def _without_fundus(sequence: Sequence, sizes: list[Size]) -> Sequence:
     equal = [index for index, size in enumerate(sizes) if size == usual]
     scans = sequence[equal[0] : equal[-1] + 1]
     other = [number for (number, _), size in zip(sequence, sizes, strict=True) if size != usual]
+    if len(equal) < MIN_FRAMES and len(sizes) > MIN_FRAMES:
+        raise rejection(
+            "unsupported_pixels",
+            f"{len(sizes)} images of {len(set(sizes))} different sizes: they are not the B-scans of one scan",
+        )
     if len(scans) != len(equal) or len(other) > 2:
         shown = ", ".join(map(str, other[:_NUMBERS_SHOWN]))
         raise rejection(
@@ -129,35 +167,219 @@ def _stacked_scan(
     return RawScan(format, pixels, FrameGeometry.unknown(len(pixels)), notes=tuple(all_notes), axes=axes)
 
 
+def _check_left_out(names: list[str], scan: set[str]) -> None:
+    """Raises VolumeRejected frames_missing where images are left out because their numbers are hexadecimal."""
+    images = [path for path in map(Path, names) if path.suffix.lower() in IMAGE_SUFFIXES and path.name[0] != "."]
+    longest = len(Path(next(iter(scan))).stem)
+    alike = [path for path in images if len(path.stem) == longest]
+    if len(alike) > len(scan) and hexadecimal_tails([path.stem for path in alike]):
+        raise rejection(
+            "frames_missing",
+            f"{len(alike)} images whose names end in hexadecimal numbers that are not consecutive: their order is "
+            "unknown; number them 1, 2, 3",
+        )
+
+
+def _stated_bytes(mode: str) -> int:
+    """Bytes of one intensity of a Pillow mode."""
+    return {"I;16": 2, "I;16B": 2, "I;16L": 2, "I": 4, "F": 4}.get(mode, 1)
+
+
+def _check_pictures(count: int, size: Size, mode: str, packed_bytes: int) -> None:
+    """Checks the declared size of `count` pictures, and of one in colour. Raises VolumeRejected size_implausible."""
+    check_size((count, size[1], size[0]), _stated_bytes(mode))
+    check_size((size[1], size[0], 4), 4)
+    needed = array_bytes((count, size[1], size[0]), _stated_bytes(mode))
+    check_memory(needed, "its pictures", packed_bytes, _PICTURE_RATIO)
+
+
 def read_images(folder: Path) -> RawScan:
     """A folder of B-scan images.
 
     Raises VolumeRejected: unknown_format, frames_missing, frames_broken, too_few_frames, unsupported_pixels,
-    not_structural_oct, size_implausible.
+    not_structural_oct, size_implausible, path_escapes.
     """
     names = [child.name for child in folder.iterdir() if child.is_file()]
     found = sequences(names)
     if not found:
         raise rejection("unknown_format", "a folder that holds no sequence of B-scan images")
     scan, size = _one_scan(folder, found)
-    check_size((len(scan), size[1], size[0]), 1)
+    _check_left_out(names, {name for _, name in scan})
+    for _, name in scan:
+        check_inside(folder / name, folder)
+    with Image.open(folder / scan[0][1]) as first:
+        mode = first.mode
+    _check_pictures(len(scan), size, mode, sum((folder / name).stat().st_size for _, name in scan))
+    notes: list[str] = []
 
     def frames() -> Iterator[tuple[int, np.ndarray]]:
         for number, name in scan:
             with Image.open(folder / name) as image:
-                yield number, _frame(number, image)
+                if _orientation(image) == 1:
+                    yield number, _frame(number, image)
+                else:
+                    notes.append("exif_orientation_applied")
+                    yield number, _frame(number, _upright(number, image))
 
     pictures = sum(Path(name).suffix.lower() in IMAGE_SUFFIXES and not name.startswith(".") for name in names)
     others = pictures - len(scan)
-    return _stacked_scan("images", frames(), len(scan), (f"images_beside={others}",) if others > 0 else ())
+    beside = (f"images_beside={others}",) if others > 0 else ()
+    result = _stacked_scan("images", frames(), len(scan), beside)
+    return replace(result, notes=tuple(dict.fromkeys([*result.notes, *notes])))
+
+
+@dataclass(frozen=True)
+class _Page:
+    """The checked fields of a page whose strips are uncompressed or deflated intensities of one channel."""
+
+    shape: tuple[int, int]  # rows, columns
+    dtype: np.dtype
+    rows_per_strip: int
+    offsets: tuple[int, ...]
+    packed_bytes: tuple[int, ...]
+    deflated: bool
+    differences: bool  # along the rows (predictor 2)
+
+
+def _plain_page(page: Any, order: str, size: int) -> _Page | None:
+    """The fields of a tifffile page; None for what Pillow has to decode (colour, tiles, LZW, JPEG).
+
+    Raises VolumeRejected: truncated, size_implausible.
+    """
+    kinds = {1: "u", 2: "i", 3: "f"}
+    bits, kind = page.bitspersample, kinds.get(int(page.sampleformat or 1), "")
+    plain = (
+        page.samplesperpixel == 1
+        and int(page.photometric) == _BLACK_IS_ZERO
+        and not page.is_tiled
+        and int(page.compression) in (_UNCOMPRESSED, *_DEFLATED)
+        and (int(page.predictor) == 1 or (int(page.predictor) == 2 and kind != "f"))
+        and (kind, bits) in _NUMBERS
+        and int(page.fillorder) == 1
+        and (274 not in page.tags or int(page.tags[274].value) == 1)
+    )
+    if not plain:
+        return None
+    rows, columns = int(page.imagelength), int(page.imagewidth)
+    check_size((rows, columns), bits // 8)
+    rows_per_strip = min(max(int(page.rowsperstrip), 1), rows)
+    offsets, counts = tuple(map(int, page.dataoffsets)), tuple(map(int, page.databytecounts))
+    if len(offsets) != len(counts) or len(offsets) != -(-rows // rows_per_strip):
+        raise rejection("truncated", "a page has fewer or more strips than its rows need")
+    if any(start < 0 or count < 0 or start + count > size for start, count in zip(offsets, counts, strict=True)):
+        raise rejection("truncated", "the values of a page end beyond the file")
+    dtype = np.dtype(f"{order}{kind}{bits // 8}")
+    return _Page(
+        (rows, columns),
+        dtype,
+        rows_per_strip,
+        offsets,
+        counts,
+        int(page.compression) != _UNCOMPRESSED,
+        int(page.predictor) == 2,
+    )
+
+
+def _page_values(file: BinaryIO, page: _Page) -> np.ndarray:
+    """`[H, W]`. Raises VolumeRejected truncated."""
+    rows, columns = page.shape
+    values = np.empty(page.shape, page.dtype)
+    for strip, (offset, packed) in enumerate(zip(page.offsets, page.packed_bytes, strict=True)):
+        first = strip * page.rows_per_strip
+        height = min(page.rows_per_strip, rows - first)
+        needed = height * columns * page.dtype.itemsize
+        file.seek(offset)
+        raw = file.read(packed if page.deflated else needed)
+        if page.deflated:
+            raw = inflate(raw, "a strip of a page", most_bytes=needed)
+        if len(raw) < needed or (not page.deflated and packed < needed):
+            raise rejection("truncated", "a page ends early")
+        values[first : first + height] = np.frombuffer(raw, page.dtype).reshape(height, columns)
+    if page.differences:
+        values = np.cumsum(values, axis=1, dtype=page.dtype.newbyteorder("="))
+    return values if values.dtype.isnative else values.byteswap().view(values.dtype.newbyteorder("="))
+
+
+def _imagej_stack(path: Path, page: _Page, description: str) -> np.ndarray | None:
+    """The images `[D, H, W]` that ImageJ wrote one after another behind the only page; None for no such file.
+
+    Raises VolumeRejected: unsupported_pixels, truncated.
+    """
+    fields = dict(line.partition("=")[::2] for line in description.splitlines())
+    count = int(text) if (text := fields.get("images", "").strip()).isdecimal() and len(text) < 7 else 1
+    if not description.startswith("ImageJ=") or count < 2:
+        return None
+    if fields.get("channels", "1").strip() not in ("", "1"):
+        raise rejection("unsupported_pixels", "an ImageJ stack of several channels; expected one intensity")
+    if page.deflated or page.differences:
+        raise rejection("unsupported_pixels", "an ImageJ stack with one page that is compressed")
+    check_size((count, *page.shape), page.dtype.itemsize)
+    needed, start = array_bytes((count, *page.shape), page.dtype.itemsize), page.offsets[0]
+    if start + needed > path.stat().st_size:
+        raise rejection("truncated", f"the description says {count} images, the file ends before that")
+    with path.open("rb") as file:
+        file.seek(start)
+        values = np.fromfile(file, page.dtype, math.prod((count, *page.shape))).reshape(count, *page.shape)
+    return values if values.dtype.isnative else values.byteswap().view(values.dtype.newbyteorder("="))
+
+
+def _plain_pages(path: Path) -> tuple[list[_Page], str]:
+    """(the pages, the first one's description); no pages where one of them is for Pillow to decode.
+
+    Raises VolumeRejected: truncated, size_implausible, too_few_frames.
+    """
+    import tifffile
+
+    logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # its warnings quote what it reads
+    size = path.stat().st_size
+    pages: list[_Page] = []
+    try:
+        # Only the pages are read. Other metadata (OME, a multi-file series) would name other files.
+        with tifffile.TiffFile(path, is_ome=False, _multifile=False) as tiff:
+            order = ">" if tiff.byteorder == ">" else "<"
+            description = str(tiff.pages[0].description)[:_MAX_DESCRIPTION]
+            for page in tiff.pages:
+                plain = _plain_page(page.aspage(), order, size)
+                if plain is None:
+                    return [], ""
+                pages.append(plain)
+    except VolumeRejected:
+        raise
+    except Exception:  # what tifffile makes of damaged bytes; Pillow then decides whether the file can be read
+        return [], ""
+    return pages, description
 
 
 def read_tiff(path: Path) -> RawScan:
-    """A TIFF of many pages.
+    """A TIFF of many pages, or an ImageJ stack behind one page.
 
-    Raises VolumeRejected: truncated, frames_broken, too_few_frames, unsupported_pixels, not_structural_oct,
-    size_implausible.
+    tifffile lists the pages; uncompressed and deflated strips of one channel are read here from its checked fields.
+    Pillow decodes files with other pages. Raises VolumeRejected: truncated, frames_broken, too_few_frames,
+    unsupported_pixels, not_structural_oct, size_implausible.
     """
+    pages, description = _plain_pages(path)
+    if not pages:
+        return _read_with_pillow(path)
+    if len(pages) == 1 and (values := _imagej_stack(path, pages[0], description)) is not None:
+        return _stacked_scan("tiff", enumerate(values, 1), len(values))
+    if len(pages) < MIN_FRAMES:
+        raise rejection("too_few_frames", f"{len(pages)} pages; a volume needs {MIN_FRAMES} at least")
+    first = pages[0]
+    needed = array_bytes((len(pages), *first.shape), first.dtype.itemsize)
+    check_memory(needed, "its pages", path.stat().st_size, DEFLATE_RATIO)
+
+    def frames() -> Iterator[tuple[int, np.ndarray]]:
+        with path.open("rb") as file:
+            for number, page in enumerate(pages, 1):
+                if (page.shape, page.dtype) != (first.shape, first.dtype):
+                    raise rejection("unsupported_pixels", f"page {number} is of another size or depth than the first")
+                yield number, _page_values(file, page)
+
+    return _stacked_scan("tiff", frames(), len(pages))
+
+
+def _read_with_pillow(path: Path) -> RawScan:
+    """A TIFF of any other kind of pages. Raises VolumeRejected as `read_tiff`."""
     try:
         image = Image.open(path)
     except _DAMAGED:
@@ -169,7 +391,7 @@ def read_tiff(path: Path) -> RawScan:
             raise rejection("truncated", "its pages cannot be counted: it ends early or is damaged") from None
         if count < MIN_FRAMES:
             raise rejection("too_few_frames", f"{count} pages; a volume needs {MIN_FRAMES} at least")
-        check_size((count, image.size[1], image.size[0]), 1)
+        _check_pictures(count, image.size, image.mode, path.stat().st_size)
 
         def frames() -> Iterator[tuple[int, np.ndarray]]:
             for index in range(count):
@@ -177,6 +399,7 @@ def read_tiff(path: Path) -> RawScan:
                     image.seek(index)
                 except _DAMAGED:
                     raise rejection("frames_broken", f"page number {index + 1} cannot be read") from None
+                check_size((image.size[1], image.size[0], 4), 4)
                 yield index + 1, _frame(index + 1, image)
 
         return _stacked_scan("tiff", frames(), count)

@@ -2,7 +2,8 @@
 
 Names of one pattern that differ in one number are a sequence (`P7_OD_1.png`, `P7_OD_2.png`, ...). Where several numbers
 differ, the one that runs without a gap over all files counts the frames (times of day beside it do not matter); else
-the last one does, and each set of the others is a sequence of its own.
+the last one does, and each set of the others is a sequence of its own. Hexadecimal numbers that are consecutive count
+the frames, too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import PurePath
 
 IMAGE_SUFFIXES = (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp")
 MIN_FRAMES = 4
+_HEXADECIMAL = frozenset("0123456789abcdef")
+_LONGEST_NUMBER = 16  # hexadecimal digits
 _DIGITS = re.compile(r"(\d+)")
 
 Sequence = list[tuple[int, str]]  # (frame number, name), in the order of the numbers
@@ -29,8 +32,41 @@ def _without_gap(numbers: list[int]) -> bool:
     return len(set(numbers)) == len(numbers) == max(numbers) - min(numbers) + 1
 
 
+def hexadecimal_tails(stems: list[str]) -> list[str]:
+    """The hexadecimal numbers in which names of one length end, in lower case; [] where not all do, or all are decimal."""
+    stems = [stem.lower() for stem in stems]
+    if not stems or len(set(map(len, stems))) != 1:
+        return []
+    columns = [len(set(letters)) == 1 for letters in zip(*stems, strict=True)]
+    shared = columns.index(False) if False in columns else len(columns)
+    while shared and stems[0][shared - 1] in _HEXADECIMAL:
+        shared -= 1
+    tails = [stem[shared:] for stem in stems]
+    numbers = all(tail and set(tail) <= _HEXADECIMAL and len(tail) <= _LONGEST_NUMBER for tail in tails)
+    mixed = not all(map(str.isdecimal, tails)) and any(char.isdecimal() for tail in tails for char in tail)
+    return tails if numbers and mixed else []
+
+
+def hexadecimal_sequence(names: Iterable[str]) -> Sequence:
+    """The images whose names end in consecutive hexadecimal numbers (2F0F8 to 2F10F), with these numbers; [] for none.
+
+    All images have to be of that form. Names that count in decimal numbers are left out.
+    """
+    images = [PurePath(name) for name in names if not name.startswith(".")]
+    images = [path for path in images if path.suffix.lower() in IMAGE_SUFFIXES]
+    if len(images) < MIN_FRAMES or len({path.suffix.lower() for path in images}) != 1:
+        return []
+    numbers = [int(tail, 16) for tail in hexadecimal_tails([path.stem for path in images])]
+    if not numbers or not _without_gap(numbers):
+        return []
+    return sorted(zip(numbers, (path.name for path in images), strict=True))
+
+
 def sequences(names: Iterable[str]) -> list[Sequence]:
     """The sequences of four images or more, the longest first; other files and hidden ones are left out."""
+    names = list(names)
+    if hexadecimal := hexadecimal_sequence(names):
+        return [hexadecimal]
     patterns: defaultdict[tuple[str, ...], list[tuple[list[int], str]]] = defaultdict(list)
     for name in names:
         path = PurePath(name)
