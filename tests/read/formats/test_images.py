@@ -244,9 +244,10 @@ def test_pictures_are_turned_as_their_exif_orientation_says(tmp_path: Path) -> N
 def test_stacks_of_class_masks_are_not_scans(tmp_path: Path) -> None:
     """Masks that were resized or drawn in colours hold more than sixteen values at their edges."""
     classes = np.zeros(PIXELS.shape, np.uint8)
+    slices, columns = np.ogrid[: PIXELS.shape[0], : PIXELS.shape[2]]
     for index, edge in enumerate((20, 60, 90, 120, 150)):
-        wave = (edge + 8 * np.sin(np.arange(PIXELS.shape[2]) / 20)).astype(int)
-        classes[:, np.arange(PIXELS.shape[1])[:, None] > wave[None]] = 40 * (index + 1)
+        wave = edge + 8 * np.sin((columns + 3 * slices) / 20)
+        classes[np.arange(PIXELS.shape[1])[None, :, None] > wave[:, None]] = 40 * (index + 1)
     blurred = [np.asarray(Image.fromarray(mask).resize((300, 300)), np.uint8) for mask in classes]
     error = refused(write_images(tmp_path / "blurred", np.stack(blurred)))
     assert (error.reason, "segmentation" in error.detail) == ("not_structural_oct", True)

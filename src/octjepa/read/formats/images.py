@@ -309,7 +309,7 @@ def _imagej_stack(path: Path, page: _Page, description: str) -> np.ndarray | Non
     count = int(text) if (text := fields.get("images", "").strip()).isdecimal() and len(text) < 7 else 1
     if not description.startswith("ImageJ=") or count < 2:
         return None
-    if fields.get("channels", "1").strip() not in ("", "1"):
+    if fields.get("channels", "1").strip() not in ("", "1", text):  # tifffile calls the slices of a stack channels
         raise rejection("unsupported_pixels", "an ImageJ stack of several channels; expected one intensity")
     if page.deflated or page.differences:
         raise rejection("unsupported_pixels", "an ImageJ stack with one page that is compressed")

@@ -33,7 +33,7 @@ def _without_gap(numbers: list[int]) -> bool:
 
 
 def hexadecimal_tails(stems: list[str]) -> list[str]:
-    """The hexadecimal numbers in which names of one length end, in lower case; [] where not all do, or all are decimal."""
+    """The hexadecimal numbers in which names of one length end, in lower case; [] if not all do, or all are decimal."""
     stems = [stem.lower() for stem in stems]
     if not stems or len(set(map(len, stems))) != 1:
         return []
