@@ -19,7 +19,7 @@ from octjepa.reasons import rejection
 
 FEW_VALUES = 16  # a scan has speckle; a segmentation of all layers and lesions has fewer classes than this
 _FLAT_FRAMES = 8  # that are looked at
-_FLAT_SHARE, _FLAT_NEIGHBOURS = 0.97, 0.8  # of the voxels: within the few values, equal to their neighbour
+_FLAT_SHARE, _FLAT_NEIGHBOURS = 0.8, 0.8  # of the voxels: within the few values, equal to their neighbour
 FILL = 255  # HEYEX paints white where the registration left no measurement; `octjepa.canonical.fill` masks it
 _COLOUR_SPREAD = 16  # a single-channel image stored as RGB differs between its channels by compression alone
 
