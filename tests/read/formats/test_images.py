@@ -203,7 +203,7 @@ def test_imagej_stacks_have_one_page_and_more_images(tmp_path: Path) -> None:
         assert np.abs(read(path).astype(int) - PIXELS).max() <= 1, name
         path.write_bytes(one_page[: len(one_page) // 2])
         assert refused(path).reason == "truncated"
-        path.write_bytes(bytes(one_page).replace(f"images={COUNT}".encode(), b"images=99"))
+        path.write_bytes(bytes(one_page).replace(f"={COUNT}\n".encode(), b"=99\n"))
         assert refused(path).reason == "truncated"
 
 

@@ -337,7 +337,7 @@ def _plain_pages(path: Path) -> tuple[list[_Page], str]:
         # Only the pages are read. Other metadata (OME, a multi-file series) would name other files.
         with tifffile.TiffFile(path, is_ome=False, _multifile=False) as tiff:
             order = ">" if tiff.byteorder == ">" else "<"
-            description = str(tiff.pages[0].description)[:_MAX_DESCRIPTION]
+            description = tiff.pages.first.description[:_MAX_DESCRIPTION]
             for page in tiff.pages:
                 plain = _plain_page(page.aspage(), order, size)
                 if plain is None:
