@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,6 +71,9 @@ def test_the_address_asks_for_volume_slice_and_overlay(page: Page, url: str, fol
     page.wait("document.querySelector('#legend').textContent.includes('principal components')")
     assert last in text(page, "#subtitle")
     page.wait("document.querySelector('#number').textContent.startsWith('2 of ')")
+    page.wait("!document.querySelector('[data-state=reading]')")
+    time.sleep(1)  # the stored slice would follow the scan as it came
+    assert text(page, "#number").startswith("2 of ")
     check_quiet(page, url)
 
 
@@ -133,6 +137,31 @@ def test_similarity_to_the_token_that_was_clicked(page: Page, url: str) -> None:
     (ilm, shape), middle = lines, len(lines[0]) // 2
     page.click("#pane-a .bscan", 0.5, (ilm[middle] + 12) / shape[1])
     page.wait("document.querySelector('#pane-a .legend').textContent.includes('Cosine similarity')")
+    check_quiet(page, url)
+
+
+@pytest.mark.slow
+def test_the_thickness_table_is_saved_and_copied_as_it_is_shown(page: Page, url: str) -> None:
+    page.open(f"{url}/")
+    page.wait(NATIVE_SHOWN)
+    volume_id = page.value("document.querySelector('#list [aria-current=true]').dataset.id")
+    page.value(
+        "URL.createObjectURL = (blob) => { window.saved = blob; return 'blob:saved'; };"
+        "HTMLAnchorElement.prototype.click = function () { window.name_saved = this.download; };"
+        "navigator.clipboard.writeText = async (text) => { window.copied = text; }"
+    )
+    for number in (1, 2):
+        page.value(f"document.querySelector('#pane-a .sectors button:nth-of-type({number})').click()")
+    page.wait("window.saved && window.copied")
+    table = str(page.value("window.saved.text()"))
+    assert page.value("window.copied") == table.replace(",", "\t")
+    assert str(page.value("window.name_saved")).endswith("_etdrs.csv")
+    rows = [line.split(",") for line in table.splitlines()]
+    assert len(rows) == 10
+    assert {row[0] for row in rows[1:]} == {volume_id}
+    central = {row[2]: row[3] for row in rows}["central"]
+    shown = text(page, "#pane-a .sectors table tr:last-child td")
+    assert shown == (f"{float(central):.0f}" if central else "–")
     check_quiet(page, url)
 
 

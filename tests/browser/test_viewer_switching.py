@@ -37,6 +37,9 @@ OF_THE_EYE = {
     *(f"page {name}" for name in ("stored-scan", "stored-face", "stored-overlay", "near", "compare")),
 }
 BESIDE = {name.replace("a ", "b ") for name in OF_THE_EYE if name.startswith("a ")}
+BEING_READ = dict.fromkeys(("overlay", "stored-overlay"), "Overlay: being read …") | {
+    "sectors": "Thickness: being read …"
+}
 # Words of the page itself, which stay while a panel is being read.
 FIXED = {
     "page compare": "Side by side with ",
@@ -96,7 +99,7 @@ def check_cleared(panels: Panels, names: set[str]) -> None:
     for name in names:
         assert panels[name]["state"] == "reading", name
         assert panels[name]["volume"] == ""
-        assert panels[name]["text"] == f"{FIXED.get(name, '')}Being read …"
+        assert panels[name]["text"] == f"{FIXED.get(name, '')}{BEING_READ.get(name.split()[1], 'Being read …')}"
         assert not panels[name]["drawn"], name
         assert panels[name]["options"] == []
 
@@ -134,7 +137,9 @@ def test_every_eye_is_shown_under_its_own_name_however_slow_the_server_is(page: 
         check_of(panels, volume_id)
         if scans.native_about(volume_id)["reason"] == "":
             central = f"{scans.etdrs(volume_id)['sectors']['central']:.0f}"
-            assert page.value("document.querySelector('#pane-a .sectors').textContent").find(f"centre{central}") >= 0
+            assert (
+                page.value("document.querySelector('#pane-a .sectors').textContent").find(f"centre, 1 mm{central}") >= 0
+            )
             assert shown_names(panels) == OF_THE_EYE | {"page misread"}
         else:
             assert "--scans" in panels["a file"]["text"]
@@ -190,8 +195,8 @@ def test_an_overlay_that_fails_leaves_no_other_drawn(page: Page, gate: Gate) -> 
         page.choose(field, "random")
     panels = settled(page)
     assert [panels[name]["picture"] for name in views] == [bare[name]["picture"] for name in views]
-    assert panels["a overlay"]["text"] == "No overlay: out of order"
-    assert panels["page stored-overlay"]["text"] == "No overlay: out of order"
+    assert panels["a overlay"]["text"] == "Overlay: out of order"
+    assert panels["page stored-overlay"]["text"] == "Overlay: out of order"
 
 
 def test_side_by_side_shows_its_own_eye_and_goes_with_the_first(page: Page, gate: Gate, scans: Scans) -> None:

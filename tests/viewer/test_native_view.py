@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from octjepa.tasks.nifti import write_nifti
 from octjepa.tasks.segment.dicom_seg import write_segmentation
 from octjepa.viewer.listing import MAX_PAGE, VolumeList
 from octjepa.viewer.live import LiveRun
+from octjepa.viewer.native_scan import MIN_COVERED
 from octjepa.viewer.scans import Scans
 from octjepa.viewer.server import open_scans
 
@@ -130,6 +132,35 @@ def test_surfaces_and_thickness_are_where_the_retina_is(scans: Scans) -> None:
     assert len(lines) == 3
     assert len(lines[0]) == scan.volume.shape[2]
     assert scans.etdrs(name, 0.0, 0.0)["sectors"]["central"] is None  # a corner: most of the circle is outside
+
+
+def test_a_sector_beyond_the_field_is_empty_and_a_note_says_so(scans: Scans) -> None:
+    scan = scans.native(min(scans.ids))
+    (frames, height, columns), (dz, _, dx) = scan.volume.shape, scan.volume.spacing_mm
+    ilm = np.zeros((frames, columns), np.float32)
+    flat = replace(scan, surfaces=np.stack([ilm, ilm + height // 2, ilm + height - 1]))
+    field_mm = frames * dz, columns * dx
+    whole = flat.etdrs()
+    for name, share in whole["measured"].items():
+        assert (whole["sectors"][name] is None) == (share < MIN_COVERED)
+    thickness = whole["sectors"]["central"]
+    assert thickness == pytest.approx(height // 2 * scan.volume.spacing_mm[1] * 1000, abs=0.1)
+    outer = whole["sectors"]["outer_superior"]
+    assert (outer is None) == (min(field_mm) < 5.5)
+    # The grid about a point 1 mm from the edge of higher columns: the outer ring of that side is beyond the field.
+    moved = flat.etdrs(((frames - 1) / 2, columns - 1 - 1 / dx))
+    side = "nasal" if whole["nasal"] > 0 else "temporal"
+    assert moved["sectors"][f"outer_{side}"] is None
+    assert moved["sectors"]["central"] == thickness
+    (note,) = [note for note in moved["notes"] if note.startswith("Beyond the field")]
+    assert f"outer {side} (" in note
+    hole = flat.surfaces.copy()
+    hole[:, :, columns // 2 - round(0.3 / dx) : columns // 2] = np.nan
+    (note,) = [one for one in replace(flat, surfaces=hole).etdrs()["notes"] if one.startswith("Surfaces were not")]
+    assert "central (" in note
+    unknown = replace(flat, volume=replace(scan.volume, laterality=None, content_hash="")).etdrs()
+    assert unknown["sectors"]["inner_nasal"] is None
+    assert "side of the eye is unknown" in unknown["notes"][-1]
 
 
 def test_token_cells_and_similarity_are_drawn_on_the_native_b_scan(scans: Scans) -> None:

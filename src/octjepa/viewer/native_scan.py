@@ -14,11 +14,12 @@ from jaxtyping import Float, Int, UInt8
 
 from octjepa.canonical.native_mapping import NativeMap
 from octjepa.report.figures import eyes
-from octjepa.tasks.segment.thickness import SECTORS, ScanOrientation, etdrs_means, scan_centre
+from octjepa.tasks.segment.thickness import SECTORS, ScanOrientation, etdrs_means, scan_centre, sector_coverage
 from octjepa.viewer.native_surfaces import Plane
 from octjepa.volume import AXES, OCTVolume
 
 _MAX_CELL_ROWS, _MAX_CELL_COLUMNS = 360, 640  # of an overlay: it is drawn over the B-scan at its size
+MIN_COVERED = 0.9  # of a sector's area: with less, its mean would be that of another area
 _BLANK_STD = 3.0  # intensity levels; a B-scan with less is blank
 _BY_POSITION = ("positions", "frame_location")  # sources of the slice spacing that tell which B-scan is the lowest
 _VIRIDIS = np.array([[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]], float)
@@ -87,19 +88,28 @@ class NativeScan:
         return coloured(self.thickness_um, low, high, 190), low, high
 
     def etdrs(self, centre: tuple[float, float] | None = None) -> dict[str, Any]:
-        """Mean thickness in the ETDRS sectors about `centre` (slice, column index; default the scan's middle)."""
+        """Mean thickness in the ETDRS sectors about `centre` (slice, column index; default the scan's middle).
+
+        A sector has no mean if less than `MIN_COVERED` of its area is in the scan or has both surfaces.
+        `notes` say why.
+        """
         (frames, _, columns), (dz, _, dx) = self.volume.shape, self.volume.spacing_mm
         known = self.volume.provenance["slice"] in _BY_POSITION
         middle = scan_centre((frames, 0, columns), self.volume.spacing_mm)
         at = middle if centre is None else (centre[0] * dz, centre[1] * dx)
         scan = ScanOrientation(self.volume.laterality or "", at, "inferior")
         means = etdrs_means(self.thickness_um[None], (dz, dx), scan)[0]
+        inside = sector_coverage(np.ones((frames, columns), bool), (dz, dx), scan)
+        measured = sector_coverage(np.isfinite(self.thickness_um), (dz, dx), scan)
+        means[measured < MIN_COVERED] = np.nan
         up, nasal = scan.signs
         return {
             "sectors": {
                 name: round(float(value), 1) if np.isfinite(value) else None
                 for name, value in zip(SECTORS, means, strict=True)
             },
+            "measured": {name: round(float(share), 3) for name, share in zip(SECTORS, measured, strict=True)},
+            "notes": _sector_notes(inside, measured, scan.eye),
             "centre": [at[0] / dz, at[1] / dx], "superior": up, "nasal": nasal if self.volume.laterality else 0,
             "centre_from": "scan" if centre is None else "click", "vertical_known": known,
         }  # fmt: skip
@@ -129,6 +139,26 @@ class NativeScan:
         painted = np.zeros((len(position), 4), np.uint8)
         painted[inside] = colours[tuple(cell[inside].T)]
         return painted.reshape(len(depth_index), len(column), 4)
+
+
+def _sector_notes(inside: Float[np.ndarray, " 9"], measured: Float[np.ndarray, " 9"], eye: str) -> list[str]:
+    """Why sectors have no mean, one sentence for each reason. Shares are from 0 to 1."""
+    told = [bool(eye) or not name.endswith(("nasal", "temporal")) for name in SECTORS]
+    beyond, missing = [], []
+    for name, share_inside, share_measured, known in zip(SECTORS, inside, measured, told, strict=True):
+        name = name.replace("_", " ")
+        if known and share_inside < MIN_COVERED:
+            beyond.append(f"{name} ({share_inside:.0%} in the scan)")
+        elif known and share_measured < MIN_COVERED:
+            missing.append(f"{name} ({share_measured:.0%} measured)")
+    notes = []
+    if beyond:
+        notes.append(f"Beyond the field of the scan: {', '.join(beyond)}.")
+    if missing:
+        notes.append(f"Surfaces were not found everywhere: {', '.join(missing)}.")
+    if not eye:
+        notes.append("The side of the eye is unknown, so nasal and temporal sectors cannot be told apart.")
+    return notes
 
 
 def is_blank(frame: UInt8[np.ndarray, "H W"]) -> bool:

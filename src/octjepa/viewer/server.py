@@ -50,7 +50,18 @@ _HEADERS = {
 }
 ANSWER_OF = "X-Octjepa-Volume"  # the id of the volume that a response is about
 _LARGEST = 10**9  # of a number in a request: no index or position in mm is greater
-_SCRIPTS = ("viewer", "shown", "stored", "native", "native_drawing", "native_pointers", "live", "cases", "parts")
+_SCRIPTS = (
+    "viewer",
+    "shown",
+    "stored",
+    "native",
+    "native_drawing",
+    "native_pointers",
+    "native_sectors",
+    "live",
+    "cases",
+    "parts",
+)
 _PAGE = {
     "/": ("index.html", "text/html"), "/viewer.css": ("viewer.css", "text/css"),
     **{f"/{name}.js": (f"{name}.js", "text/javascript") for name in _SCRIPTS},

@@ -2,6 +2,7 @@
 // overlays. `held` has what the panels draw: bscan, cross, face, grid, token, levels. Panels fill and clear it.
 import { draw } from "/native_drawing.js";
 import { pointers, zoomBy } from "/native_pointers.js";
+import { sectorTable } from "/native_sectors.js";
 import { blank, make, plain, PLANES, titleOf } from "/parts.js";
 
 const SENTENCES = {
@@ -9,7 +10,6 @@ const SENTENCES = {
   mask: "Blue: seen. Orange: to be predicted. Grey: hidden, no target. Dark: left out.",
   pick: "Click on tissue in the B-scan: its token is compared with all others.",
 };
-const NAMES = { central: "centre", inner: "inner ring", outer: "outer ring" };
 
 export class NativePane {
   // `shown` has the panels. `moved(pane)` is called when the planes of a place are drawn.
@@ -35,12 +35,12 @@ export class NativePane {
     planes.append(first, side);
     this.body.append(planes);
     this.panels = {
-      file: shown.panel("file", file, () => { this.status.textContent = ""; this.facts = null; }, "Not shown: "),
+      file: shown.panel("file", file, () => { this.status.textContent = ""; this.facts = null; }),
       bscan: shown.panel("bscan", this.scan.figure, () => { this.clearPlane("bscan", this.scan); this.readout.textContent = ""; }),
       cross: shown.panel("cross", this.cross.figure, () => this.clearPlane("cross", this.cross)),
       face: shown.panel("face", this.face.figure, () => this.clearPlane("face", this.face)),
-      overlay: shown.panel("overlay", legend, () => { this.legend.replaceChildren(); this.held.grid = null; draw(this); }, "No overlay: "),
-      sectors: shown.panel("sectors", sectors, () => this.table.replaceChildren(), "No thickness: "),
+      overlay: shown.panel("overlay", legend, () => { this.legend.replaceChildren(); this.held.grid = null; draw(this); }, "Overlay"),
+      sectors: shown.panel("sectors", sectors, () => this.table.replaceChildren(), "Thickness"),
     };
     pointers(this);
     new ResizeObserver(() => draw(this)).observe(planes);
@@ -106,9 +106,9 @@ export class NativePane {
   // Whether higher B-scans are further up, as on the eye: superior is always drawn on top.
   get flipped() { return (this.facts?.etdrs?.superior ?? 0) > 0; }
 
-  // For a volume that `shown` has just opened.
-  begin(row) {
-    Object.assign(this, { row, facts: null, held: {}, calipers: [], zoom: { scale: 1, x: 0, y: 0 }, begun: false });
+  // For a volume that `shown` has just opened. With `quiet`, `moved` is called only after the user moves.
+  begin(row, quiet = false) {
+    Object.assign(this, { row, quiet, facts: null, held: {}, calipers: [], zoom: { scale: 1, x: 0, y: 0 }, begun: false });
     this.heading.textContent = `The scan as it came: ${titleOf(row)}`;
     this.number.textContent = "";
     this.body.hidden = false;
@@ -142,8 +142,11 @@ export class NativePane {
   async finish() {
     const { file } = this.panels;
     const wanted = await file.fill(async (read) => {
-      const facts = await read.json("/native");
-      if (facts.reason) throw new Error(facts.reason);
+      const facts = await read.json("/native").catch((error) => {
+        read.check();
+        return { reason: error.message };
+      });
+      if (facts.reason) throw new Error(`Not shown: ${facts.reason}`);
       return () => this.showFacts(facts);
     });
     if (!wanted) return;
@@ -185,6 +188,7 @@ export class NativePane {
 
   go(place) {
     if (!this.facts) return;
+    this.quiet = false;
     const limits = this.facts.shape;
     ["slice", "depth", "column"].forEach((axis, number) => {
       const value = place[axis] ?? this.place[axis];
@@ -210,7 +214,7 @@ export class NativePane {
     const kind = this.plane.value || "face";
     const done = await Promise.all([this.loadCross(column), this.loadFace(kind, depth)]);
     if (!done.every(Boolean)) return;
-    this.moved(this);
+    if (!this.quiet) this.moved(this);
     const { reading } = this.shown;
     for (const near of [slice + 1, slice - 1]) if (near >= 0 && near < this.facts.shape[0]) reading.picture(`/native/slice/${near}.png`).catch(() => {});
   }
@@ -271,33 +275,14 @@ export class NativePane {
 
   // Thickness in the ETDRS sectors about `centre` (slice, column).
   measureThickness(centre) {
+    const { row } = this;
     return this.panels.sectors.fill(async (read) => {
       const found = await read.json(`/native/etdrs${centre ? `?slice_index=${centre[0]}&column=${centre[1]}` : ""}`);
       return () => {
         this.facts.etdrs = found;
-        this.table.replaceChildren(this.sectorTable(found));
+        this.table.replaceChildren(sectorTable(row, found));
         draw(this);
       };
     }, true);
-  }
-
-  sectorTable(found) {
-    const table = make("table");
-    const where = found.centre_from === "click" ? "about the place clicked" : "about the middle of the scan; “Centre ETDRS” moves it to the fovea";
-    const order = found.vertical_known ? "" : "; which way is up is assumed";
-    table.append(make("caption", `Thickness from ILM to Bruch’s membrane, µm, ${where}${order}. As ingest found the surfaces: not corrected by hand.`, "soft"));
-    const head = make("tr");
-    head.append(make("th", ""), ...["superior", "nasal", "inferior", "temporal"].map((name) => make("th", name)));
-    table.append(head);
-    const cell = (value) => make("td", value === null ? "–" : value.toFixed(0));
-    for (const ring of ["inner", "outer"]) {
-      const line = make("tr");
-      line.append(make("th", NAMES[ring]), ...["superior", "nasal", "inferior", "temporal"].map((name) => cell(found.sectors[`${ring}_${name}`])));
-      table.append(line);
-    }
-    const line = make("tr");
-    line.append(make("th", NAMES.central), cell(found.sectors.central));
-    table.append(line);
-    return table;
   }
 }

@@ -7,7 +7,6 @@
 import { at, make } from "/parts.js";
 
 const ANSWER_OF = "X-Octjepa-Volume"; // the header in which the server names the volume of an answer
-const BEING_READ = "Being read …";
 const MOST_PICTURES = 120;
 const pictures = new Map(); // url -> picture, the last ones used
 
@@ -96,9 +95,10 @@ export class Shown {
     this.reading.end(); // nothing is shown yet
   }
 
-  // A panel in the element `node`. `clear()` removes everything that the functions given to `Panel.fill` draw.
-  panel(name, node, clear, failed = "") {
-    const panel = new Panel(this, name, node, clear, failed);
+  // A panel in the element `node`. `clear()` removes everything that the functions given to `Panel.fill` draw. `title`
+  // begins what the panel says of itself.
+  panel(name, node, clear, title = "") {
+    const panel = new Panel(this, name, node, clear, title);
     this.panels.push(panel);
     return panel;
   }
@@ -107,7 +107,7 @@ export class Shown {
   open(volume) {
     this.reading.end();
     this.reading = new Reading(volume);
-    for (const panel of this.panels) panel.empty("reading", BEING_READ);
+    for (const panel of this.panels) panel.empty("reading");
     return this.reading;
   }
 
@@ -119,8 +119,8 @@ export class Shown {
 }
 
 class Panel {
-  constructor(shown, name, node, clear, failed) {
-    Object.assign(this, { shown, name, node, clear, failed });
+  constructor(shown, name, node, clear, title) {
+    Object.assign(this, { shown, name, node, clear, title });
     node.dataset.panel = name;
     node.append(this.note = make("p", "", "note soft"));
     this.#enter("empty");
@@ -136,7 +136,9 @@ class Panel {
   empty(state, text = "") {
     if (this.shown.reading.current) this.shown.reading.newest(this.name);
     this.clear();
-    this.#enter(state, text);
+    const before = this.title && `${this.title}: `;
+    if (state === "reading") this.#enter(state, before ? `${before}being read …` : "Being read …");
+    else this.#enter(state, text && before + text);
   }
 
   // Tells more of a panel that is being read.
@@ -150,7 +152,7 @@ class Panel {
   // panel shows of the same volume stays until then. Resolves to whether `work` was still wanted.
   async fill(work, anew = false) {
     if (!this.shown.reading.current) return false;
-    if (anew || !["shown", "reading"].includes(this.node.dataset.state)) this.empty("reading", BEING_READ);
+    if (anew || !["shown", "reading"].includes(this.node.dataset.state)) this.empty("reading");
     const reading = this.shown.reading.newest(this.name);
     try {
       const draw = await work(reading);
@@ -161,7 +163,7 @@ class Panel {
       }
     } catch (error) {
       if (!reading.current || error instanceof Superseded) return false;
-      this.empty("failed", this.failed + error.message);
+      this.empty("failed", error.message);
     }
     return true;
   }

@@ -19,7 +19,7 @@ export class StoredView {
     this.panels = {
       scan: shown.panel("stored-scan", at("scan").parentElement, () => { Object.assign(this, { scan: null, band: null }); this.draw(); }),
       face: shown.panel("stored-face", at("face").parentElement, () => { this.face = null; this.draw(); }),
-      overlay: shown.panel("stored-overlay", box, () => { this.grid = null; legend.replaceChildren(); this.draw(); }, "No overlay: "),
+      overlay: shown.panel("stored-overlay", box, () => { this.grid = null; legend.replaceChildren(); this.draw(); }, "Overlay"),
     };
     at("slice").max = about.shape[0] - 1;
     at("slice").addEventListener("input", () => this.go(Number(at("slice").value)));

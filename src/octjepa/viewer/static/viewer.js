@@ -72,7 +72,7 @@ async function open(row) {
   facts(row);
   shut();
   const reading = eye.open(row.id);
-  native.begin(row);
+  native.begin(row, stored.linked); // the slice that the address asks for stays
   near?.show();
   await native.first(); // before all else: the first B-scan
   if (!reading.current) return;
