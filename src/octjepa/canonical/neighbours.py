@@ -10,6 +10,7 @@ was scanned several times.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Float
@@ -32,6 +33,11 @@ _ONE_POSITION_UM = 8.0  # between any two B-scans
 _ONE_POSITION = 0.8  # of that difference: neighbours are no more alike than any two
 _SAME_SHADOWS, _SAME_PIT = 0.35, 2.0  # correlation; unevenness over the difference: the same pit in all
 _FIELD_MM = 1.0  # less may look like one position
+UNLIKE_NOTE, RADIAL_NOTE = "neighbours_unlike", "radial_by_content"
+_RADIAL_WIDTH_MM, _CENTRE_MM = 2.0, 0.15  # least width of the B-scans; of the columns about the centre
+_STEADY_CENTRE = 0.85  # spread of the intensity at the centre over that at the ends
+_HALF_TURN, _APART = 1.5, 1.2  # times the difference of neighbours: the mirrored first from the last; any two
+_PROFILE_DEPTHS = 16
 _REPEATS, _POSITIONS = range(2, 9), 4  # B-scans of a position, and positions at least
 _REPEAT_STEP = 0.25  # correlation of shadows within a group less that between groups
 
@@ -115,6 +121,54 @@ def _repeats(neighbours: Float[np.ndarray, " n"]) -> int:
     return best
 
 
+def looks_radial(
+    image: Float[np.ndarray, "D R C"], surfaces: Surfaces, torn_share: float, depth_mm: float, column_mm: float
+) -> bool:
+    """Whether all B-scans cross one centre, though the header says that they are parallel.
+
+    Where the lines cross, every B-scan measures the same place, so the retina varies less there than at the ends. After
+    half a turn the first line comes again, mirrored: the last B-scan then differs from the mirrored first one as little
+    as from its own neighbour. In a raster these two are the farthest apart. Disease in the centre may hide
+    a radial scan.
+    """
+    count, width = surfaces.bm.shape
+    if count < _FEWEST or torn_share >= _TORN or width * column_mm < _RADIAL_WIDTH_MM:
+        return False
+    from scipy.ndimage import gaussian_filter1d
+
+    step = max(1, round(_SMOOTH_MM / column_mm))
+    columns = width // (2 * step) * 2 * step  # an even number of blocks: mirroring keeps them
+    inside = slice((width - columns) // 2, (width - columns) // 2 + columns)
+
+    def blocks(values: np.ndarray) -> np.ndarray:
+        """[..., C] -> [..., c]"""
+        part = values[..., inside]
+        return np.asarray(part.reshape(*part.shape[:-1], -1, step).mean(axis=-1))
+
+    def distance(one: np.ndarray, other: np.ndarray) -> float:
+        return float(np.sqrt(((one - other) ** 2).mean()))
+
+    thickness = blocks((surfaces.bm - surfaces.ilm) * (depth_mm * 1000))  # [D, c] um
+    near = float(np.median([distance(one, other) for one, other in pairwise(thickness)]))
+    if distance(thickness[-1], thickness[0, ::-1]) >= _HALF_TURN * near:
+        return False
+    share = (np.arange(_PROFILE_DEPTHS) + 0.5) / _PROFILE_DEPTHS  # from ILM to Bruch's membrane
+    at = surfaces.ilm[:, None] + (surfaces.bm - surfaces.ilm)[:, None] * share[:, None]
+    profiles = np.take_along_axis(image, np.clip(np.rint(at), 0, image.shape[1] - 1).astype(np.int64), axis=1)
+    profiles = gaussian_filter1d(blocks(profiles), 1, axis=2)  # [D, 16, c]
+    near = float(np.median([distance(one, other) for one, other in pairwise(profiles)]))
+    some = profiles[:: max(1, count // 12)]
+    pairs = [distance(one, other) for index, one in enumerate(some) for other in some[index + 1 :]]
+    half_turn = distance(profiles[-1], profiles[0, :, ::-1])
+    if half_turn >= _HALF_TURN * near or float(np.median(pairs)) < _APART * near:
+        return False
+    spread = np.sqrt(((profiles - np.median(profiles, axis=0)) ** 2).mean(axis=(0, 1)))  # [c]
+    centre, end = len(spread) // 2, len(spread) // 5
+    reach = max(1, round(_CENTRE_MM / (step * column_mm)))
+    at_ends = np.concatenate([spread[:end], spread[-end:]]).mean()
+    return bool(spread[centre - reach : centre + reach].mean() < _STEADY_CENTRE * at_ends)
+
+
 def check_neighbours(
     image: Float[np.ndarray, "D R C"],
     surfaces: Surfaces,
@@ -148,6 +202,9 @@ def check_neighbours(
             "frames_unrelated",
             f"neighbouring B-scans differ by {found.near:.0f} um of retinal thickness, any two by {found.all:.0f} um",
         )
+    radial = [RADIAL_NOTE] if looks_radial(image, surfaces, torn_share, depth_mm, column_mm) else []
     if close and found.near > _ONE_POSITION_UM and found.disorder > _DISORDER:
-        return ["neighbours_unlike"]
+        return [UNLIKE_NOTE, *radial]
+    if radial:
+        return radial
     return [f"repeats_per_position={found.repeats}"] if found.repeats > 1 else []

@@ -17,7 +17,7 @@ from octjepa.canonical.fill import intensity_beside_mask, remove_fill
 from octjepa.canonical.grid_coverage import coverage_notes, shares_outside
 from octjepa.canonical.near_duplicates import enface_hash, mean_en_face
 from octjepa.canonical.neighbours import check_neighbours
-from octjepa.canonical.plausibility import score_retina
+from octjepa.canonical.plausibility import doubt_notes, retina_evidence, score_retina
 from octjepa.canonical.quality import check_layered, score_quality, structured_frames
 from octjepa.canonical.resample import centred_positions, resampling_matrix
 from octjepa.canonical.surfaces import RobustSurface, Surfaces, find_surfaces, fit_surface
@@ -229,7 +229,9 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing, halves: bool =
         painted = resample_in_plane(text[usable].view(np.uint8), volume, preprocessing, columns_mm[columns])
         _check_text(painted, surfaces, ty)
     fit = fit_surface(surfaces.bm, ty)
-    retina_score = score_retina(surfaces, fit, ty, tx)
+    evidence = retina_evidence(image, surfaces, ty, tx)
+    retina_score = score_retina(surfaces, fit, evidence, ty, tx)
+    notes += doubt_notes(evidence)
     quality = score_quality(image, surfaces, fit, ty, tx, positions, 1 - len(positions) / len(frame_mm), filled)
     notes += vitreous_notes(image, surfaces, fit, ty, tx)
     if volume.pattern == "raster":

@@ -13,6 +13,8 @@ human one, and a human eye with an instrument in it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from jaxtyping import Float
 
@@ -33,7 +35,28 @@ _LEAST = 0.1  # a lower score is refused
 # (0 below, 1 from, 1 up to, 0 above) of the curvature per mm, positive where the middle is highest
 _CURVATURE = (-0.3, -0.2, 0.07, 0.12)
 _MEDIAN_THICKNESS_MM = (0.04, 0.09, 0.75, 1.2)  # median of ILM to Bruch's membrane
+DOUBTFUL_NOTE = "retina_doubtful"  # no layers like those of a retina between the surfaces
+_DOUBTFUL = 0.25  # similarity below which a volume is noted
+_SIMILARITY_SCORE = ((0.0, 0.6), (0.5, 1.0))  # similarity -> highest score
+_BLOCK_MM = 0.25  # of columns
+_EVIDENCE_FRAMES = 32
+_BRIGHT_TISSUE, _NOISE_LEVELS = 0.35, 5.0  # of the contrast, and times the noise: what counts as tissue
+# Least excess that counts, and the one that refuses; similarity -> extent that a retina may have.
+_EXCESS_MM = (-0.1, 0.05)
+_ALLOWED_EXTENT_MM = ((0.3, 0.7, 0.9), (0.9, 1.5, 2.5))
 _NARROWEST_MM = 1.0  # a field along the columns that shows no curvature
+
+
+def _unit_profile() -> Float[np.ndarray, " 16"]:
+    """Intensity from ILM to Bruch's membrane as the mean over phantoms of four devices, centred and of norm 1."""
+    mean = np.array(
+        [0.69, 0.66, 0.67, 0.65, 0.60, 0.55, 0.56, 0.56, 0.45, 0.40, 0.39, 0.44, 0.47, 0.79, 0.72, 1.01], np.float32
+    )
+    mean -= mean.mean()
+    return mean / np.linalg.norm(mean)
+
+
+_PROFILE = _unit_profile()
 
 
 def running_sums(image: Float[np.ndarray, "D R C"]) -> Float[np.ndarray, "D R+1 C"]:
@@ -105,10 +128,72 @@ def _curvature_per_mm(depth_mm: Float[np.ndarray, " C"], column_mm: float) -> fl
     return 2 * float(np.polyfit(position, depth_mm, 2)[0])
 
 
-def score_retina(surfaces: Surfaces, fit: RobustSurface, depth_mm: float, column_mm: float) -> float:
-    """0..1. Raises VolumeRejected not_retina where the score is below `_LEAST`, with what speaks against it."""
+@dataclass(frozen=True)
+class RetinaEvidence:
+    """What speaks for a retina, besides its shape.
+
+    `similarity`: median correlation, over A-scans, of the intensity between ILM and Bruch's membrane with the profile
+    of a retina. `extent_mm`: how far bright tissue reaches below the ILM, in the deepest tenth of the A-scans.
+    """
+
+    similarity: float
+    extent_mm: float
+
+
+def retina_evidence(
+    image: Float[np.ndarray, "D R C"], surfaces: Surfaces, depth_mm: float, column_mm: float
+) -> RetinaEvidence:
+    """The evidence in means of blocks of columns, of at most `_EVIDENCE_FRAMES` B-scans."""
+    width = max(1, min(round(_BLOCK_MM / column_mm), image.shape[2]))
+    frames = slice(None, None, -(-len(image) // _EVIDENCE_FRAMES))
+    columns = image.shape[2] // width * width
+
+    def blocks(array: np.ndarray) -> np.ndarray:
+        """[..., C] -> [..., C / width]"""
+        part = array[frames, ..., :columns]
+        return np.asarray(part.reshape(*part.shape[:-1], -1, width).mean(axis=-1))
+
+    mean, ilm, bm = blocks(image), blocks(surfaces.ilm), blocks(surfaces.bm)
+    last = mean.shape[1] - 1
+
+    share = (np.arange(len(_PROFILE)) + 0.5) / len(_PROFILE)
+    at = np.clip(np.rint(ilm[:, None] + (bm - ilm)[:, None] * share[:, None]), 0, last).astype(np.int64)
+    profiles = np.take_along_axis(mean, at, axis=1)  # [d, 16, c]
+    profiles = profiles - profiles.mean(axis=1, keepdims=True)
+    norm = np.linalg.norm(profiles, axis=1)
+    products = np.einsum("dpc,p->dc", profiles, _PROFILE, optimize=False)
+    similarity = float(np.median(products / np.maximum(norm, 1e-6)))
+
+    level = np.percentile(mean, 20, axis=(1, 2))[:, None, None]
+    smooth = (mean[:, :-2] + mean[:, 1:-1] + mean[:, 2:]) / 3  # three depth indices
+    bright = smooth - level > max(_BRIGHT_TISSUE * surfaces.contrast, _NOISE_LEVELS * surfaces.noise)
+    known = bright.any(axis=1)
+    if not known.any():
+        return RetinaEvidence(similarity, 0.0)
+    deepest = last - 1 - bright[:, ::-1].argmax(axis=1)
+    highest = np.maximum(bright.argmax(axis=1) + 1, ilm)
+    return RetinaEvidence(similarity, float(np.percentile((deepest - highest)[known], 90)) * depth_mm)
+
+
+def score_retina(
+    surfaces: Surfaces, fit: RobustSurface, evidence: RetinaEvidence, depth_mm: float, column_mm: float
+) -> float:
+    """0..1. Raises VolumeRejected not_retina where the score is below `_LEAST`, with what speaks against it.
+
+    An object that is no retina can have two smooth edges. Its tissue between them lacks the dark outer nuclear layer
+    above the bright pigment epithelium, and it is bright far below: a lens, an iris, a finger, a fruit. Either sign
+    alone is no proof: oedema hides the layers, and choroid and sclera are seen through atrophy. So the depth that
+    is allowed rises with the similarity to a retina.
+    """
     thickness = float(np.median(surfaces.bm - surfaces.ilm)) * depth_mm
     score, against = _trapezoid(thickness, _MEDIAN_THICKNESS_MM), f"{thickness:.2f} mm thick"
+    excess = evidence.extent_mm - float(np.interp(evidence.similarity, *_ALLOWED_EXTENT_MM))
+    if (shallow := float(np.interp(excess, _EXCESS_MM, (1.0, 0.0)))) < score:
+        score = shallow
+        against = (
+            f"bright tissue down to {evidence.extent_mm:.1f} mm, and layers that resemble those of a retina by "
+            f"{evidence.similarity:.2f} (a retina: 0.7 to 1)"
+        )
     if fit.surface.shape[1] * column_mm >= _NARROWEST_MM:
         outer = _curvature_per_mm(fit.surface.mean(axis=0) * depth_mm, column_mm)
         inner = _curvature_per_mm(np.median(surfaces.ilm - fit.offsets[:, None], axis=0) * depth_mm, column_mm)
@@ -116,6 +201,12 @@ def score_retina(surfaces: Surfaces, fit: RobustSurface, depth_mm: float, column
         if (bent := _trapezoid(bend, _CURVATURE)) < score:
             towards = "the vitreous, as a cornea" if bend > 0 else "the sclera, as the retina of a small animal"
             score, against = bent, f"both surfaces bend towards {towards}, by a radius of {1 / abs(bend):.1f} mm"
+    score = min(score, float(np.interp(evidence.similarity, *_SIMILARITY_SCORE)))
     if score < _LEAST:
         raise rejection("not_retina", f"it does not look like a human retina (score {score:.2f}): {against}")
     return score
+
+
+def doubt_notes(evidence: RetinaEvidence) -> list[str]:
+    """The note of a volume in which the layers of a retina were not found: severe oedema, or no retina."""
+    return [DOUBTFUL_NOTE] if evidence.similarity < _DOUBTFUL else []

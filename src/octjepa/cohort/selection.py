@@ -103,7 +103,10 @@ def _criteria(data: DataRecipe, table: pd.DataFrame) -> Iterator[tuple[str, str,
     bounds.append(("quality", "quality", "quality {:g}", data.min_quality, None))
     for name, column, rule, low, high in bounds:
         if low is not None:
-            yield f"min_{name}", f"{rule.format(low)} at least", table[column] >= low
+            large_enough = table[column] >= low
+            # a default is listed only where it leaves something out
+            if not large_enough.all() or name != "quality" or low != DataRecipe.model_fields["min_quality"].default:
+                yield f"min_{name}", f"{rule.format(low)} at least", large_enough
         if high is not None:
             yield f"max_{name}", f"{rule.format(high)} at most", table[column] <= high
     for name, column, rule, codes in (

@@ -15,13 +15,17 @@ from octjepa.errors import VolumeRejected
 from octjepa.ingest.sources import SourceFile, discover
 from octjepa.progress import bar
 from octjepa.read.devices import stated_device
-from octjepa.read.dicom import has_dicom_magic
+from octjepa.read.dicom import has_dicom_magic, known_modality
 from octjepa.read.dicom_file import read_header
 from octjepa.read.formats import read_scan, recognise
-from octjepa.read.personal_data import count_fields, mask_path, personal_fields
+from octjepa.read.personal_data import count_fields, mask_path, personal_fields, repeats_personal_text
 from octjepa.time_limit import SECONDS_PER_FILE, time_limit
 
 _PATH = "path"  # a folder or file name that holds the person's name or birth date
+
+
+def _modality(text: str) -> str:
+    return known_modality(text) or ("of unknown modality" if text else "without modality")
 
 
 def _header_facts(path: Path, name: str) -> dict[str, str]:
@@ -34,9 +38,12 @@ def _header_facts(path: Path, name: str) -> dict[str, str]:
             header = read_header(path)
             identity = str(header.get("PatientName", "")), str(header.get("PatientBirthDate", ""))
             return {
-                "kind": f"dicom {header.get('Modality', '') or 'without modality'}",
+                "kind": f"dicom {_modality(str(header.get('Modality') or ''))}",
                 "device": stated_device(
-                    str(header.get("Manufacturer", "")), str(header.get("ManufacturerModelName", ""))
+                    *(
+                        "" if repeats_personal_text(text, *identity, [str(header.get("PatientID") or "")]) else text
+                        for text in (str(header.get(name) or "") for name in ("Manufacturer", "ManufacturerModelName"))
+                    )
                 )[0],
                 "personal": ";".join(personal_fields(header)),
                 "path": _PATH if mask_path(name, *identity) != name else "",

@@ -25,6 +25,7 @@ from octjepa.errors import NothingReadError, TooManyLostError, UsageError, Volum
 from octjepa.files import remove_unfinished, replace_folder
 from octjepa.ingest.note_warnings import note_warnings
 from octjepa.ingest.one_file import Result, Spacing, has_user_spacing, ingest_one, is_done, refused, sha256
+from octjepa.ingest.person_claims import CONTRADICTED_NOTE, PersonClaims
 from octjepa.ingest.ray_pool import ray_results
 from octjepa.ingest.sibling_names import SiblingNames
 from octjepa.ingest.source_file import Discovery, SourceFile
@@ -37,7 +38,7 @@ from octjepa.read.personal_data import count_fields, pseudonym, read_name_and_bi
 from octjepa.reasons import REASONS
 from octjepa.recipe import Preprocessing
 from octjepa.store.folder import Store
-from octjepa.store.index import file_key, people_unknown
+from octjepa.store.index import file_key, people_unknown, text_column
 from octjepa.time_limit import SECONDS_PER_FILE, time_limit
 from octjepa.volume import volume_id
 
@@ -145,13 +146,14 @@ def build_store(
     before and warns. `halves`: a new store also holds what every other B-scan shows (`CanonicalVolume.halves`).
     Returns {accepted, skipped, quarantined, lost, by_reason, by_device, ignored, files_without_row, notes,
     recommended_split_unknown, split_by, people_unknown, near_duplicates_across_people, spacing_overridden,
-    people_at_several_sites, personal_data, people, eyes, seconds, volumes_per_second}:
+    people_at_several_sites, people_contradicted, personal_data, people, eyes, seconds, volumes_per_second}:
     `accepted` counts this run's new volumes, `skipped` the ones that were there already; `quarantined` is the sum of
     `by_reason`, of which `lost` count against `max_lost`; `notes` counts the note codes of the new volumes, `split_by`
     the people by how they came to their split, `people_unknown` the store's volumes whose person no source names,
     `near_duplicates_across_people` pairs of equal or near-duplicate scans under two person ids,
     `spacing_overridden` skipped volumes whose spacing an earlier run was given,
     `people_at_several_sites` ids that more than one institution uses,
+    `people_contradicted` ids under which files state different names or birth years,
     `personal_data` this run's files by the field of personal data that they hold (it stays there).
     Refused files are tried again by every run, for their cause may be gone.
     Raises UsageError (no such source, nothing to read), ContractError (a store of another contract), OctjepaError (disk
@@ -213,7 +215,7 @@ def _ingest(
     sites = {str(person["person_id"]): str(person["clinical_site"]) for person in discovery.participants}
     accepted: list[dict[str, Any]] = []
     refusals: list[dict[str, str]] = []
-    names, read = SiblingNames(), set[str]()
+    names, claims, read = SiblingNames(), PersonClaims(), set[str]()
     remove_unfinished(store.path / "chunks")
     store.add_participants(discovery.participants)
     total = len(discovery.files)
@@ -227,6 +229,7 @@ def _ingest(
             recorded = record_result(store, duplicates, file, result)
             if "volume" in recorded:
                 accepted.append(recorded["volume"])
+                claims.learn(recorded["volume"]["person_id"], *(result.get("person") or ("", "")))
             else:
                 refusals.append(recorded["refused"])
             progress.advance()
@@ -234,11 +237,23 @@ def _ingest(
         entry = refused(source, "discover", reason, detail)["refused"]
         store.refuse(entry)
         refusals.append(entry)
-    _mask_siblings(store, discovery, names, read)
+    _mask_siblings(store, discovery, names, claims, read)
+    _note_contradictions(store, claims)
     return accepted, refusals
 
 
-def _mask_siblings(store: Store, discovery: Discovery, names: SiblingNames, read: Collection[str]) -> None:
+def _note_contradictions(store: Store, claims: PersonClaims) -> None:
+    """Notes the volumes of person ids under which files state different people."""
+    contradicted = claims.contradicted()
+    for entry in store.entries():
+        notes = str(entry["notes"]).split(";")
+        if entry["person_id"] in contradicted and CONTRADICTED_NOTE not in notes:
+            entry["notes"] = ";".join(filter(None, [*notes, CONTRADICTED_NOTE]))
+
+
+def _mask_siblings(
+    store: Store, discovery: Discovery, names: SiblingNames, claims: PersonClaims, read: Collection[str]
+) -> None:
     """Masks in index and quarantine names and birth dates that files state, in the paths and ids of their siblings.
 
     `names` are those of the files `read` in this run; DICOM headers of files in the store are read again.
@@ -249,7 +264,9 @@ def _mask_siblings(store: Store, discovery: Discovery, names: SiblingNames, read
         source = sources.get(file_key(entry))
         named = source is not None and isinstance(source.location, Path) and "PatientName" in str(entry["personal"])
         if source is not None and named and source.key not in read and entry["format"] == "dicom":
-            names.learn(source.name, read_name_and_birth_date(source.path))
+            person = read_name_and_birth_date(source.path)
+            names.learn(source.name, person)
+            claims.learn(entry["person_id"], *person)
     splits = {entry["person_id"]: entry["split"] for entry in store.entries() if entry["split"]}
     for entry in (*store.entries(), *store.quarantine):
         source = sources.get(file_key(entry))
@@ -299,11 +316,16 @@ def _summary(
     personal = count_fields(entry["personal"] for entry in accepted)
     sites_per_person = table[table["site"].fillna("") != ""].groupby("person_id")["site"].nunique()
     unknown, several_sites = people_unknown(table), int((sites_per_person > 1).sum())
+    has_note = text_column(table["notes"]).str.split(";").map(lambda notes: CONTRADICTED_NOTE in notes)
+    contradicted = int(table.loc[has_note, "person_id"].nunique())
     for count, message in (
         (unknown, f"volume(s) of {store.location} without a person id: each counts as a person of its own, so that two "
          "eyes of one person can come into training and into test. Give a manifest.tsv with person_id and "
          "filepath and ingest again."),
         *note_warnings(notes),
+        (contradicted, f"person id(s) of {store.location} under which files state different names or birth years: "
+         f"two people may share an id (note {CONTRADICTED_NOTE}). Where they do, give a manifest.tsv with ids of their "
+         "own and ingest again."),
         (several_sites, f"person id(s) of {store.location} from several institutions: two people may share an id. "
          "Where they do, give a manifest.tsv with ids of their own and ingest again."),
     ):  # fmt: skip
@@ -322,6 +344,7 @@ def _summary(
         "people_unknown": unknown,
         "near_duplicates_across_people": near_duplicates,
         "people_at_several_sites": several_sites,
+        "people_contradicted": contradicted,
         "personal_data": {field: counts["files"] for field, counts in personal.items()},
         "people": int(table["person_id"].nunique()),
         "eyes": len(table[["person_id", "eye"]].drop_duplicates()),

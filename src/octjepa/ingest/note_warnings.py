@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from octjepa.canonical.neighbours import RADIAL_NOTE, UNLIKE_NOTE
+from octjepa.canonical.plausibility import DOUBTFUL_NOTE
 from octjepa.canonical.vitreous_objects import OBJECT_NOTE
 from octjepa.notes import SPARSE_NOTE
+from octjepa.read.dicom import PART_NOTE
 from octjepa.read.orientation import VERTICAL_NOTE
 
 _LEFT_OUT = "Recipes leave them out, unless data.exclude_notes=[] includes them."
@@ -19,8 +22,12 @@ _WARNINGS = {
     "`octjepa inspect FILE` names its source.",
     SPARSE_NOTE: f"a raster of a few lines, or of lines far apart. {_LEFT_OUT}",
     VERTICAL_NOTE: f"vertical B-scans, by the header. {_LEFT_OUT}",
+    UNLIKE_NOTE: f"B-scans side by side are no more alike than any two. {_LEFT_OUT}",
+    PART_NOTE: f"one scan cut into several files of a series. Export it as one file. {_LEFT_OUT}",
+    RADIAL_NOTE: f"B-scans that cross one centre, under a header of parallel ones. {_LEFT_OUT}",
+    DOUBTFUL_NOTE: f"no layers of a retina were found where they should be. Look at them. {_LEFT_OUT}",
     OBJECT_NOTE: "something opaque and bright in front of the retina, for example an instrument. Look at them, and "
-    f"leave them out by data.exclude_notes=[{SPARSE_NOTE},{VERTICAL_NOTE},{OBJECT_NOTE}].",
+    f"leave them out by adding {OBJECT_NOTE} to data.exclude_notes.",
     "field_outside": f"wider or longer than the grid, which is laid over the centre. {_WINDOW}",
     "depth_outside": f"tissue above or below the grid is cut. {_WINDOW}",
 }

@@ -37,9 +37,18 @@ GENERIC = {
     "1.2.840.10008.5.1.4.1.1.4.1": "enhanced MR",
     "1.2.840.10008.5.1.4.1.1.6.2": "enhanced ultrasound volume",
 }
+_MODALITIES = frozenset(
+    ("CR", "CT", "DX", "ES", "IO", "IVOCT", "KER", "MR", "NM", "OAM", "OCT", "OP", "OPM", "OPT", "OPV", "OT", "PT",
+     "SC", "SEG", "SM", "SR", "US", "XA", "XC")
+)  # fmt: skip
 _HOW_TO_ASSEMBLE = "name the folder that holds all of them, with four B-scans at least"
 _MAGIC_AT = 128
 _UNDEFINED = 0xFFFFFFFF
+# Elements whose words no stored text may repeat, in addition to the person's name and birth date.
+_ALSO_PERSONAL = (
+    "PatientID", "OtherPatientIDs", "AccessionNumber", "OtherPatientNames", "PatientBirthName", "ResponsiblePerson",
+    "ReferringPhysicianName", "PerformingPhysicianName", "OperatorsName",
+)  # fmt: skip
 PART_NOTE = "part_of_scan"  # the B-scans continue in another file
 _SQUARE = 0.75  # of the B-scans' width: a scan whose B-scans cover less may be a part of one
 _STEP_TOLERANCE = 0.5  # of the step between B-scans
@@ -121,7 +130,10 @@ def _check_header(header: Dataset) -> None:
     if not sop_class and "Rows" not in header:
         raise rejection("broken_header", "neither SOP class nor rows: the header does not say what it is")
     if sop_class != OPHTHALMIC_TOMOGRAPHY and not (sop_class in GENERIC and modality == "OPT"):
-        raise rejection("not_structural_oct", f"SOP class {sop_class or 'absent'}, modality {modality or 'absent'}")
+        raise rejection(
+            "not_structural_oct",
+            f"SOP class {_registered(sop_class)}, modality {known_modality(modality) or 'unknown'}",
+        )
     check_anatomy(header)
     syntax = header.file_meta.TransferSyntaxUID
     if not syntax.is_transfer_syntax or syntax.is_private:
@@ -131,6 +143,18 @@ def _check_header(header: Dataset) -> None:
             "no_decoder",
             f"a movie ({video}), which no library here decodes; export it as JPEG 2000, JPEG-LS, RLE or uncompressed",
         )
+
+
+def _registered(uid: str) -> str:
+    """A UID of the DICOM standard; other text is not repeated, because it may be anything."""
+    from pydicom.uid import UID
+
+    return "absent" if not uid else uid if UID(uid).name != uid else "of no DICOM standard"
+
+
+def known_modality(text: str) -> str:
+    """The Modality if it is one of DICOM's two- and three-letter terms, else "": free text may hold a name."""
+    return text if text in _MODALITIES else ""
 
 
 def _check_frames(header: Dataset) -> None:
@@ -285,6 +309,7 @@ def _header_fields(header: Dataset) -> HeaderFields:
         person_id=_text(header, "PatientID"),
         person_name=_text(header, "PatientName"),
         birth_date=_text(header, "PatientBirthDate"),
+        also_personal=tuple(filter(None, (_text(header, name) for name in _ALSO_PERSONAL))),
         laterality=_text(header, "ImageLaterality") or _text(header, "Laterality"),
         frame_laterality=_first_frame_laterality(header),
         manufacturer=_text(header, "Manufacturer"),

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from octjepa.read.devices import is_listed, parse_device, pick_device, stated_device
 from octjepa.read.manifest import ManifestRow, clean_person_id
-from octjepa.read.personal_data import identifies_person, is_placeholder, pseudonym
+from octjepa.read.personal_data import (
+    identifies_person,
+    is_placeholder,
+    pseudonym,
+    repeats_birth_date,
+    repeats_personal_text,
+)
 from octjepa.read.raw_scan import HeaderFields
 from octjepa.recipe import DEVICES
 from octjepa.volume import Laterality
@@ -27,6 +33,7 @@ _PREFIX = re.compile(r"\s*AI-?READI", re.IGNORECASE)
 _FILE_NAME = re.compile(
     r"^(?P<person>\d{4})_(?P<protocol>[a-z0-9_]+?)(?:_oct)?_(?P<eye>l|r)_(?P<uid>[\d.]+)$", re.IGNORECASE
 )
+_UID = re.compile(r"[\d.]{1,64}")
 _SITES = {"1": "UW", "4": "UCSD", "7": "UAB"}  # first digit of an AI-READI id
 _EYE_WORDS = {"od", "os", "right", "left", "rechts", "links"}
 _EYE_ENDS = {"r", "l", "re", "le"}
@@ -127,6 +134,9 @@ def _person_ids(header: HeaderFields, path: PurePath, row: ManifestRow | None, n
     by_name = name["person"] if name and (named_by_device or _NO_YEAR.fullmatch(name["person"])) else ""
     in_header = _header_person(header, notes)
     manifest = row.person_id if row else ""
+    if is_placeholder(manifest) and manifest:  # "NA" in a table would make all its people one
+        notes.append("person_id_placeholder")
+        manifest = ""
     proven = [
         by_name if named_by_device else "",
         folder if below_device else "",
@@ -137,9 +147,34 @@ def _person_ids(header: HeaderFields, path: PurePath, row: ManifestRow | None, n
     return person_ids
 
 
+def _without_personal_texts(header: HeaderFields, notes: list[str]) -> HeaderFields:
+    """The header without stored texts that repeat the person's name, birth date, ids or other people's names.
+
+    A UID that holds the birth date is replaced by a UID made from its hash, so that two copies are still recognised.
+    """
+    dropped = {
+        field: ""
+        for field in ("protocol", "manufacturer", "model", "region")
+        if (text := getattr(header, field))
+        and not (field in ("manufacturer", "model") and is_listed(stated_device(header.manufacturer, header.model)[0]))
+        and repeats_personal_text(text, header.person_name, header.birth_date, header.also_personal)
+    }
+    if header.uid and (
+        not _UID.fullmatch(header.uid)
+        or repeats_birth_date(header.uid, header.birth_date)
+        or identifies_person(header.uid, header.person_name, "")
+    ):
+        dropped["uid"] = f"2.25.{int(hashlib.sha256(header.uid.encode()).hexdigest()[:32], 16)}"
+    if not dropped:
+        return header
+    notes.append(f"personal_text_dropped={len(dropped)}")
+    return replace(header, **dropped)
+
+
 def identify(header: HeaderFields, path: PurePath, row: ManifestRow | None) -> Identity:
     """Person (`_person_ids`), eye (as most sources say), device (manifest first), protocol and region."""
     notes: list[str] = []
+    header = _without_personal_texts(header, notes)
     name = _FILE_NAME.match(path.stem)
     device_folder = next((part for part in reversed(path.parts[:-1]) if is_listed(part.lower())), "")
 

@@ -12,6 +12,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from functools import cache
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -125,10 +126,52 @@ def _spellings(birth_date: str) -> tuple[str, ...]:
 _WRITTEN_OUT = {"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss", "å": "aa", "ø": "oe", "æ": "ae", "ñ": "ny", "ł": "l"}
 
 
-def _name_parts(name: str) -> set[str]:
-    """Words of a name, without accents and with its letters written out ("Müller": muller, mueller)."""
-    written = "".join(_WRITTEN_OUT.get(char, char) for char in unicodedata.normalize("NFC", name.casefold()))
-    return {word for text in (name, written) for word in words(text) if len(word) > 1 and not word.isdigit()}
+_IDEOGRAPHS = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff]")  # kana, Han, Hangul
+_OTHER_ENCODINGS = ("utf-8", "gb18030", "shift_jis", "euc_kr", "big5")
+
+
+def _spelled(name: str) -> list[str]:
+    """`name`, and what its bytes are in other encodings: without SpecificCharacterSet they are decoded as Latin-1."""
+    try:
+        raw = name.encode("latin-1")
+    except UnicodeEncodeError:
+        return [name]
+    found = [name]
+    if not name.isascii():
+        for encoding in _OTHER_ENCODINGS:
+            try:
+                found.append(raw.decode(encoding))
+            except UnicodeDecodeError:
+                continue
+    return found
+
+
+def _written_out(text: str) -> str:
+    """Lower case, with letters written out: "Müller" gives "mueller"."""
+    return "".join(_WRITTEN_OUT.get(char, char) for char in unicodedata.normalize("NFC", text.casefold()))
+
+
+def _name_parts(name: str) -> tuple[set[str], set[str]]:
+    """(words of a name, wholes made of several words), both without accents and with letters written out.
+
+    "Müller" gives muller and mueller. Of "Li^Bo" the wholes are libo and boli, with the initial lbo, boli and so on. In
+    Chinese, Japanese and Korean a word has one or two characters, so that only the wholes count there.
+    """
+    parts: set[str] = set()
+    wholes: set[str] = set()
+    for spelled in _spelled(name):
+        for group in spelled.split("="):  # alphabetic, ideographic, phonetic
+            for text in {group, _written_out(group)}:
+                found = [word for word in words(text) if not word.isdigit()]
+                parts |= {word for word in found if len(word) > 1 and not _IDEOGRAPHS.search(word)}
+                parts |= {word for word in found if len(word) > 2}
+                for first, second in pairwise(found):
+                    wholes |= {first + second, second + first}
+                    if len(first) > 1 and len(second) > 1 and not _IDEOGRAPHS.search(first + second):
+                        wholes |= {first[0] + second, second + first[0], second[0] + first, first + second[0]}
+                if len(found) == 1 and _IDEOGRAPHS.search(found[0]) and len(found[0]) > 1:
+                    wholes.add(found[0])
+    return parts, {whole for whole in wholes if len(whole) > 2 or _IDEOGRAPHS.search(whole)}
 
 
 def is_placeholder(text: str) -> bool:
@@ -139,12 +182,43 @@ def is_placeholder(text: str) -> bool:
 def identifies_person(text: str, name: str, birth_date: str) -> bool:
     """Whether a text holds a part of the person's name, or the birth date in one of its usual spellings."""
     found = words(text)
+    if not text.isascii():
+        found += words(_written_out(text))
     compact = "".join(found)
+    parts, wholes = _name_parts(name)
     # A short part counts as a whole word only: "li" is in many an id by chance.
-    if any(part in found or (len(part) > 3 and part in compact) for part in _name_parts(name)):
+    if any(part in found or (len(part) > 3 and part in compact) for part in parts):
+        return True
+    if any(whole in found or (_IDEOGRAPHS.search(whole) and whole in compact) for whole in wholes):
         return True
     digits = re.sub(r"\D", "", text)
     return any(spelling in digits for spelling in _spellings(birth_date))
+
+
+def repeats_personal_text(text: str, name: str, birth_date: str, others: Iterable[str] = ()) -> bool:
+    """Whether a text that is to be stored repeats the person's name or birth date, or one of `others`.
+
+    `others` are further texts of the file that identify somebody: ids, numbers, names of physicians and operators.
+    """
+    if identifies_person(text, name, birth_date):
+        return True
+    plain, found = "".join(words(text)), set(words(text))
+    for other in others:
+        joined = "".join(words(other))
+        if len(joined) > 3 and not joined.isdigit() and joined in plain:
+            return True
+        if any((len(word) > 3 or not word.isdigit()) and len(word) > 2 and word in found for word in words(other)):
+            return True
+    return False
+
+
+def repeats_birth_date(uid: str, birth_date: str) -> bool:
+    """Whether a component of a UID holds the birth date; a date of two-digit years only as the whole component."""
+    return any(
+        spelling in component if len(spelling) == 8 else spelling == component
+        for component in uid.split(".")
+        for spelling in _spellings(birth_date)
+    )
 
 
 def pseudonym(person_id: str) -> str:

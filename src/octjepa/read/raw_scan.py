@@ -57,13 +57,15 @@ class FrameGeometry:
 class HeaderFields:
     """Identity and acquisition as the file states them, verbatim; "" where absent.
 
-    `person_name` and `birth_date` only serve to detect texts that repeat them and are never stored. `visit` names the
+    `person_name`, `birth_date` and `also_personal` (other ids, numbers and names) only serve to detect texts that
+    repeat them and are never stored. `visit` names the
     session (a study UID, a date), of which only a hash is stored. `burned_in` is BurnedInAnnotation = YES.
     """
 
     person_id: str = ""
     person_name: str = ""
     birth_date: str = ""
+    also_personal: tuple[str, ...] = ()
     laterality: str = ""
     frame_laterality: str = ""
     manufacturer: str = ""

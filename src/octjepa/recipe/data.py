@@ -42,8 +42,12 @@ class DataRecipe(Section):
     max_frames: Positive | None = None
     min_spacing_mm: Limits3 | None = None  # (dz, dy, dx) of the native scan; null leaves an axis free
     max_spacing_mm: Limits3 | None = None
-    min_quality: Share | None = None
-    exclude_notes: tuple[Word, ...] = ("sparse_slices", "vertical_lines")  # note codes; [] includes such rasters
+    min_quality: Share | None = 0.1  # below, the surfaces of the retina were hardly found; null includes such scans
+    # Note codes of volumes that are left out; [] includes them.
+    exclude_notes: tuple[Word, ...] = (
+        "sparse_slices", "vertical_lines", "neighbours_unlike", "part_of_scan", "radial_by_content",
+        "retina_doubtful",
+    )  # fmt: skip
     exclude_uncertain: tuple[Axis, ...] = ()  # axes whose spacing must not be uncertain
     one_per: Literal["eye", "eye_and_visit", "eye_and_device"] | None = None  # only the volume of best quality
     max_samples: Positive | None = None
