@@ -40,6 +40,18 @@ def test_neighbouring_frames_of_many_eyes_are_refused(device: str) -> None:
             made(of_frames(device, frames))
 
 
+@pytest.mark.parametrize("gap_mm", [0.06, 0.4, 0.8])
+def test_frames_of_many_eyes_are_refused_whatever_gap_is_stated(gap_mm: float) -> None:
+    """120 single lines of 120 eyes, or a folder of mixed B-scans: the stated spacing is invented."""
+    volume = shaped_eye("topcon_maestro2", seed=3).volume
+    frames = [shaped_eye("topcon_maestro2", "healthy", seed).volume.pixels[14] for seed in range(14)]
+    _, dy, dx = volume.spacing_mm
+    with pytest.raises(VolumeRejected, match="frames_unrelated"):
+        made(replace(volume, pixels=np.stack(frames), spacing_mm=(gap_mm, dy, dx), content_hash=""))
+    in_order = replace(volume, pixels=volume.pixels[::2], spacing_mm=(gap_mm, dy, dx), content_hash="")
+    assert "neighbours_unlike" not in made(in_order).notes
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_frames_whose_order_is_lost_are_refused(device: str) -> None:
     pixels = shaped_eye(device, seed=3).volume.pixels

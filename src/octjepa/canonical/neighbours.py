@@ -24,6 +24,7 @@ _UNEVEN_MM = 0.5  # along the columns: what is narrower counts as uneven
 _SHADOW_MM = (0.05, 0.5)  # widths between which shadows are seen
 _SHADOW_DEPTH_MM = (-0.03, 0.08)  # below Bruch's membrane
 _CLOSE_MM = 0.3  # lines further apart may differ as much as any two
+_MANY, _SCRAMBLED = 12, 0.75  # so many lines of one eye have an order even then; disorder of lines that have none
 _DISORDER = 0.55  # neighbours above it are noted as none; by chance a shuffle may leave less
 _UNRELATED = 0.85  # of the difference of any two B-scans: neighbours that differ by more are none
 _UNRELATED_UM = 12.0  # and by more than the search errs
@@ -196,14 +197,16 @@ def check_neighbours(
             f"{found.shadows_all:.2f})",
         )
     found_well = torn_share < _TORN and found.uneven < _UNEVEN_UM
-    unrelated = close and found_well and found.near > _UNRELATED * found.all
+    # Lines that are far apart may be unlike, but so many of one eye are not in the order of chance.
+    comparable = close or (len(image) >= _MANY and found.disorder > _SCRAMBLED)
+    unrelated = comparable and found_well and found.near > _UNRELATED * found.all
     if unrelated and found.near > max(_UNRELATED_UM, _STEADY * found.uneven):
         raise rejection(
             "frames_unrelated",
             f"neighbouring B-scans differ by {found.near:.0f} um of retinal thickness, any two by {found.all:.0f} um",
         )
     radial = [RADIAL_NOTE] if looks_radial(image, surfaces, torn_share, depth_mm, column_mm) else []
-    if close and found.near > _ONE_POSITION_UM and found.disorder > _DISORDER:
+    if (close or len(image) >= _MANY) and found.near > _ONE_POSITION_UM and found.disorder > _DISORDER:
         return [UNLIKE_NOTE, *radial]
     if radial:
         return radial
