@@ -91,6 +91,27 @@ def test_rasters_of_a_few_lines_take_part_only_where_a_recipe_asks_for_them(tmp_
     assert len(select(made, DataRecipe(exclude_notes=()), "train").volume_ids) == 3
 
 
+LEFT_OUT = ("sparse_slices=2", "vertical_lines", "neighbours_unlike", "part_of_scan", "radial_by_content",
+            "retina_doubtful")  # fmt: skip
+
+
+def test_failed_scans_are_left_out_by_default_and_counted(tmp_path: Path) -> None:
+    rows = [index_entry(2 * number, split="train", notes=note) for number, note in enumerate(LEFT_OUT)]
+    rows += [index_entry(60, split="train", quality=0.0), index_entry(62, split="train", quality=0.09)]
+    rows += [index_entry(64, split="train", quality=0.1), index_entry(66, split="train", notes="burned_in_text")]
+    made = store_of(tmp_path / "store", rows)
+    chosen = select(made, DataRecipe(), "train")
+    assert len(chosen.volume_ids) == 2
+    lost = {stage.name: stage.lost.volumes for stage in chosen.flow.stages}
+    assert lost["min_quality"] == 2
+    assert lost["exclude_notes"] == len(LEFT_OUT)
+    everything = select(made, DataRecipe(min_quality=None, exclude_notes=()), "train")
+    assert len(everything.volume_ids) == len(rows)
+    sound = store_of(tmp_path / "sound", [index_entry(0, split="train")])
+    names = [stage.name for stage in select(sound, DataRecipe(), "train").flow.stages]
+    assert "min_quality" not in names  # a default that leaves nothing out is not listed
+
+
 def test_the_flow_counts_every_stage_by_device_and_site(store: Store) -> None:
     chosen = select(store, DataRecipe(min_quality=0.5, max_samples=4), "train")
     stages = {stage.name: stage for stage in chosen.flow.stages}
