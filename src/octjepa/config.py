@@ -1,6 +1,6 @@
 """Reads a recipe by name or path, with dotted overrides, into a frozen model, or raises a `RecipeError` with reasons.
 
-YAML 1.1 reads `1e-4` as text; the loader here reads it as the number it is (YAML 1.2). A key given twice is refused.
+`octjepa.parsing` reads YAML with decimal numbers, within limits; a key given twice is refused.
 A file may extend another recipe: `extends: tiny_cpu`, or a path relative to the file; its own keys take precedence.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -19,45 +18,23 @@ from typing import Any, Generic, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from octjepa import parsing
 from octjepa.errors import RecipeError
+from octjepa.parsing import shown
 from octjepa.recipe import Recipe
 
 Model = TypeVar("Model", bound=BaseModel)
 _SUFFIXES = {".yaml", ".yml"}
-
-
-class _Loader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2 floats, and without silent overwriting of a key given twice."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:\d[\d_]*)(?:\.[\d_]*)?(?:[eE][-+]?\d+)$|^[-+]?\.\d+(?:[eE][-+]?\d+)?$"),
-    list("-+.0123456789"),
-)
-
-
-def _mapping_without_repeats(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys: list[Any] = []
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, str):
-            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not text", key_node.start_mark)
-        if key in keys:
-            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
-        keys.append(key)
-    return loader.construct_mapping(node)
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_repeats)
+_MOST_EXTENDED = 20  # recipes of which each extends the next
+_MOST_FAULTS = 30  # of a recipe that one message lists
 
 
 def parse_yaml(text: str, where: str) -> Any:
     """YAML text -> plain data. Raises RecipeError naming `where` and the line."""
     try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{where} is not readable YAML: {' '.join(str(error).split())}") from None
+        return parsing.parse_yaml(text)
+    except parsing.Malformed as error:
+        raise RecipeError(f"{where} is not readable YAML: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -93,18 +70,20 @@ class RecipeKind(Generic[Model]):
         Raises RecipeError: no such recipe, not YAML, a recipe that extends itself.
         """
         path = self.path_of(name_or_path)
+        if len(extended_by) > _MOST_EXTENDED:
+            raise RecipeError(f"{path}: more than {_MOST_EXTENDED} recipes extend one another: put their keys together")
         if path.resolve() in extended_by:
             circle = " -> ".join(one.name for one in (*extended_by, path))
             raise RecipeError(f"{path} extends itself ({circle}): take one `extends` out")
-        data = self._read(path)
+        data = self.read_keys(path)
         base = data.pop("extends", None)
         if base is not None:
             if not isinstance(base, str):
-                raise RecipeError(f"{path}: extends names one recipe, by its name or path, not {base!r}")
+                raise RecipeError(f"{path}: extends names one recipe, by its name or path, not {shown(base)}")
             beside = path.parent / base  # absolute paths stay
             found = beside if beside.suffix in _SUFFIXES else base
             below = self.parse(found, (*extended_by, path.resolve()))
-            below.pop("name")
+            below.pop("name", None)
             data = _merged(below, data)
         data.setdefault("name", path.stem)
         return data
@@ -119,10 +98,13 @@ class RecipeKind(Generic[Model]):
             raise RecipeError(f"no {self.noun} {str(name_or_path)!r}: {expected}")
         return path
 
-    def _read(self, path: Path) -> dict[str, Any]:
+    def read_keys(self, path: Path) -> dict[str, Any]:
+        """The keys in a recipe's file, `extends` among them; unchecked. Raises RecipeError: not YAML, no mapping."""
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = parsing.read_text(path, parsing.YAML_BYTES)
+        except OSError as error:
+            raise RecipeError(f"{path} cannot be read: {error.strerror}") from None
+        except parsing.Malformed as error:
             raise RecipeError(f"{path} cannot be read as a text file: {error}") from None
         data = parse_yaml(text, str(path))
         if not isinstance(data, dict):
@@ -134,8 +116,11 @@ class RecipeKind(Generic[Model]):
         try:
             return self.model.model_validate(data)
         except ValidationError as error:
-            faults = "\n".join(f"  {_fault(self.model, dict(item))}" for item in error.errors())
-            raise RecipeError(f"{self.noun} {where} is refused:\n{faults}") from None
+            found = error.errors(include_url=False)
+            faults = [f"  {_fault(self.model, dict(item))}" for item in found[:_MOST_FAULTS]]
+            if len(found) > _MOST_FAULTS:
+                faults.append(f"  and {len(found) - _MOST_FAULTS:,} more")
+            raise RecipeError("\n".join([f"{self.noun} {where} is refused:", *faults])) from None
 
     def _apply(self, data: dict[str, Any], override: str) -> None:
         key, sign, text = override.partition("=")
@@ -162,15 +147,15 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fault(model: type[BaseModel], item: dict[str, Any]) -> str:
-    location = [str(part) for part in item["loc"]]
+    location = [str(part)[:120] for part in item["loc"]]
     key = ".".join(location)
     if item["type"] == "extra_forbidden":
         return f"{key}: unknown key{_nearest(model, location)}"
     if item["type"] == "missing":
         return f"{key}: missing"
-    message = item["msg"].removeprefix("Value error, ")
+    message = item["msg"].removeprefix("Value error, ")[:2000]
     value = item.get("input")
-    found = "" if isinstance(value, dict | BaseModel) else f" (found {value!r})"
+    found = "" if isinstance(value, dict | BaseModel) else f" (found {shown(value)})"
     return f"{key}: {message}{found}" if key else message
 
 
@@ -221,8 +206,10 @@ def with_earlier_defaults(stored: dict[str, Any]) -> dict[str, Any]:
     A stored recipe holds every key of the version that wrote it. A key that it lacks did not exist then, and what it
     decides was done in one way, which need not be today's default.
     """
-    first = "stem" not in stored.get("model", {})
     recipe: dict[str, Any] = {name: dict(value) if isinstance(value, dict) else value for name, value in stored.items()}
+    if not all(isinstance(recipe.get(name, {}), dict) for name in (*_BEFORE, "objective")):
+        return recipe  # no version stored such a one: validation names the section
+    first = "stem" not in stored.get("model", {})
     for section, defaults in _BEFORE.items():
         recipe[section] = {**defaults, **recipe.get(section, {})}
     if first:  # the versions without a choice of stems
@@ -236,8 +223,14 @@ def with_earlier_defaults(stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_run_recipe(path: Path) -> Recipe:
-    """`stored_recipe` of a run's recipe.yaml. Raises RecipeError."""
-    return stored_recipe(PRETRAINING.parse(path), str(path))
+    """`stored_recipe` of a run's recipe.yaml, which holds every key. Raises RecipeError, also where it extends another.
+
+    A run may come from a stranger, and another recipe may be any file of this machine.
+    """
+    data = PRETRAINING.read_keys(path)
+    if "extends" in data:
+        raise RecipeError(f"{path} extends another recipe, which no run stores: it is not read")
+    return stored_recipe({"name": path.stem, **data}, str(path))
 
 
 def to_yaml(recipe: BaseModel) -> str:

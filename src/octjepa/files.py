@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from octjepa.errors import LINK, MORE_FILES, OctjepaError
+from octjepa.parsing import Malformed, json_lines, read_object
 
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
 
@@ -154,24 +155,30 @@ def remove_unfinished(chunks: Path) -> None:
 def read_json_object(path: Path, to_do: str) -> dict[str, Any]:
     """Reads the JSON object in `path`. Raises OctjepaError ending in `to_do`: absent, damaged, or not an object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        value = None
+        return read_object(path)
+    except Malformed as error:
+        raise OctjepaError(f"{path} is damaged ({error}): {to_do}") from None
     except FileNotFoundError:
         raise OctjepaError(f"{path} is not there: {to_do}") from None
     except OSError as error:
         raise OctjepaError(f"{path} cannot be read ({error.strerror}): {to_do}") from None
-    if not isinstance(value, dict):
-        raise OctjepaError(f"{path} is damaged: {to_do}")
-    return value
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Every whole line of `path`, without a last one that a crash cut short. Raises OctjepaError on a damaged line."""
-    lines = path.read_text(encoding="utf-8").split("\n")
+    """The entries of a metrics.jsonl, each with its `update`, without a last line that a crash cut short.
+
+    Raises OctjepaError on a damaged line, and where the file is too large.
+    """
     try:
-        return [json.loads(line) for line in lines[:-1] if line]
-    except json.JSONDecodeError as error:
+        entries = []
+        for number, entry in json_lines(path):
+            if isinstance(entry, Malformed):
+                raise Malformed(f"line {number}: {entry}")
+            if type(entry.get("update")) is not int:
+                raise Malformed(f"line {number} names no update")
+            entries.append(entry)
+        return entries
+    except (Malformed, OSError) as error:
         raise OctjepaError(f"{path} is damaged ({error}): start a new run with another --out") from None
 
 
@@ -182,16 +189,18 @@ class Journal:
         self.path = path
 
     def read(self) -> list[dict[str, Any]]:
-        """All entries, without lines that a crash cut short; empty where the file does not exist."""
+        """All entries, without lines that a crash cut short; empty where the file does not exist.
+
+        Raises OctjepaError: the file is too large, or cannot be read.
+        """
         if not self.path.is_file():
             return []
-        entries: list[dict[str, Any]] = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
-            try:
-                entries.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue  # cut short by a crash: that file is simply ingested again
-        return entries
+        try:  # a damaged line was cut short by a crash: that file is simply ingested again
+            return [entry for _, entry in json_lines(self.path) if not isinstance(entry, Malformed)]
+        except Malformed as error:
+            raise OctjepaError(f"{self.path} is damaged ({error}): restore it from a copy, or remove it") from None
+        except OSError as error:
+            raise OctjepaError(f"{self.path} cannot be read ({error.strerror})") from None
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Adds one line, after ending a line that a crash cut short. Raises OctjepaError (disk full)."""

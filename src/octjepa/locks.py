@@ -18,6 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from octjepa.errors import LINK, UsageError
+from octjepa.parsing import parse_json_object, read_limited
 
 LOCK = ".lock"  # the file in a folder that a process writes to
 
@@ -109,8 +110,9 @@ def _write_holder(lock_path: Path) -> None:
 def _holder(lock_path: Path) -> str:
     """` (process 7 on host, octjepa embed, since ...)`; "" where the lock does not say."""
     try:
-        about = json.loads(lock_path.read_text(encoding="utf-8"))
+        about = parse_json_object(read_limited(lock_path, 10_000))
+        machine, since = str(about["machine"])[:80], str(about["since"])[:40]
         command = f", octjepa {about['command']}" if about["command"].isidentifier() else ""
-        return f" (process {int(about['process'])} on {about['machine']}{command}, since {about['since']})"
+        return f" (process {int(about['process'])} on {machine}{command}, since {since})"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return ""

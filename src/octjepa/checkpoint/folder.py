@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -34,7 +34,9 @@ from octjepa.checkpoint.location import (
     staging_folder,
     upload,
 )
+from octjepa.checkpoint.tensor_file import read_safetensors
 from octjepa.errors import CheckpointError, WrongCheckpointError
+from octjepa.parsing import read_object
 
 SCHEMA = 1
 Loaded = TypeVar("Loaded")
@@ -91,7 +93,7 @@ def read_manifest(folder: Location) -> dict[str, Any]:
         raise WrongCheckpointError(f"{folder} is no checkpoint: it holds no {MANIFEST}")
     try:
         with local_file(folder, MANIFEST) as path:
-            manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            manifest = read_object(path)
         check_schema(manifest["schema"], f"{folder}/{MANIFEST}")
         valid = isinstance(manifest["update"], int) and all(file["sha256"] for file in manifest["files"].values())
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -123,8 +125,7 @@ def read_tensors(folder: Location, name: str) -> dict[str, Tensor]:
                 f"{folder}/{name} is damaged: its checksum is not the manifest's. Remove {location_name(folder)} to go "
                 "on from an earlier one."
             )
-        with safe_open(path, framework="pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 -- no mapping
+        return read_safetensors(path, f"{folder}/{name}")[0]
 
 
 def list_checkpoints(parent: Location) -> list[Location]:

@@ -5,18 +5,18 @@ Only safetensors are read. Student and target start with the same weights; the p
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from octjepa.checkpoint.tensor_file import check_weights, read_safetensors
 from octjepa.checkpoint.weights import read_weights
 from octjepa.errors import CheckpointError, UsageError
 from octjepa.model import VJEPA3D
 from octjepa.model.positions import Rope
 from octjepa.model.vjepa2 import from_vjepa2
+from octjepa.parsing import read_object
 from octjepa.recipe import ROPE_BASE, Recipe
 from octjepa.store.contract import contract_differences
 
@@ -127,7 +127,7 @@ def _check(model: VJEPA3D, weights: dict[str, Tensor], heads: int, key: str, pat
 def _heads(folder: Path) -> int:
     """The number of attention heads in a Hugging Face folder's config.json."""
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))["num_attention_heads"]
+        found = read_object(folder / "config.json")["num_attention_heads"]
     except (OSError, ValueError, KeyError, TypeError):
         found = None
     if not isinstance(found, int):
@@ -139,16 +139,16 @@ def _read_folder(folder: Path) -> dict[str, Tensor]:
     """All tensors of a Hugging Face folder, in one file or in shards."""
     try:
         if (folder / _INDEX).is_file():
-            index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+            index = read_object(folder / _INDEX)["weight_map"]
             names = sorted({Path(name).name for name in index.values()})  # a name, never a path out of the folder
         else:
             names = ["model.safetensors"]
         weights: dict[str, Tensor] = {}
         for name in names:
-            with safe_open(folder / name, framework="pt") as file:
-                weights |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 -- no mapping
+            weights |= read_safetensors(folder / name)[0]
+        check_weights(weights, str(folder))
     except FileNotFoundError:
         raise UsageError(f"{folder} holds a config.json, but no model.safetensors: fetch the weights as well") from None
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder} cannot be read as weights in Hugging Face form: {error}") from None
     return weights

@@ -5,7 +5,6 @@ The weights come with the recipe that they were trained by, and with a record of
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -13,16 +12,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from octjepa.checkpoint.folder import check_schema, list_checkpoints, read_manifest, read_tensors
 from octjepa.checkpoint.location import MANIFEST, Location, has_file, parse_location
 from octjepa.checkpoint.state import MODEL_FILE, read_recipe
+from octjepa.checkpoint.tensor_file import check_weights, read_safetensors
 from octjepa.config import load_run_recipe, stored_recipe
 from octjepa.errors import CheckpointError, WrongCheckpointError
 from octjepa.model import VJEPA3D, Encoder
 from octjepa.outside import named_by
+from octjepa.parsing import parse_json_object
 from octjepa.recipe import Recipe
 from octjepa.remote import info, local_copy
 from octjepa.shipped import shipped, shipped_names
@@ -118,18 +118,22 @@ def _is_file(path: Location) -> bool:
 
 def _read_file(path: Location) -> tuple[Recipe, dict[str, torch.Tensor], dict[str, Any]]:
     try:
-        with local_copy(path) if isinstance(path, str) else nullcontext(path) as local, safe_open(local, "pt") as file:
-            metadata = json.loads((file.metadata() or {})["octjepa"])
-            check_schema(int(metadata.get("schema", 1)), str(path))  # the first exports did not record it
-            weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 -- no mapping
+        with local_copy(path) if isinstance(path, str) else nullcontext(path) as local:
+            try:
+                weights, stored = read_safetensors(local, str(path))
+            except CheckpointError as error:
+                raise ValueError(str(error)) from None
+        metadata = parse_json_object(stored["octjepa"])
+        check_schema(int(metadata.get("schema", 1)), str(path))  # the first exports did not record it
         return stored_recipe(metadata["recipe"], f"of {path}"), weights, metadata
-    except (SafetensorError, KeyError, ValueError, TypeError, OSError):
+    except (KeyError, ValueError, TypeError, OSError, OverflowError):
         raise CheckpointError(f"{path} is not a weights file of octjepa, or it is damaged") from None
 
 
 def _load_weights(encoder: nn.Module, weights: dict[str, torch.Tensor], path: Location) -> None:
     if not weights:
         raise WrongCheckpointError(f"{path} holds other weights, {_NO_ENCODER}")
+    check_weights(weights, str(path))
     try:
         encoder.load_state_dict(weights)
     except RuntimeError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Collection
 from dataclasses import replace
@@ -17,6 +16,7 @@ from octjepa.cohort.recorded_scans import split_recorded
 from octjepa.encoders import load_encoder
 from octjepa.errors import UsageError
 from octjepa.outside import OutsideError, named_by
+from octjepa.parsing import read_object
 from octjepa.shipped import shipped, shipped_names
 from octjepa.store import Store
 
@@ -85,11 +85,11 @@ def _store_of(source: Path) -> Any:
         about = folder / "run.json"
         if about.is_file():
             try:
-                location = named_by(folder, about.name, json.loads(about.read_text(encoding="utf-8"))["store"])
+                location = named_by(folder, about.name, str(read_object(about)["store"]))
             except OutsideError as error:
                 _log.warning("%s. Scans are compared by content and UID alone", error)
                 return None
-            except (ValueError, KeyError, TypeError):
+            except (OSError, ValueError, KeyError, TypeError):
                 return None
             return Store.open(location).table if has_file(location, "store.json") else None
     return None

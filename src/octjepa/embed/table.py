@@ -21,6 +21,7 @@ from jaxtyping import Float
 from octjepa.encoders import PretrainedEncoder, pooling
 from octjepa.errors import UsageError
 from octjepa.files import write_atomic
+from octjepa.parsing import read_arrow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -211,15 +212,12 @@ def read_embeddings(path: str | Path) -> Embeddings:
     Raises UsageError: no such file, not parquet, not an embedding table, another schema, repeated volumes, features of
     uneven length.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     path = Path(path)
     if not path.is_file():
         raise UsageError(f"no embeddings at {path}: expected the .parquet file that octjepa embed writes")
     try:
-        content = pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
+        content = read_arrow(path)
+    except (ValueError, OSError) as error:
         raise UsageError(f"{path} is not a readable parquet file ({str(error).splitlines()[0]})") from None
     metadata = {key.decode(): value.decode() for key, value in (content.schema.metadata or {}).items()}
     schema = int(metadata.get("octjepa.schema", 1))

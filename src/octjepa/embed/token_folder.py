@@ -12,7 +12,6 @@ that is damaged.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +24,7 @@ from jaxtyping import Bool, Float, Float16, Int, Int32
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.files import write_atomic, write_json
 from octjepa.locks import LOCK
+from octjepa.parsing import read_object
 
 INDEX = "tokens.json"
 VIEWS = ("vector", "untrained")
@@ -101,7 +101,7 @@ class TokenFolder:
         """Raises UsageError: no token folder; OctjepaError: a part of it is absent or not what the index says."""
         folder = Path(folder)
         try:
-            about = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+            about = read_object(folder / INDEX)
             listed = [(str(part["name"]), [str(name) for name in part["volumes"]]) for part in about["parts"]]
             head = {key: str(about[key]) for key in ("encoder", "weights", "contract")}
             dim, grid = int(about["dim"]), tuple(int(size) for size in about["grid"])

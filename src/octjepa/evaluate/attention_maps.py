@@ -20,6 +20,7 @@ from octjepa.embed.token_folder import TokenFolder
 from octjepa.errors import UsageError
 from octjepa.evaluate.calibration import ProbeFit
 from octjepa.files import write_atomic
+from octjepa.parsing import read_parquet
 
 _COLUMNS = ["name", "twin", "target", "volume_id", "grid", "grid_index", "attention"]
 
@@ -71,11 +72,9 @@ def read_attention(path: Path, volume_ids: Sequence[str]) -> dict[str, list[Toke
 
     Raises UsageError: no such file, or none of the volumes is in it.
     """
-    import pyarrow as pa
-
     try:
-        frame = pd.read_parquet(path, columns=_COLUMNS, filters=[("volume_id", "in", list(volume_ids))])
-    except (OSError, pa.ArrowInvalid, KeyError) as error:
+        frame = read_parquet(path, columns=_COLUMNS, filters=[("volume_id", "in", list(volume_ids))])
+    except (OSError, ValueError) as error:
         raise UsageError(f"no table of attention at {path} ({str(error).splitlines()[0]})") from None
     if frame.empty:
         raise UsageError(f"{path} holds none of the {len(volume_ids)} eyes that are mapped: was it made of this store?")

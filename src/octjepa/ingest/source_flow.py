@@ -7,7 +7,6 @@ its quarantine list into a `SourceFlow` for the report. It holds only counts.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from octjepa.cohort.flow import UNKNOWN, Counts, count_entries, site_by_person
 from octjepa.errors import OctjepaError
 from octjepa.files import write_json
+from octjepa.parsing import read_object
 from octjepa.read.identity import identify
 from octjepa.read.raw_scan import HeaderFields
 from octjepa.reasons import REASONS
@@ -107,7 +107,7 @@ def _read_ignored(store: Path) -> dict[str, dict[str, int]]:
     if not path.is_file():
         return {}
     try:
-        content: dict[str, dict[str, int]] = json.loads(path.read_text(encoding="utf-8"))["ignored"]
+        content: dict[str, dict[str, int]] = read_object(path)["ignored"]
         return {key: {str(kind): int(number) for kind, number in counts.items()} for key, counts in content.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise OctjepaError(f"{path} is damaged: remove it and ingest again, which writes it again") from None

@@ -28,6 +28,7 @@ from jaxtyping import Float
 from octjepa.errors import UsageError
 from octjepa.files import read_json_object, write_json
 from octjepa.metrics.findings import Findings
+from octjepa.parsing import LINES_BYTES, parse_json_object, read_limited
 
 SUFFIX = ".uses.jsonl"
 FOLDER = "octjepa_test_uses"
@@ -190,7 +191,7 @@ def _read(file: Path) -> list[dict[str, Any]]:
     if not file.is_file():
         return []
     try:
-        uses = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
+        uses = [parse_json_object(line) for line in read_limited(file, LINES_BYTES).splitlines() if line]
         return [{**use, "measured": list(use["measured"])} for use in uses]
     except (ValueError, KeyError, TypeError):
         raise UsageError(

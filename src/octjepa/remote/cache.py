@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from octjepa.errors import MORE_FILES, OctjepaError, ResourceError, UsageError
+from octjepa.parsing import read_json
 from octjepa.remote.address import parse
 from octjepa.remote.bucket import RemoteObject, checksum_of, download, info
 from octjepa.remote.retry import DamagedBody, RetryPolicy, user_error, with_retries
@@ -106,7 +107,7 @@ def remembered(kind: str, objects: Iterable[RemoteObject], find: Callable[[], tu
     versions = sorted((found.url, found.version, found.size) for found in objects)
     path = cache_folder(kind) / f"{hashlib.sha256(repr(versions).encode()).hexdigest()[:32]}.json"
     with suppress(OSError, ValueError):
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     answer, stays = find()
     if stays:
         with suppress(OSError):

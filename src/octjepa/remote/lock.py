@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from octjepa.errors import OctjepaError, UsageError
+from octjepa.parsing import parse_json
 from octjepa.remote.address import join
 from octjepa.remote.bucket import info, put_bytes, remove
 from octjepa.remote.cache import read_bytes
@@ -61,7 +62,7 @@ def bucket_lock(folder: str) -> Iterator[None]:
 def _holder(url: str) -> dict[str, Any] | None:
     """What the lock object says of its process; {} where it is unreadable, None where there is no lock."""
     try:
-        content = json.loads(read_bytes(url))
+        content = parse_json(read_bytes(url))
         return content if isinstance(content, dict) else {}
     except ValueError:
         return {}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.files import read_json_object
 from octjepa.outside import OutsideError, named_by
+from octjepa.parsing import read_arrow
 from octjepa.recipe import Recipe
 from octjepa.remote import is_remote
 
@@ -286,14 +287,11 @@ def _read_probe(path: Path) -> ProbeContents:
 
 
 def _read_embeddings(path: Path) -> EmbeddingContents:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
-        table = pq.read_table(path, columns=["person_id", "split"])
-        metadata = pq.read_schema(path).metadata or {}
+        table = read_arrow(path, ["person_id", "split"])
+        metadata = table.schema.metadata or {}
         dim, encoder = int(metadata[b"octjepa.dim"]), metadata[b"octjepa.encoder"].decode()
-    except (pa.ArrowInvalid, KeyError, OSError) as error:
+    except (ValueError, KeyError, OSError) as error:
         raise UsageError(f"{path} is no table of embeddings ({str(error).splitlines()[0]})") from None
     people, splits = table.column("person_id").to_pylist(), table.column("split").to_pylist()
     assigned = {(person, split) for person, split in zip(people, splits, strict=True) if split}

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from markupsafe import Markup
 
 from octjepa.errors import OctjepaError
+from octjepa.parsing import read_parquet
 from octjepa.report.figures import eyes, svg
 
 if TYPE_CHECKING:
@@ -200,12 +201,9 @@ def select_test_cases(frame: pd.DataFrame, target: str, classes: Sequence[str]) 
 
 
 def _read_predictions(path: Path) -> pd.DataFrame:
-    import pandas as pd
-    import pyarrow as pa
-
     try:
-        return pd.read_parquet(path, columns=["level", "target", "split", "volume_id", "truth", "predicted", "scores"])
-    except (OSError, pa.ArrowInvalid, KeyError) as error:
+        return read_parquet(path, columns=["level", "target", "split", "volume_id", "truth", "predicted", "scores"])
+    except (OSError, ValueError) as error:
         raise OctjepaError(f"{path.name} cannot be read ({str(error).splitlines()[0]})") from None
 
 

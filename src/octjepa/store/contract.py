@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from octjepa.config import science_hash
 from octjepa.errors import ContractError, UsageError
+from octjepa.parsing import read_object
 from octjepa.recipe import Preprocessing, Recipe
 from octjepa.store.storage import MARKER
 from octjepa.volume import CANONICAL_VERSION
@@ -46,7 +47,7 @@ def read_contract(store: Path) -> StoreContract:
     if not marker.is_file():
         raise UsageError(f"{store} is no store (it has no {MARKER}): make one with `octjepa ingest`")
     try:
-        content: dict[str, Any] = json.loads(marker.read_text(encoding="utf-8"))
+        content = read_object(marker)
         schema = int(content.get("schema_version", 0))
         if schema > SCHEMA_VERSION:
             raise UsageError(f"the store {store} has schema {schema}, this octjepa reads {_readable()}: update octjepa")
@@ -60,10 +61,10 @@ def read_contract(store: Path) -> StoreContract:
         return StoreContract(preprocessing, version, bool(content.get("halves", False)))
     except UsageError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise UsageError(
-            f"{marker} cannot be read as a store's contract ({type(error).__name__}: {error}): restore the file, or "
-            "ingest the scans again into a new --store folder"
+            f"{marker} cannot be read as a store's contract ({type(error).__name__}: {str(error)[:300]}): restore the "
+            "file, or ingest the scans again into a new --store folder"
         ) from None
 
 

@@ -38,6 +38,7 @@ from octjepa.store.index import (
     LABEL_COLUMNS,
     LABELS_FILE,
     Index,
+    check_entry,
     entries_of,
     file_key,
     format_labels,
@@ -97,10 +98,14 @@ class Store:
         self._table: pd.DataFrame | None = None
         self._lines: dict[str, int] | None = None  # of the table, by volume id
         self._moments = np.empty((0, 2))
-        self.index = Index(read_volumes(folder, self.location), Journal(folder / "quarantine.jsonl").read())
+        refused = folder / "quarantine.jsonl"
+        entries = [check_entry("refused", entry, str(refused)) for entry in Journal(refused).read()]
+        self.index = Index(read_volumes(folder, self.location), entries)
         self.shards = ShardTable.read(folder)
         for journal in (*map(Journal, self._journal_parts()), self._journal):
             for change in journal.read():
+                for kind in {"volume", "refused"} & change.keys():
+                    check_entry(kind, change[kind], str(journal.path))
                 self._apply(change)
 
     def _apply(self, change: dict[str, Any]) -> str | None:

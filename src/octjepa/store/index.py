@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from octjepa.errors import OctjepaError
+from octjepa.parsing import parse_json_object, read_parquet
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,6 +39,7 @@ _LABEL_KEYS = ("volume_id", "person_id", "eye")
 LABEL_COLUMNS = (*_LABEL_KEYS, "labels")
 # Refusals that say nothing about the file's content: a volume made from it earlier stays valid.
 _NOT_READ = {"unreadable_file", "manifest_row_without_file"}
+_NEEDED = ("volume_id", "content_hash", "person_id", "eye", "file", "notes", "split")
 _log = logging.getLogger(__name__)
 
 
@@ -62,7 +64,9 @@ def read_volumes(folder: Path, location: str) -> pd.DataFrame:
     if not path.is_file():
         return pd.DataFrame(columns=list(COLUMNS))
     try:
-        table = pd.read_parquet(path)
+        table = read_parquet(path)
+        if absent := [name for name in _NEEDED if name not in table]:
+            raise ValueError(f"column {absent[0]!r} is absent")
         if "provenance_row" in table:  # earlier stores call the depth axis "row"
             table = table.rename(columns={"provenance_row": "provenance_depth"})
             table["uncertain"] = table["uncertain"].str.replace(r"\brow\b", "depth", regex=True)
@@ -79,10 +83,10 @@ def read_people(folder: Path, location: str) -> pd.DataFrame:
     if not path.is_file():
         return pd.DataFrame(columns=list(PARTICIPANT_COLUMNS))
     try:
-        return pd.read_parquet(path)[list(PARTICIPANT_COLUMNS)]
-    except (OSError, ValueError, KeyError) as error:
+        return read_parquet(path, PARTICIPANT_COLUMNS)
+    except (OSError, ValueError) as error:
         raise OctjepaError(
-            f"participants.parquet of the store {location} is damaged ({type(error).__name__}): remove it and "
+            f"participants.parquet of the store {location} is damaged ({error}): remove it and "
             "ingest again with the participants.tsv it came from"
         ) from None
 
@@ -137,6 +141,20 @@ class Index:
         return removed
 
 
+_ENTRY_TEXTS = {"volume": ("volume_id", "file"), "refused": ("file", "reason", "detail")}
+
+
+def check_entry(kind: str, entry: object, where: str) -> dict[str, Any]:
+    """An index entry (`kind` "volume") or quarantine entry ("refused") as it is.
+
+    Raises OctjepaError, which names the file `where`: it lacks what every such entry has.
+    """
+    texts = _ENTRY_TEXTS[kind]
+    if not isinstance(entry, dict) or not all(isinstance(entry.get(name), str) for name in texts):
+        raise OctjepaError(f"{where} is damaged (an entry without {', '.join(texts)}): restore it, or ingest again")
+    return entry
+
+
 def merge_participants(known: pd.DataFrame, added: list[dict[str, object]]) -> pd.DataFrame:
     """One entry per person, sorted by id; the last one counts. Warns where entries of one person differ."""
     import pandas as pd
@@ -168,7 +186,7 @@ def encode_labels(labels: Mapping[str, float | str]) -> str:
 def decode_labels(entry: Mapping[str, Any]) -> dict[str, float | str]:
     """The labels of an index entry; the first stores have no such column."""
     text = entry.get("labels")
-    labels: dict[str, float | str] = json.loads(text) if isinstance(text, str) and text else {}
+    labels: dict[str, float | str] = parse_json_object(text) if isinstance(text, str) and text else {}
     return labels
 
 

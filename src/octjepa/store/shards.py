@@ -24,6 +24,7 @@ import numpy as np
 
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.files import write_atomic
+from octjepa.parsing import read_parquet, shown
 from octjepa.progress import bar
 from octjepa.store.storage import CHUNK_FILES, SHARDS, DamagedVolume, ShardPart, reading_chunk
 
@@ -56,10 +57,10 @@ class ShardTable:
         if not path.is_file():
             return cls(pd.DataFrame(columns=list(_COLUMNS)))
         try:
-            table = pd.read_parquet(path)[list(_COLUMNS)]
+            table = read_parquet(path, _COLUMNS)
             strange = [name for name in map(str, table["shard"].unique()) if not _SHARD.fullmatch(name)]
             if strange:  # a path could lead out of the store
-                raise ValueError(f"{strange[0]!r} is no name of a shard")
+                raise ValueError(f"{shown(strange[0])} is no name of a shard")
             return cls(table)
         except (OSError, ValueError, KeyError) as error:
             raise OctjepaError(f"{path} is damaged ({error}): restore it from a copy, or ingest again") from None

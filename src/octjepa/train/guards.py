@@ -268,7 +268,7 @@ class UnreadableVolumes:
         new = {name: reason for name, reason in sorted(reasons.items()) if name not in self._known}
         self._known |= set(new)
         if runtime.rank == 0 and new:
-            written = {entry["file"] for entry in self._quarantine.read() if entry["stage"] == "train"}
+            written = {entry.get("file") for entry in self._quarantine.read() if entry.get("stage") == "train"}
             for name, reason in new.items():
                 _log.warning("volume %s cannot be read; another volume takes its position: %s", name, reason)
                 if name not in written:  # the run may have been killed between the quarantine and metrics.jsonl

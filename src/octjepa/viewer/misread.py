@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octjepa.errors import UsageError
+from octjepa.parsing import read_parquet
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,12 +59,9 @@ class CasePredictions:
 
 def _read(path: Path) -> pd.DataFrame:
     """The test cases with a truth, of volumes where the file has several levels."""
-    import pandas as pd
-    import pyarrow as pa
-
     try:
-        frame = pd.read_parquet(path, columns=_COLUMNS)
-    except (OSError, pa.ArrowInvalid, KeyError) as error:
+        frame = read_parquet(path, columns=_COLUMNS)
+    except (OSError, ValueError) as error:
         raise UsageError(f"no table of predictions at {path} ({str(error).splitlines()[0]})") from None
     frame = frame[(frame["split"] == "test") & (frame["truth"] != "") & (frame["volume_id"] != "")]
     volumes = frame[frame["level"] == "volume"]

@@ -21,16 +21,19 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from octjepa.checkpoint.tensor_file import check_weights, read_safetensors
+from octjepa.encoders.external.architecture import MONAI_ARGUMENTS, check_size, monai_arguments, offline, transformers_keys
 from octjepa.encoders.external.base import ENCODERS, ExternalEncoder
 from octjepa.encoders.external.images import IMAGENET, ImageFormat
 from octjepa.errors import CheckpointError, UsageError, install_command
+from octjepa.parsing import Malformed, check_safetensors, read_object, shown
 
 CONFIG, MONAI_CONFIG = "config.json", "monai.json"
 PREPROCESSORS = ("video_preprocessor_config.json", "preprocessor_config.json")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _NEED_EINOPS = ("SwinUNETR", "ViTAutoEnc")  # which no extra of ours installs
-# Names as in monai.networks.nets.
-MONAI_NETWORKS = ("resnet10", "resnet18", "resnet34", "resnet50", "DenseNet121", "SegResNet", *_NEED_EINOPS)
+MONAI_NETWORKS = tuple(MONAI_ARGUMENTS)
+_LARGEST_IMAGE, _LARGEST_VOLUME = 4096, 1024  # sides that an encoder may ask for, in pixels and voxels
 
 
 def folder_format(folder: Path) -> str | None:
@@ -94,7 +97,6 @@ class FrameEncoder(FolderEncoder):
 
     @classmethod
     def build(cls, folder: Path, trained: bool) -> Self:
-        _read_json(folder / CONFIG)
         network, config = _load_transformers(folder, "AutoModel", trained)
         return cls(network, {"images": _image_format(folder, config, "image_size", ((0.5,), (0.5,)))}, folder)
 
@@ -114,6 +116,7 @@ class VideoEncoder(FolderEncoder):
     def build(cls, folder: Path, trained: bool) -> Self:
         network, config = _load_transformers(folder, "VJEPA2Model", trained)
         images = _image_format(folder, config, "crop_size", IMAGENET)
+        _check_sides([config.tubelet_size, config.patch_size, config.frames_per_clip], 3, 1024, f"{folder / CONFIG}")
         patch = (int(config.tubelet_size), int(config.patch_size))
         return cls(network, {"images": images, "frames": int(config.frames_per_clip), "patch": patch}, folder)
 
@@ -141,8 +144,12 @@ class MonaiEncoder(FolderEncoder):
     def build(cls, folder: Path, trained: bool) -> Self:
         about = _read_json(folder / MONAI_CONFIG)
         name, arguments = about.get("network"), about.get("arguments", {})
+        where = str(folder / MONAI_CONFIG)
         if name not in MONAI_NETWORKS or not isinstance(arguments, dict):
-            raise UsageError(f"{folder / MONAI_CONFIG}: network is {name!r}, known are {', '.join(MONAI_NETWORKS)}")
+            raise UsageError(f"{where}: network is {shown(name)}, known are {', '.join(MONAI_NETWORKS)}")
+        arguments = monai_arguments(name, arguments, where)
+        if about.get("input_size") is not None:
+            _check_sides(about["input_size"], 3, _LARGEST_VOLUME, f"{where}: input_size")
         try:
             from monai.networks import nets
         except ImportError:
@@ -150,14 +157,18 @@ class MonaiEncoder(FolderEncoder):
         if name in _NEED_EINOPS and find_spec("einops") is None:
             raise UsageError(f"{folder}: MONAI's {name} needs einops: pip install einops")
         try:
-            network: nn.Module = getattr(nets, name)(**arguments)
-        except (TypeError, ValueError, AttributeError) as error:
+            with offline():
+                check_size(lambda: getattr(nets, name)(**arguments), str(folder / MONAI_CONFIG))
+                network: nn.Module = getattr(nets, name)(**arguments)
+        except (UsageError, MemoryError):
+            raise
+        except Exception as error:  # whatever the library raises for arguments that it cannot use
             raise UsageError(
-                f"{folder / MONAI_CONFIG}: MONAI does not build {name} of these arguments: {error}"
+                f"{folder / MONAI_CONFIG}: MONAI does not build {name} of these arguments: {str(error)[:300]}"
             ) from None
         if trained:
             _load_weights(network, folder)
-        return cls(network, about, folder)
+        return cls(network, {**about, "arguments": arguments}, folder)
 
     @torch.inference_mode()
     def grid(self, view_shape: tuple[int, int, int]) -> tuple[int, int, int] | None:
@@ -205,12 +216,10 @@ def from_architecture(kind: str, stored: Mapping[str, Any]) -> FolderEncoder:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise UsageError(f"{path} cannot be read as JSON") from None
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} holds no JSON object")
-    return content
+        return read_object(path)
+    except (OSError, ValueError) as error:
+        reason = (error.strerror or "") if isinstance(error, OSError) else str(error)
+        raise UsageError(f"{path} cannot be read as a JSON object: {reason}") from None
 
 
 def _check_weights(folder: Path) -> None:
@@ -222,22 +231,32 @@ def _check_weights(folder: Path) -> None:
 
 
 def _load_transformers(folder: Path, kind: str, trained: bool) -> tuple[nn.Module, Any]:
+    """(network, configuration) of the folder's config.json, whose keys are checked before the library sees them.
+
+    The library gets a folder that holds nothing but these keys and the weights: it would also read an adapter, a
+    generation configuration or code from a folder that holds them.
+    """
+    keys = transformers_keys(_read_json(folder / CONFIG), str(folder / CONFIG))
     try:
         import transformers
     except ImportError:
         raise UsageError(f"{folder} needs transformers: {install_command('hf')}") from None
-    local = {"local_files_only": True, "trust_remote_code": False}
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, **local)
-        if not trained:
-            return transformers.AutoModel.from_config(config, trust_remote_code=False), config
-        _check_weights(folder)
-        with _without_progress_bars(transformers):
-            network, info = getattr(transformers, kind).from_pretrained(
-                folder, use_safetensors=True, dtype=torch.float32, output_loading_info=True, local_files_only=True
-            )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise UsageError(f"transformers does not read {folder}: {str(error).splitlines()[0]}") from None
+        with offline():
+            config = transformers.CONFIG_MAPPING[keys.pop("model_type")](**keys)
+            check_size(lambda: transformers.AutoModel.from_config(config), str(folder / CONFIG))
+            if not trained:
+                return transformers.AutoModel.from_config(config, trust_remote_code=False), config
+            with _only_weights(folder) as weights, _without_progress_bars(transformers):
+                network, info = getattr(transformers, kind).from_pretrained(
+                    weights, config=config, use_safetensors=True, dtype=torch.float32, output_loading_info=True,
+                    local_files_only=True, trust_remote_code=False,
+                )  # fmt: skip
+    except (UsageError, CheckpointError, MemoryError):
+        raise
+    except Exception as error:  # whatever the library raises for keys or weights that it cannot use
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise UsageError(f"transformers does not read {folder}: {reason}") from None
     # A pooler is not used, and a decoder or predictor not run: encoders are often saved without.
     missing = [key for key in info["missing_keys"] if not key.startswith(("pooler", "predictor"))]
     empty = sorted(map(str, [*missing, *info["mismatched_keys"]]))
@@ -246,7 +265,33 @@ def _load_transformers(folder: Path, kind: str, trained: bool) -> tuple[nn.Modul
             f"the weights of {folder} leave {len(empty)} of the encoder's tensors without values (such as {empty[0]}): "
             "they would be random"
         )
+    check_weights(network.state_dict(), str(folder))
     return network, config
+
+
+@contextmanager
+def _only_weights(folder: Path) -> Iterator[Path]:
+    """A temporary folder of links to the weights of `folder`. Raises UsageError: there are none; CheckpointError."""
+    _check_weights(folder)
+    names = [WEIGHTS[0]] if (folder / WEIGHTS[0]).is_file() else []
+    with TemporaryDirectory(prefix="octjepa-") as temporary:
+        if not names:
+            try:
+                parts = _read_json(folder / WEIGHTS[1])["weight_map"]
+                parts = {str(key): Path(name).name for key, name in parts.items()}  # a name, never a path out of it
+            except (KeyError, TypeError, AttributeError):
+                raise CheckpointError(f"{folder / WEIGHTS[1]} is damaged: fetch the folder again") from None
+            names = sorted(set(parts.values()))
+            index = json.dumps({"metadata": {}, "weight_map": parts})
+            (Path(temporary) / WEIGHTS[1]).write_text(index, encoding="utf-8")
+        for name in names:
+            try:
+                check_safetensors(folder / name)
+            except (Malformed, OSError) as error:
+                reason = error.strerror if isinstance(error, OSError) else error
+                raise CheckpointError(f"{folder / name} is damaged: {reason}") from None
+            (Path(temporary) / name).symlink_to((folder / name).resolve())
+        yield Path(temporary)
 
 
 @contextmanager
@@ -263,14 +308,11 @@ def _without_progress_bars(transformers: Any) -> Iterator[None]:
 
 
 def _load_weights(network: nn.Module, folder: Path) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     _check_weights(folder)
+    weights, _ = read_safetensors(folder / WEIGHTS[0])
+    check_weights(weights, str(folder))
     try:
-        network.load_state_dict(load_file(folder / WEIGHTS[0]))
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{folder / WEIGHTS[0]} is damaged: {error}") from None
+        network.load_state_dict(weights)
     except RuntimeError as error:
         raise CheckpointError(f"{folder / WEIGHTS[0]} does not fit the network: {str(error)[:300]}") from None
 
@@ -282,11 +324,31 @@ def _image_format(folder: Path, config: Any, size_key: str, normalisation: tuple
         if (folder / name).is_file():
             settings = _read_json(folder / name)
             mean, std = settings.get("image_mean", mean), settings.get("image_std", std)
+            for key, values in (("image_mean", mean), ("image_std", std)):
+                _check_intensities(values, f"{folder / name}: {key}", above=0.0 if key == "image_std" else -1e3)
             break
     size = getattr(config, size_key, None) or 224
     height, width = size[:2] if isinstance(size, list | tuple) else (size, size)
+    _check_sides([height, width], 2, _LARGEST_IMAGE, f"{folder / CONFIG}: {size_key}")
     channels = getattr(config, "num_channels", None) or getattr(config, "in_chans", None) or 3
+    _check_sides([channels], 1, 1024, f"{folder / CONFIG}: the number of channels")
     return ImageFormat((int(height), int(width)), int(channels), mean, std)
+
+
+def _check_sides(sides: object, count: int, largest: int, what: str) -> None:
+    """Raises UsageError where `sides` are not `count` whole numbers from 1 to `largest`."""
+    whole = isinstance(sides, list | tuple) and all(type(side) is int and 0 < side <= largest for side in sides)
+    if not whole or len(sides) != count:  # type: ignore[arg-type]
+        raise UsageError(f"{what} is {shown(sides)}: expected {count} whole number(s) from 1 to {largest:,}")
+
+
+def _check_intensities(values: object, what: str, above: float) -> None:
+    """Raises UsageError where `values` are not one to 1,024 finite numbers above `above`."""
+    numbers = isinstance(values, list | tuple) and all(
+        isinstance(value, int | float) and not isinstance(value, bool) and above < value < 1e3 for value in values
+    )
+    if not numbers or not 0 < len(values) <= 1024:  # type: ignore[arg-type]
+        raise UsageError(f"{what} is {shown(values)}: expected numbers, one for each channel")
 
 
 def _layer_output(network: nn.Module, layer: str, volume: Float[Tensor, "1 1 d h w"]) -> Float[Tensor, "1 ..."]:

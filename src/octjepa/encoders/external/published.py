@@ -24,6 +24,7 @@ from octjepa.encoders.external.images import IMAGENET, ImageFormat
 from octjepa.encoders.external.state_dict import StateDict, file_sha256, read_state_dict
 from octjepa.encoders.external.vit import VisionTransformer, ViTShape
 from octjepa.errors import CheckpointError, UsageError
+from octjepa.encoders.external.architecture import check_size, check_values
 
 CHECKSUM = "#sha256="
 # width -> (blocks, heads) of ViT-S, B and L
@@ -168,8 +169,9 @@ class PublishedEncoder(ExternalEncoder):
 def from_architecture(stored: Mapping[str, Any], path: Path) -> PublishedEncoder:
     """The encoder with initial weights that `PublishedEncoder.architecture` describes.
 
-    Raises KeyError, TypeError, ValueError: it describes none.
+    Raises KeyError, TypeError, ValueError: it describes none; UsageError: a network beyond the machine's memory.
     """
+    check_values(stored["shape"], str(path))
     sizes: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in stored["shape"].items()
     }
@@ -177,6 +179,7 @@ def from_architecture(stored: Mapping[str, Any], path: Path) -> PublishedEncoder
     titles = {published.title: published for published in PUBLISHED.values()}
     image = tuple(count * patch for count, patch in zip(shape.grid, shape.patch, strict=True))
     published = replace(titles[stored["title"]], image=image)
+    check_size(lambda: published.network(shape), str(path))
     return PublishedEncoder(published.network(shape), {}, path, published)
 
 

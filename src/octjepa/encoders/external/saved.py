@@ -12,6 +12,7 @@ from typing import Any
 
 from octjepa.checkpoint.folder import read_manifest, read_tensors
 from octjepa.checkpoint.location import MANIFEST
+from octjepa.checkpoint.tensor_file import check_weights
 from octjepa.checkpoint.weights import TUNED, newest_checkpoint
 from octjepa.encoders.external.base import ExternalEncoder, TunedOn, load_external
 from octjepa.errors import CheckpointError, OctjepaError
@@ -52,8 +53,10 @@ def load_saved(folder: Path) -> ExternalEncoder:
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(f"{folder} is damaged: its manifest does not describe the encoder") from None
     encoder = _build(kind, network, folder)
+    weights = read_tensors(folder, WEIGHTS)
+    check_weights(weights, str(folder))
     try:
-        encoder.network.load_state_dict(read_tensors(folder, WEIGHTS))
+        encoder.network.load_state_dict(weights)
     except RuntimeError as error:
         raise CheckpointError(f"the weights of {folder} do not fit {name}: {str(error).splitlines()[0]}") from None
     encoder.name, encoder.about = str(name), {**encoder.about, **origin}

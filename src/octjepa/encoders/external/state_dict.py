@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from octjepa.checkpoint.tensor_file import check_weights, read_safetensors
 from octjepa.errors import CheckpointError, UsageError
 
 StateDict = dict[str, Tensor]
@@ -42,7 +44,8 @@ def read_state_dict(path: Path) -> StateDict:
             found = ", ".join(map(str, list(content)[:5])) or "nothing"
             raise CheckpointError(f"{path} holds no tensors, but {found}: expected them there or in model or teacher")
         content = inner
-    tensors = ((name, value) for name, value in content.items() if isinstance(value, Tensor))
+    check_weights({str(name): value for name, value in content.items() if isinstance(value, Tensor)}, str(path))
+    tensors = ((str(name), value) for name, value in content.items() if isinstance(value, Tensor))
     return {_plain_name(name): value.float() if value.is_floating_point() else value for name, value in tensors}
 
 
@@ -52,8 +55,22 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _check_archive(path: Path) -> None:
+    """Raises CheckpointError where a file of `torch.save` unpacks to more than it holds.
+
+    torch stores its tensors uncompressed, and would inflate a compressed member without a limit.
+    """
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        packed = next((one for one in archive.infolist() if one.compress_type != zipfile.ZIP_STORED), None)
+    if packed is not None:
+        raise CheckpointError(f"{path} holds compressed data, which torch.save does not write: fetch the file again")
+
+
 def _read_pickle(path: Path) -> Mapping[str, Any]:
     try:
+        _check_archive(path)
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
@@ -62,7 +79,7 @@ def _read_pickle(path: Path) -> Mapping[str, Any]:
             f"{path} is no plain checkpoint, and none of its code was run ({cause or 'it cannot be unpickled'}): where "
             "you trust it, save its state dict alone, by torch.save(network.state_dict(), FILE)"
         ) from None
-    except (OSError, RuntimeError, EOFError, ValueError) as error:
+    except (OSError, RuntimeError, EOFError, ValueError, zipfile.BadZipFile, KeyError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {str(error).partition(chr(10))[0] or 'it ends too early'}") from None
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds a {type(content).__name__}: expected the state dict of a network")
@@ -70,13 +87,10 @@ def _read_pickle(path: Path) -> Mapping[str, Any]:
 
 
 def _read_safetensors(path: Path) -> Mapping[str, Any]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from None
+        return read_safetensors(path)[0]
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _is_state_dict(content: Mapping[str, Any]) -> bool:

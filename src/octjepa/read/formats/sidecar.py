@@ -8,13 +8,13 @@ Beside a file: `scan.json` for `scan.npy`. Beside or in a folder of images: `<fo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from octjepa.parsing import parse_json
 from octjepa.read.formats.axes import axes_word
 from octjepa.read.raw_scan import RawScan
 from octjepa.reasons import rejection
@@ -62,13 +62,13 @@ def with_sidecar(scan: RawScan, path: Path) -> RawScan:
         return scan
     try:
         with json_path.open("rb") as file:
-            content = json.loads(file.read(_LIMIT_BYTES))
+            content = parse_json(file.read(_LIMIT_BYTES))
         sidecar = Sidecar.model_validate(content)
     except ValidationError as error:
         wrong = sorted({str(fault["loc"][0]) if fault["loc"] else "no object" for fault in error.errors()})
         expected = "expected spacing_mm as three numbers (slice, depth, column in mm), labels as an object, else texts"
         raise rejection("broken_header", f"its JSON file: {', '.join(wrong)} of a wrong type; {expected}") from None
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         raise rejection("broken_header", "its JSON file cannot be read as JSON") from None
     stated = axes_word(sidecar.axes)
     if sidecar.axes and not stated:

@@ -14,7 +14,6 @@ by an array `source` of an .npz.
 
 from __future__ import annotations
 
-import json
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from octjepa.errors import UsageError, VolumeRejected
+from octjepa.parsing import read_object
 from octjepa.phantom import LESIONS, SURFACES, read_truth
 from octjepa.tasks.segment.dicom_seg import (
     MAX_CLASSES,
@@ -139,7 +139,7 @@ class LabelFolder:
         if not file.is_file():
             raise UsageError(f"{self.path} holds NIfTI labels and no classes.json that names their numbers: {_EXAMPLE}")
         try:
-            named = json.loads(file.read_text(encoding="utf-8"))
+            named: object = read_object(file)
         except (ValueError, OSError):
             named = None
         if not isinstance(named, dict):

@@ -1,0 +1,49 @@
+"""Reads weights files: every loader of an encoder, of octjepa or of another project, gets its tensors here.
+
+In: the path of a .safetensors file. Out: tensors by name. Weights may come from strangers, so the length of the header
+is limited, and weights that are NaN or infinite, or that repeat a small storage to declare a huge tensor, are refused
+before anything is computed with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from octjepa.errors import CheckpointError
+from octjepa.parsing import Malformed, check_safetensors
+
+
+def read_safetensors(path: Path, name: str = "") -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(tensors by name, metadata) of the safetensors file `path`, which messages call `name`.
+
+    Raises CheckpointError: damaged, or a header longer than any of ours could be; OSError: it cannot be read.
+    """
+    try:
+        check_safetensors(path)
+        with safe_open(path, framework="pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 -- no mapping
+            return tensors, dict(file.metadata() or {})
+    except (SafetensorError, Malformed) as error:
+        raise CheckpointError(f"{name or path} is damaged: {str(error)[:300]}") from None
+
+
+def check_weights(weights: Mapping[str, Tensor], name: str) -> None:
+    """Raises CheckpointError where weights hold NaN or infinity, or declare more values than they store.
+
+    A sum over each tensor is enough and takes no memory: NaN and infinity propagate through it.
+    """
+    for key, value in weights.items():
+        if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            raise CheckpointError(f"the weights of {name} are damaged: {key[:120]} declares more values than it stores")
+        if (value.is_floating_point() or value.is_complex()) and not torch.isfinite(
+            value.sum(dtype=torch.float64 if value.dtype == torch.float64 else torch.float32)
+        ):
+            raise CheckpointError(
+                f"the weights of {name} hold NaN or infinite values ({key[:120]}): every feature would be NaN. Take an "
+                "earlier checkpoint, or fetch the file again"
+            )

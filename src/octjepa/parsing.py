@@ -1,0 +1,472 @@
+"""Readers of text and tables from other people: JSON, JSON lines, YAML, Parquet indices and safetensors headers.
+
+Every loader reads these formats with the functions of this module, which bound size, depth, aliases and the memory of
+the result before anything is built. In: bytes, or the path of a file. Out: plain data (dict, list, str, numbers) or a
+pandas table. A file that breaks a limit or the format raises `Malformed`, a ValueError with a short reason; the caller
+adds which file it is and what to do. `shown` cuts a foreign value before a message prints it, because `repr` of a few
+hundred bytes of YAML aliases can fill the memory.
+
+The limits are far above what octjepa writes: the largest files are metrics.jsonl and manifests with one hash per
+training volume.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import reprlib
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+MAX_DEPTH = 64  # nested lists and objects of JSON; Python's own limit is about 1,000 calls
+JSON_BYTES = 256 << 20
+JSON_ITEMS = 5_000_000  # an empty list takes 2 bytes in the file and 64 in memory
+LINE_BYTES = 16 << 20
+LINES_BYTES = 1 << 30
+LINES_ITEMS = 30_000_000
+YAML_BYTES = 256 << 10
+YAML_DEPTH = 32
+YAML_NODES = 20_000  # after every alias is replaced by what it stands for
+YAML_CHARACTERS = 4 << 20  # likewise
+PARQUET_FREE_BYTES = 128 << 20  # memory that a Parquet file of any size may take
+PARQUET_EXPANSION = 40  # and times its size in addition; the index of a real store takes 5 to 10 times its size
+SAFETENSORS_HEADER_BYTES = 16 << 20  # of 4,000 tensors: 0.5 MB
+_INTEGER_DIGITS = 40
+_STRUCTURE = re.compile(r'"(?:[^"\\]|\\(?:.|\Z))*(?:"|\Z)|[\[\]{}]', re.DOTALL)  # matches an unfinished string, too
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class Malformed(ValueError):
+    """Content that is not what its format allows, or exceeds a limit of this module; the text is a short reason."""
+
+
+# -- values in messages --
+
+
+class _Short(reprlib.Repr):
+    """repr with at most four items per level and three levels; numbers of any length are cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxlong, self.maxother = 3, 40, 80
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 4
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if x.bit_length() < 130 else f"an integer of {x.bit_length()} bits"
+
+
+def shown(value: object, limit: int = 120) -> str:
+    """`repr(value)` of at most `limit` characters, computed without the part that is cut."""
+    short = _Short()
+    short.maxstring = limit
+    text = short.repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def printable(text: str, limit: int = 20_000) -> str:
+    """`text` without control and bidirectional characters, which could rewrite a terminal; at most `limit` characters.
+
+    Line ends and tabs stay.
+    """
+    text = text if len(text) <= limit else f"{text[:limit]} ... ({len(text) - limit:,} more characters)"
+    kept = "\n\t"
+    return "".join(one if one.isprintable() or one in kept else one.encode("unicode_escape", "replace").decode()
+                   for one in text)  # fmt: skip
+
+
+# -- files --
+
+
+def read_limited(path: Path, limit: int) -> bytes:
+    """The content of the regular file `path`.
+
+    Raises Malformed: more than `limit` bytes, or a pipe or device, which might never end; OSError: it cannot be read.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer does not block
+    with os.fdopen(handle, "rb") as file:
+        about = os.fstat(handle)
+        if stat.S_ISDIR(about.st_mode):
+            raise IsADirectoryError(21, os.strerror(21), str(path))
+        if not stat.S_ISREG(about.st_mode):
+            raise Malformed("it is not a regular file")
+        content = b"" if about.st_size > limit else file.read(limit + 1)
+    if about.st_size > limit or len(content) > limit:
+        raise Malformed(f"it has more than the {limit:,} bytes that are read of such a file")
+    return content
+
+
+def read_text(path: Path, limit: int) -> str:
+    """The UTF-8 text of `path`. Raises Malformed: too long, or not UTF-8; OSError."""
+    return _decoded(read_limited(path, limit))
+
+
+def _decoded(content: bytes | str) -> str:
+    if isinstance(content, str):
+        return content
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Malformed(f"byte {error.start:,} is not UTF-8") from None
+
+
+# -- JSON --
+
+
+def parse_json(content: bytes | str, items: int = JSON_ITEMS) -> Any:
+    """JSON -> plain data.
+
+    Raises Malformed: not UTF-8 or not JSON, more than `items` values, nested deeper than `MAX_DEPTH`, an integer of
+    more than 40 digits, or text that no file could hold (half of a surrogate pair).
+    """
+    text = _decoded(content)
+    opened = text.count("[") + text.count("{")
+    if opened + text.count(",") > items:
+        raise Malformed(f"it has more than {items:,} values")
+    if opened > MAX_DEPTH:
+        _check_depth(text)
+    try:
+        value = json.loads(text, parse_int=_integer)
+    except json.JSONDecodeError as error:
+        raise Malformed(f"not JSON at line {error.lineno}, column {error.colno}: {error.msg}") from None
+    if _SURROGATE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise Malformed("a text in it holds half of a surrogate pair") from None
+    return value
+
+
+def parse_json_object(content: bytes | str) -> dict[str, Any]:
+    """As `parse_json`; also raises Malformed where the value is not an object."""
+    value = parse_json(content)
+    if not isinstance(value, dict):
+        raise Malformed(f"it holds {_kind(value)}, expected an object")
+    return value
+
+
+def read_json(path: Path) -> Any:
+    """The JSON file `path`, as `parse_json`. Raises Malformed; OSError."""
+    return parse_json(read_limited(path, JSON_BYTES))
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`, as `parse_json_object`. Raises Malformed; OSError."""
+    return parse_json_object(read_limited(path, JSON_BYTES))
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | Malformed]]:
+    """(line number, object) of every line of `path` that is not empty; Malformed in place of a damaged line's object.
+
+    A last line without a line end, which a crash cut short, is left out unless it is whole. Raises Malformed: the file
+    exceeds the limits; OSError.
+    """
+    lines = read_limited(path, LINES_BYTES).split(b"\n")
+    left = LINES_ITEMS
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            if len(line) > LINE_BYTES:
+                raise Malformed(f"more than {LINE_BYTES:,} bytes")
+            left -= 1 + line.count(b",") + line.count(b"[") + line.count(b"{")
+            if left < 0:
+                raise Malformed(f"the file has more than {LINES_ITEMS:,} values")
+            entry = parse_json_object(line)
+        except Malformed as error:
+            if left < 0:
+                raise
+            if number < len(lines):
+                yield number, error
+            continue
+        yield number, entry
+
+
+def _integer(text: str) -> int:
+    if (digits := len(text.lstrip("-"))) > _INTEGER_DIGITS:
+        raise Malformed(f"an integer of {digits:,} digits")
+    return int(text)
+
+
+def _check_depth(text: str) -> None:
+    depth = 0
+    for match in _STRUCTURE.finditer(text):
+        sign = match[0]
+        if sign in "[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise Malformed(f"it is nested more than {MAX_DEPTH} deep")
+        elif sign in "]}":
+            depth -= 1
+
+
+def _kind(value: object) -> str:
+    names = {list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
+    return "nothing" if value is None else names.get(type(value), "an object")
+
+
+# -- YAML --
+
+
+class _Loader(yaml.SafeLoader):
+    """Null, switches, decimal numbers and text; no tags, no key given twice, no bomb of aliases or brackets.
+
+    YAML 1.1 would read 010 as 8, 1:30 as 90 and 1e-4 as text. Here a number is what YAML 1.2 and every reader of a
+    recipe take for one.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = self._nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._depth, self._nodes = self._depth + 1, self._nodes + 1
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if (tag := getattr(event, "tag", None)) is not None:
+            raise Malformed(f"line {event.start_mark.line + 1}: the tag {shown(tag)} is not read")
+        if self._depth > YAML_DEPTH:
+            raise Malformed(f"it is nested more than {YAML_DEPTH} deep")
+        if self._nodes > YAML_NODES:
+            raise Malformed(f"it has more than {YAML_NODES:,} values")
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+    def get_single_node(self) -> yaml.Node | None:
+        root = super().get_single_node()
+        if root is not None:
+            _check_expanded(root)
+        return root
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF", list("yYnNtTfFoO")),
+    ("int", r"[-+]?[0-9][0-9_]*", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+"
+        r"|[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+    ("merge", r"<<", ["<"]),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
+
+
+def _construct_integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    return _integer(loader.construct_scalar(node).replace("_", "").lstrip("+"))
+
+
+def _construct_float(loader: _Loader, node: yaml.ScalarNode) -> float:
+    text = loader.construct_scalar(node).replace("_", "").lower()
+    return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+
+
+def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    keys: set[str] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        where = f"line {key_node.start_mark.line + 1}"
+        if not isinstance(key, str):
+            raise Malformed(f"{where}: key {shown(key)} is not text")
+        if key in keys:
+            raise Malformed(f"{where}: key {shown(key)} is given twice")
+        keys.add(key)
+    return loader.construct_mapping(node)
+
+
+_Loader.yaml_constructors = {
+    tag: maker
+    for tag, maker in yaml.SafeLoader.yaml_constructors.items()
+    if tag in {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "str", "seq")}
+}
+_Loader.add_constructor("tag:yaml.org,2002:int", _construct_integer)
+_Loader.add_constructor("tag:yaml.org,2002:float", _construct_float)
+_Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
+
+
+def _check_expanded(root: yaml.Node) -> None:
+    """Raises Malformed where the document is too large once every alias is replaced by what it stands for."""
+    sizes: dict[int, tuple[int, int]] = {}
+    open_nodes: set[int] = set()
+
+    def size(node: yaml.Node) -> tuple[int, int]:  # (nodes, characters); no deeper than YAML_DEPTH
+        if id(node) in sizes:
+            return sizes[id(node)]
+        if id(node) in open_nodes:
+            raise Malformed(f"line {node.start_mark.line + 1}: an alias stands for what it is a part of")
+        open_nodes.add(id(node))
+        nodes, characters = 1, 0
+        if isinstance(node, yaml.ScalarNode):
+            characters = len(node.value)
+            if any("\ud800" <= one <= "\udfff" for one in node.value):
+                raise Malformed(f"line {node.start_mark.line + 1}: a text holds half of a surrogate pair")
+        else:
+            pairs = isinstance(node, yaml.MappingNode)
+            for child in (one for pair in node.value for one in pair) if pairs else node.value:
+                more = size(child)
+                nodes, characters = nodes + more[0], characters + more[1]
+        if nodes > YAML_NODES or characters > YAML_CHARACTERS:
+            raise Malformed("it has more values, or longer text, than is read of such a file once aliases are expanded")
+        open_nodes.discard(id(node))
+        sizes[id(node)] = nodes, characters
+        return nodes, characters
+
+    size(root)
+
+
+def parse_yaml(text: str) -> Any:
+    """YAML with decimal numbers -> plain data.
+
+    Raises Malformed: not YAML (with the line), too long, nested too deep, aliases that expand to too much, a tag, a
+    key that is not text or is given twice, an integer of more than 40 digits.
+    """
+    if len(text) > YAML_BYTES:
+        raise Malformed(f"it has more than the {YAML_BYTES:,} characters that are read")
+    try:
+        loader = _Loader(text)
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        parts = [error.context, error.problem]
+        mark = error.problem_mark or error.context_mark
+        where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
+        raise Malformed(" ".join(part for part in parts if part)[:300] + where) from None
+    except yaml.YAMLError as error:
+        raise Malformed(" ".join(str(error).split())[:300]) from None
+    except Malformed:
+        raise
+    except (ValueError, OverflowError) as error:  # PyYAML leaves them uncaught: an escape above U+10FFFF, for example
+        raise Malformed(" ".join(str(error).split())[:300]) from None
+
+
+# -- Parquet --
+
+
+def read_parquet(path: Path, columns: Sequence[str] | None = None, filters: Any = None) -> pd.DataFrame:
+    """The Parquet file `path` as a pandas table, all `columns` or those named.
+
+    Its memory is bounded by `PARQUET_FREE_BYTES` and `PARQUET_EXPANSION` times its size: a file of 3 MB whose columns
+    repeat one long text would take 8 GB. filters: as in pyarrow, applied to the table that was read. Raises Malformed:
+    damaged, too large, a column is absent; OSError.
+    """
+    table = read_arrow(path, columns)
+    if filters is not None:
+        import pyarrow.parquet as pq
+
+        table = table.filter(pq.filters_to_expression(filters))
+    frame: pd.DataFrame = table.to_pandas(ignore_metadata=True)
+    return frame
+
+
+def read_arrow(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """As `read_parquet`, the arrow table with the file's metadata."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with path.open("rb") as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode):
+            raise Malformed("it is not a regular file")
+        budget = PARQUET_FREE_BYTES + PARQUET_EXPANSION * about.st_size
+        limits = {"thrift_string_size_limit": 64 << 20, "thrift_container_size_limit": 4_000_000}
+        try:
+            found = pq.ParquetFile(file, **limits)
+            wanted = list(found.schema_arrow.names if columns is None else columns)
+            if absent := [name for name in wanted if name not in found.schema_arrow.names]:
+                raise Malformed(f"column {shown(absent[0])} is absent")
+            texts = _check_declared(found.metadata, wanted, budget)
+            file.seek(0)
+            # Texts are read as numbers into a list of different ones: a million equal ones take the memory of one.
+            table = pq.ParquetFile(file, read_dictionary=texts, **limits).read(wanted)
+            return _without_dictionaries(table, budget)
+        except (pa.ArrowException, NotImplementedError, MemoryError, OverflowError, KeyError) as error:
+            raise Malformed(" ".join(str(error).split())[:200] or type(error).__name__) from None
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            raise Malformed(" ".join(str(error).split())[:200]) from None  # damaged pages, in pyarrow's words
+
+
+def _check_declared(metadata: Any, wanted: Sequence[str], budget: int) -> list[str]:
+    """The paths of the text columns. Raises Malformed where the metadata promise more than `budget` bytes."""
+    taken, texts = 0, set()
+    for group in range(metadata.num_row_groups):
+        rows = metadata.row_group(group)
+        for index in range(rows.num_columns):
+            chunk, width = rows.column(index), 8
+            if chunk.path_in_schema.partition(".")[0] not in wanted:
+                continue
+            if chunk.physical_type == "BYTE_ARRAY":
+                texts.add(chunk.path_in_schema)
+            elif chunk.physical_type == "FIXED_LEN_BYTE_ARRAY":
+                width = max(8, metadata.schema.column(index).length)
+            taken += max(0, chunk.total_uncompressed_size) + width * max(0, chunk.num_values, rows.num_rows)
+    if taken > budget:
+        raise Malformed(f"its table would take {taken / 2**20:,.0f} MiB of memory, more than its size allows")
+    return sorted(texts)
+
+
+def _without_dictionaries(table: pa.Table, budget: int) -> pa.Table:
+    """The table with plain texts. Raises Malformed where they would exceed `budget` bytes, or are in nested lists."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    taken = 0
+    for index, name in enumerate(table.column_names):
+        parts = []
+        for part in table.column(index).chunks:
+            is_list = pa.types.is_list(part.type)
+            values = part.values if is_list else part
+            if pa.types.is_nested(values.type):
+                raise Malformed(f"column {shown(name)} holds nested values")
+            if pa.types.is_dictionary(values.type):
+                if pa.types.is_string(values.type.value_type) or pa.types.is_binary(values.type.value_type):
+                    taken += pc.sum(pc.binary_length(values.dictionary).take(values.indices)).as_py() or 0
+                if taken > budget:
+                    raise Malformed(f"its texts would take more than {budget / 2**20:,.0f} MiB of memory")
+                values = values.cast(values.type.value_type)
+                part = pa.ListArray.from_arrays(part.offsets, values, mask=part.is_null()) if is_list else values
+            parts.append(part)
+        kind = None if parts else _plain(table.field(index).type)
+        table = table.set_column(index, name, pa.chunked_array(parts, kind))
+    return table
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+
+    if pa.types.is_list(kind):
+        return pa.list_(_plain(kind.value_type))
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+# -- safetensors --
+
+
+def check_safetensors(path: Path) -> None:
+    """Raises Malformed where the header of a safetensors file is longer than any of ours could be; OSError.
+
+    The library parses a header of up to 100 MB, which takes over a gigabyte.
+    """
+    with path.open("rb") as file:
+        start = file.read(8)
+        size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(start, "little")
+    if len(start) < 8 or length > size - 8:
+        raise Malformed("it is shorter than its header says")
+    if length > SAFETENSORS_HEADER_BYTES:
+        raise Malformed(f"its header has {length:,} bytes, more than the {SAFETENSORS_HEADER_BYTES:,} that are read")
