@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octjepa.checkpoint.tensor_file import check_weights, read_safetensors
+from octjepa.encoders.external import load_external
+from octjepa.encoders.external.architecture import offline
+from octjepa.encoders.external.state_dict import read_state_dict
 from octjepa.errors import CheckpointError, OctjepaError, UsageError
-from octjepa.external import load_external
-from octjepa.external.architecture import offline
-from octjepa.external.state_dict import read_state_dict
 
 
 @pytest.fixture(autouse=True)

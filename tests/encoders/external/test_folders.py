@@ -177,7 +177,11 @@ def test_weights_that_would_be_random_in_part_are_refused(vit, tmp_path):
         ("config.json", "{", "not JSON at line 1"),
         ("config.json", "[]", "it holds a list"),
         ("monai.json", '{"network": "os.system"}', "known are resnet10"),
-        ("monai.json", '{"network": "resnet10", "arguments": {"absent": 1}}', "argument 'absent' of resnet10 is not read"),
+        (
+            "monai.json",
+            '{"network": "resnet10", "arguments": {"absent": 1}}',
+            "argument 'absent' of resnet10 is not read",
+        ),
     ],
 )
 def test_descriptions_that_describe_nothing_are_refused(tmp_path, name, text, words):

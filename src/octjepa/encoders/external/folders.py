@@ -22,7 +22,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from octjepa.checkpoint.tensor_file import check_weights, read_safetensors
-from octjepa.encoders.external.architecture import MONAI_ARGUMENTS, check_size, monai_arguments, offline, transformers_keys
+from octjepa.encoders.external.architecture import (
+    MONAI_ARGUMENTS,
+    check_size,
+    monai_arguments,
+    offline,
+    transformers_keys,
+)
 from octjepa.encoders.external.base import ENCODERS, ExternalEncoder
 from octjepa.encoders.external.images import IMAGENET, ImageFormat
 from octjepa.errors import CheckpointError, UsageError, install_command

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from octjepa.encoders.external.architecture import check_size, check_values
 from octjepa.encoders.external.base import ENCODERS, ExternalEncoder
 from octjepa.encoders.external.convert import dinov3_layout, mirage_layout, octcube_layout, vit_layout
 from octjepa.encoders.external.dinov3 import DINOv3, transformers_names
@@ -24,7 +25,6 @@ from octjepa.encoders.external.images import IMAGENET, ImageFormat
 from octjepa.encoders.external.state_dict import StateDict, file_sha256, read_state_dict
 from octjepa.encoders.external.vit import VisionTransformer, ViTShape
 from octjepa.errors import CheckpointError, UsageError
-from octjepa.encoders.external.architecture import check_size, check_values
 
 CHECKSUM = "#sha256="
 # width -> (blocks, heads) of ViT-S, B and L
