@@ -36,8 +36,6 @@ _OLD_SECONDS = 30 * 24 * 3600
 class BucketStorage:
     """A store in a bucket. Picklable: loader processes open connections of their own."""
 
-    verify = True
-
     def __init__(self, url: str) -> None:
         self.url = remote.join(url)
         self._listings: dict[str, dict[str, remote.RemoteObject]] = {}  # first two letters of the id -> its objects

@@ -88,7 +88,7 @@ class Store:
         self.storage = storage
         self.preprocessing, self.canonical_version, self.halves = read_contract(folder)
         self.contract_hash = science_hash(self.preprocessing)
-        self._verified: set[tuple[str, int]] = set()  # (volume id, modification time) of chunks whose hash was right
+        self._verified: set[tuple[str, int, int]] = set()  # (volume id, modification times)
         self._load(folder)
 
     def _load(self, folder: Path) -> None:
@@ -211,14 +211,10 @@ class Store:
     def read(self, volume_id: str, halves: bool = False) -> CanonicalVolume:
         """One volume; `pixels` is a read-only memory map. `halves`: with `half_difference`.
 
-        A chunk from a bucket is compared with the SHA-256 of the index when it is first read.
+        This process compares a chunk with the SHA-256 of the index when it first reads it, on a disk and from a bucket.
         Raises UsageError: no such volume; ResourceError: no memory, files or right to read it; DamagedVolume, also
         where it has no halves; OctjepaError: its bucket fails.
         """
-        return self._read(volume_id, self.storage.verify, halves)
-
-    def _read(self, volume_id: str, verify: bool, halves: bool = False) -> CanonicalVolume:
-        """As `read`; `verify`: with the comparison of the hash."""
         table = self.table
         if self._lines is None:
             self._lines = {name: line for line, name in enumerate(table["volume_id"])}
@@ -228,8 +224,7 @@ class Store:
             raise UsageError(f"the store {self.location} has no volume {volume_id}")
         name = self.chunk_location(volume_id)
         with reading_chunk(name), self.chunk_files(volume_id) as files:
-            if verify:
-                self._check_hash(volume_id, table["chunk_hash"].iloc[line], files)
+            self._check_hash(volume_id, table["chunk_hash"].iloc[line], files)
             pixels = files["pixels.npy"].memory_map()
             band, shifts = read_geometry(files["geometry.npz"], files["geometry.npz"].mtime_ns)
             half_difference = read_half_difference(files["geometry.npz"]) if halves else None
@@ -258,7 +253,7 @@ class Store:
 
     def _check_hash(self, volume_id: str, expected: object, files: Mapping[str, ChunkFile]) -> None:
         """Raises ValueError where a chunk differs from what was written; entries of the first stores have no hash."""
-        version = (volume_id, files["pixels.npy"].mtime_ns)
+        version = (volume_id, files["pixels.npy"].mtime_ns, files["geometry.npz"].mtime_ns)
         if version in self._verified or not isinstance(expected, str) or not expected:
             return
         if chunk_hash(files) != expected:
@@ -298,7 +293,7 @@ class Store:
         damaged = []
         for volume_id in self.table["volume_id"]:
             try:
-                self._read(volume_id, verify=True)
+                self.read(volume_id)
             except DamagedVolume:
                 damaged.append(volume_id)
         return damaged

@@ -157,8 +157,6 @@ def chunk_hash(files: Mapping[str, ChunkFile | Path]) -> str:
 class DiskStorage:
     """A store in a folder of a disk. What is written there is published at once, so it is its own writer."""
 
-    verify = False  # whether a chunk is compared with the SHA-256 of its entry when it is first read
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
