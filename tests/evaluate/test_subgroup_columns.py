@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 from invented_cohort import probe_with
 from octjepa.embed.table import read_embeddings
 from octjepa.errors import UsageError
-from octjepa.evaluate.subgroup_columns import parse_subgroups, read_groups
+from octjepa.evaluate.subgroups import parse_subgroups, read_groups
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from octjepa.embed.table import read_embeddings
 from octjepa.errors import UsageError
 from octjepa.evaluate.cases import person_labels
 from octjepa.evaluate.labels import read_labels
-from octjepa.evaluate.subgroup_columns import parse_subgroups
+from octjepa.evaluate.subgroups import parse_subgroups
 from octjepa.evaluate.survival import CoxRegression, join_events, partial_log_likelihood
 from octjepa.metrics.scores import Predictions, measure, metric_value
 

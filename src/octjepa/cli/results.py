@@ -112,7 +112,7 @@ def probe(
     from octjepa.evaluate.cases import read_visit_order
     from octjepa.evaluate.label_fractions import parse_counts
     from octjepa.evaluate.probe import ProbeSettings, run_probes
-    from octjepa.evaluate.subgroup_columns import parse_subgroups
+    from octjepa.evaluate.subgroups import parse_subgroups
     from octjepa.evaluate.survival import default_probes
     from octjepa.files import write_json
     from octjepa.locks import file_lock
@@ -184,7 +184,7 @@ def leaderboard(
     """
     from octjepa.evaluate.label_fractions import parse_counts
     from octjepa.evaluate.leaderboard.board import run_board
-    from octjepa.evaluate.subgroup_columns import parse_subgroups
+    from octjepa.evaluate.subgroups import parse_subgroups
     from octjepa.evaluate.survival import default_probes
     from octjepa.locks import writer_lock
     from octjepa.metrics.test_set_ledger import finish_work

@@ -51,7 +51,7 @@ def finetune(
 ) -> None:
     """Fine-tunes an encoder on labels. In stages, and compared with the frozen encoder; also runs under torchrun."""
     from octjepa.evaluate.label_fractions import parse_counts
-    from octjepa.evaluate.subgroup_columns import parse_subgroups
+    from octjepa.evaluate.subgroups import parse_subgroups
     from octjepa.store import Store
     from octjepa.tasks.finetune.fit import finetune_store, finetune_with_fewer_labels
     from octjepa.tasks.finetune.recipe import load_recipe

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from octjepa.evaluate.cases import Cases
+from octjepa.evaluate.results import ResultKey
 from octjepa.evaluate.survival import TASK as SURVIVAL
 from octjepa.evaluate.targets import Target
 from octjepa.files import write_atomic
 from octjepa.metrics.scores import Predictions
 
-if TYPE_CHECKING:
-    from octjepa.evaluate.results import ResultKey
-
 
 def list_predictions(
-    predicted: Mapping[ResultKey, tuple[Target, Predictions]], headline: Mapping[str, str], cases: Cases,
-    volumes: pd.DataFrame,
-) -> list[dict[str, Any]]:  # fmt: skip
+    predicted: Mapping[ResultKey, tuple[Target, Predictions]], headline: ResultKey, cases: Cases, volumes: pd.DataFrame
+) -> list[dict[str, Any]]:
     """A row for each test case and target of the result whose name, probe and pool are those of `headline`.
 
     Its columns are those of a fine-tuning's predictions.parquet; `volume_id` is the case's first volume in `volumes`.
     Survival, which predicts a risk and no value, is left out.
     """
-    wanted = {name: headline[name] for name in ("name", "probe", "pool")}
     rows = []
     for key, (target, predictions) in predicted.items():
-        if target.task == SURVIVAL or not wanted.items() <= vars(key).items():
+        if target.task == SURVIVAL or replace(key, target=headline.target) != headline:
             continue
         decisions = predictions.predicted_classes() if target.classes else predictions.scores[:, 0]
         for position, truth, decision, scores in zip(

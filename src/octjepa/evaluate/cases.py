@@ -25,7 +25,7 @@ from octjepa.evaluate.features import Selection, plan_selection
 from octjepa.evaluate.labels import LabelTable, numbers_of, read_table
 from octjepa.evaluate.subgroups import GROUP_COLUMNS, coverage_faults
 from octjepa.evaluate.targets import Target, join_labels, task_of
-from octjepa.metrics.findings import Findings
+from octjepa.metrics.findings import Fault, Findings
 from octjepa.metrics.scores import Predictions
 
 LEVELS = ("volume", "eye", "person")
@@ -243,13 +243,21 @@ def average_scores(
 class PreparedTarget:
     """A target as it is fitted and as it is tested: the same, unless scores of volumes become scores of cases.
 
-    members: positions of the volumes of every case where they differ, else None.
+    members: positions of the volumes of every case where they differ, else None. notes, faults: what a reader must know
+    of its labels, classes and groups.
     """
 
     fit_target: Target
     test_target: Target
     selection: Selection
     members: list[np.ndarray] | None
+    notes: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The target's name."""
+        return self.test_target.name
 
     def predictions(self, predictions: Predictions) -> Predictions:
         """Predictions for `fit_target`'s test volumes as predictions for `test_target`'s test cases."""
@@ -258,51 +266,55 @@ class PreparedTarget:
         cases = [self.members[position] for position in self.test_target.indices["test"]]
         return average_scores(predictions, self.fit_target.indices["test"], cases, self.test_target.values["test"])
 
+    def report(self, findings: Findings) -> None:
+        """Adds `notes` and `faults` to `findings`."""
+        findings.add_notes(self.notes)
+        for fault in self.faults:
+            findings.add_fault(fault.kind, fault.what)
+
 
 def prepare_targets(
-    labels: LabelTable,
-    volumes: pd.DataFrame,
-    cases: Cases,
-    names: Sequence[str],
-    task: str,
-    seed: int,
-    findings: Findings,
-) -> list[PreparedTarget]:
-    """Every target of `names` that can be probed; findings name those that cannot, and what the others lack.
+    labels: LabelTable, volumes: pd.DataFrame, cases: Cases, names: Sequence[str], task: str, seed: int
+) -> tuple[list[PreparedTarget], list[str]]:
+    """Every target of `names` that can be measured, and why the others are left out.
 
     Raises UsageError where none can; of a single target its own error.
     """
     prepared: list[PreparedTarget] = []
-    frame = cases.frame(volumes)
-    people = (volumes if cases.averages_scores else frame)["person_id"].to_numpy(dtype=str)
+    left_out: list[str] = []
     for name in names:
         try:
-            case_labels, kind, notes = labels, task, list[str]()
-            if cases.level == "person":
-                case_labels, kind, notes = person_labels(labels, volumes, name, task)
-            test_target = fit_target = join_labels(case_labels, frame, name, kind)
-            if cases.averages_scores:
-                fit_target = join_labels(labels, volumes, name, kind)
-                if fit_target.classes != test_target.classes:
-                    raise UsageError(
-                        f"{name}: volumes have the classes {', '.join(fit_target.classes)}, people "
-                        f"{', '.join(test_target.classes)}: their scores cannot be averaged; use --several features"
-                    )
+            prepared.append(_prepare_target(labels, volumes, cases, name, task, seed))
         except UsageError as error:
             if len(names) == 1:
                 raise
-            findings.add_note(f"target {name} is left out: {error}")
-            continue
-        findings.add_notes([*notes, *test_target.notes])
-        columns = GROUP_COLUMNS if cases.level == "volume" else GROUP_COLUMNS[:1]  # a case may be of several devices
-        for fault, text in coverage_faults(frame, labels, test_target, columns):
-            findings.add_fault(fault, text)
-        selection = plan_selection(fit_target, people, seed)
-        if selection.by == "fixed":
-            findings.add_note(f"{name}: too few people per class to choose settings; the middle of each grid is used")
-        prepared.append(
-            PreparedTarget(fit_target, test_target, selection, cases.members if cases.averages_scores else None)
-        )
+            left_out.append(f"target {name} is left out: {error}")
     if not prepared:
-        raise UsageError(f"none of the {len(names)} targets can be probed:\n  " + "\n  ".join(findings.notes))
-    return prepared
+        raise UsageError(f"none of the {len(names)} targets can be measured:\n  " + "\n  ".join(left_out))
+    return prepared, left_out
+
+
+def _prepare_target(
+    labels: LabelTable, volumes: pd.DataFrame, cases: Cases, name: str, task: str, seed: int
+) -> PreparedTarget:
+    frame = cases.frame(volumes)
+    case_labels, kind, notes = labels, task, list[str]()
+    if cases.level == "person":
+        case_labels, kind, notes = person_labels(labels, volumes, name, task)
+    test_target = fit_target = join_labels(case_labels, frame, name, kind)
+    if cases.averages_scores:
+        fit_target = join_labels(labels, volumes, name, kind)
+        if fit_target.classes != test_target.classes:
+            raise UsageError(
+                f"{name}: volumes have the classes {', '.join(fit_target.classes)}, people "
+                f"{', '.join(test_target.classes)}: their scores cannot be averaged; use --several features"
+            )
+    notes += test_target.notes
+    columns = GROUP_COLUMNS if cases.level == "volume" else GROUP_COLUMNS[:1]  # a case may be of several devices
+    faults = tuple(Fault(kind, text) for kind, text in coverage_faults(frame, labels, test_target, columns))
+    people = (volumes if cases.averages_scores else frame)["person_id"].to_numpy(dtype=str)
+    selection = plan_selection(fit_target, people, seed)
+    if selection.by == "fixed":
+        notes.append(f"{name}: too few people per class to choose settings; the middle of each grid is used")
+    members = cases.members if cases.averages_scores else None
+    return PreparedTarget(fit_target, test_target, selection, members, tuple(notes), faults)

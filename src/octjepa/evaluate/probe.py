@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,7 +27,7 @@ from octjepa.errors import UsageError
 from octjepa.evaluate.attention_maps import list_attention
 from octjepa.evaluate.calibration import ProbeFit
 from octjepa.evaluate.case_predictions import list_predictions
-from octjepa.evaluate.cases import Cases, PreparedTarget, group_cases, prepare_targets
+from octjepa.evaluate.cases import Cases, PreparedTarget
 from octjepa.evaluate.features import (
     PROBES,
     TOKEN_PROBES,
@@ -36,23 +37,37 @@ from octjepa.evaluate.features import (
     majority_predictions,
 )
 from octjepa.evaluate.label_fractions import limit_prepared
-from octjepa.evaluate.labels import read_labels, split_multilabel
-from octjepa.evaluate.results import (
+from octjepa.evaluate.measurements import (
     MACRO,
     PredictionsByKey,
-    ProbeResult,
-    ResultKey,
     compare_with_baselines,
     compare_with_untrained,
     describe_target,
-    measure_predictions,
     measure_subgroups,
 )
-from octjepa.evaluate.subgroup_columns import SubgroupColumn, read_groups
-from octjepa.evaluate.survival import DEFAULT_PROBES, check_survival, join_events
-from octjepa.evaluate.targets import check_people, test_set_hash
+from octjepa.evaluate.protocol import (
+    Candidate,
+    Evaluation,
+    Ledger,
+    ProtocolSettings,
+    TestSet,
+    prepare_evaluation,
+    read_target_labels,
+    refuse_leaks,
+)
+from octjepa.evaluate.results import (
+    Choice,
+    Confusion,
+    ProbePaired,
+    ResultKey,
+    Row,
+    WithFewerLabels,
+    findings_json,
+    to_json,
+)
+from octjepa.evaluate.subgroups import SubgroupColumn
+from octjepa.evaluate.survival import DEFAULT_PROBES, check_survival
 from octjepa.metrics import test_set_ledger
-from octjepa.metrics.bootstrap import Draws
 from octjepa.metrics.findings import Findings
 from octjepa.metrics.scores import METRICS
 from octjepa.progress import bar
@@ -95,6 +110,62 @@ class ProbeSettings:
     event: str | None = None
     attention: bool = False
 
+    def protocol(self) -> ProtocolSettings:
+        """What of it the evaluation protocol needs."""
+        return ProtocolSettings(
+            self.task, self.level, self.several, self.visit_order, self.event, self.subgroups, self.bootstrap, self.seed
+        )
+
+
+@dataclass
+class ProbeResult(Findings):
+    """Result of a probe run; `payload` is what `octjepa probe` prints and the report draws.
+
+    rows: n counts test cases (volumes, eyes or people), n_people the people behind them.
+    paired: the first encoder minus the same network randomly initialised, on the same people; None if one of the two
+        is undefined.
+    comparisons: the same for every encoder, target, probe and pool; for reading, not for picking the best.
+    baselines: the encoder's result of `paired` minus that of every other baseline on the same people.
+    choices: what was selected for each result. confusions: test case counts.
+    targets: task, classes, counts by split and class weights. protocol: the unit of analysis and its aggregation.
+    labelled: by number of labelled training people, as text.
+    subgroups: of the results that `paired` compares: {name, target, probe, pool, column, metric, groups, equity_scaled,
+        left_out}, see `subgroups`.
+    predicted: target and test predictions by key; not part of the payload.
+    case_predictions: those of `paired` case by case, as `case_predictions.list_predictions`; not part of the payload.
+    attention: where attentive probes look, as `attention_maps.list_attention`; not part of the payload.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    paired: ProbePaired | None = None
+    comparisons: list[ProbePaired] = field(default_factory=list)
+    baselines: list[ProbePaired] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
+    confusions: list[Confusion] = field(default_factory=list)
+    targets: list[dict[str, Any]] = field(default_factory=list)
+    protocol: dict[str, Any] = field(default_factory=dict)
+    labelled: dict[str, WithFewerLabels] = field(default_factory=dict)
+    subgroups: list[dict[str, Any]] = field(default_factory=list)
+    predicted: PredictionsByKey = field(default_factory=dict)
+    case_predictions: list[dict[str, Any]] = field(default_factory=list)
+    attention: list[dict[str, Any]] = field(default_factory=list)
+
+    def payload(self) -> dict[str, Any]:
+        """The result as plain data for JSON."""
+        return {
+            **findings_json(self),
+            "rows": to_json(self.rows),
+            "paired": {} if self.paired is None else self.paired.to_json(),
+            "comparisons": to_json(self.comparisons),
+            "baselines": to_json(self.baselines),
+            "choices": to_json(self.choices),
+            "confusions": to_json(self.confusions),
+            "targets": self.targets,
+            "protocol": self.protocol,
+            "labelled": {count: one.to_json() for count, one in self.labelled.items()},
+            "subgroups": self.subgroups,
+        }
+
 
 def run_probes(
     embeddings: Sequence[Embeddings],
@@ -115,126 +186,108 @@ def run_probes(
     pools = _check_settings(embeddings, settings)
     _check_used(settings, tokens)
     names = list(dict.fromkeys(targets))
-    labels = read_labels(labels_path, names if settings.event is None else [*names, settings.event])
-    ledger = ledger_folder or test_set_ledger.default_folder(Path(labels_path))
-    test_set_ledger.check_writable(ledger)
+    labels = read_target_labels(labels_path, names, settings.event)
+    ledger = Ledger.of(labels_path, ledger_folder, COMMAND)
     result = ProbeResult()
     tables = name_tables(align_tables(embeddings, result), result.add_note)
-    frame = tables[0][1].frame
-    result.add_notes(check_people(frame))
-    leaked = max(table.leaked for table in embeddings)
-    if leaked:
-        raise UsageError(
-            f"leak: the encoder was pretrained on eyes of {leaked} people who are now in val or test, so their figures "
-            "would be too good. Give the store the split it was trained with, or pretrain again, then embed again."
-        )
-    if settings.event is not None:
-        labels = join_events(labels, names, settings.event)
-    result.add_notes(labels.notes)
-    task = settings.task
-    if task == "multilabel":
-        labels, names = split_multilabel(labels, names)
-        task = "binary"
-    cases = group_cases(frame, settings.level, settings.several, settings.visit_order)
-    result.protocol = cases.about
-    result.add_notes(cases.notes())
-    prepared = prepare_targets(labels, frame, cases, names, task, settings.seed, result)
+    refuse_leaks(max(table.leaked for table in embeddings), "the encoder", "pretrain again, then embed again.")
+    evaluation = prepare_evaluation(tables[0][1].frame, labels, names, settings.protocol(), result)
+    result.protocol = evaluation.cases.about
+    result.add_notes(evaluation.cases.notes())
+    evaluation.report_targets(result)
+    prepared = evaluation.targets
     test_targets = [target.test_target for target in prepared]
     result.targets = [describe_target(target) for target in test_targets]
-    case_frame = cases.frame(frame)
-    groups = read_groups(settings.subgroups, labels_path, case_frame)
-    people = case_frame["person_id"].to_numpy(dtype=str)
-    test_people = {target.name: people[target.indices["test"]].tolist() for target in test_targets}
-    draws = Draws([person for ids in test_people.values() for person in ids], settings.bootstrap, settings.seed)
 
-    inputs = ProbeInputs(tables, cases, prepared, pools, settings, tokens)
-    test_sets = {target.name: test_set_hash(labels, frame, target.name) for target in test_targets}
+    inputs = ProbeInputs(tables, evaluation, pools, settings, tokens)
     with_fewer_labels = {count: _limit_labels(inputs, count, result) for count in settings.labelled}
     fingerprints = inputs.fingerprints()
     fingerprints += [
         f"{fingerprint} labelled {count}"
-        for count, fewer in with_fewer_labels.items()
+        for count, (fewer, _) in with_fewer_labels.items()
         if fewer.prepared
         for fingerprint in fingerprints
     ]
-    test_set_ledger.record_uses(ledger, COMMAND, test_sets, dict.fromkeys(test_sets, fingerprints), result)
-    for target in test_targets:
-        key = ResultKey("majority", target.name, "constant", "none")
-        result.predicted[key] = target, majority_predictions(target)
-    # One thread: these matrices are small, and the result then does not depend on the number of cores.
-    with bar("probes", None, "fit") as shown, threadpool_limits(1):
-        for key, prepared_target, fit in inputs.fits(result):
-            result.predicted[key] = prepared_target.test_target, prepared_target.predictions(fit.predictions)
-            choice = {"setting": fit.setting, "by": prepared_target.selection.by, "unconverged": fit.unconverged}
-            result.choices.append({**vars(key), **choice})
-            if fit.unconverged:
-                result.add_note(
-                    f"{fit.unconverged} fit(s) of {key.name} ({key.probe}, {key.pool}) for {key.target} stopped before "
-                    "convergence"
-                )
-            shown.advance()
-
-    measured = measure_predictions(result.predicted, test_people, draws, settings.metrics, result)
+    measured_things = dict.fromkeys(evaluation.test_sets, fingerprints)
+    test_set = evaluation.open_test_set(ledger, measured_things, result)
+    candidates = _with_majority(prepared, _candidates(inputs, "probes", result, result.choices))
+    result.predicted, measured = test_set.measure(candidates, settings.metrics, result)
     result.rows, result.confusions = measured.rows, measured.confusions
     result.comparisons = compare_with_untrained(test_targets, tables, measured.estimates)
-    probe = settings.paired_probe if settings.paired_probe in settings.probes else settings.probes[-1]
-    pool = settings.paired_pool if settings.paired_pool in pools else pooling.default_pool(pools)
-    compared = {comparison["target"] for comparison in result.comparisons}
-    headline = {
-        "name": tables[0][0],
-        "target": MACRO if MACRO in compared else test_targets[0].name,
-        "probe": probe,
-        "pool": ATTENTION if probe in TOKEN_PROBES else pool,
-    }
-    result.paired = next((pair for pair in result.comparisons if headline.items() <= pair.items()), {})
-    result.case_predictions = list_predictions(result.predicted, headline, cases, frame)
+    headline = _headline(tables[0][0], settings, pools, result.comparisons, test_targets[0].name)
+    result.paired = next((pair for pair in result.comparisons if pair.key == headline), None)
+    result.case_predictions = list_predictions(result.predicted, headline, evaluation.cases, evaluation.volumes)
     result.baselines = compare_with_baselines(result.paired, measured.estimates)
-    read_by = {key: found for key, found in result.predicted.items() if _is_read_by(key, probe, headline["pool"])}
-    result.subgroups = measure_subgroups(read_by, groups, test_people, draws, settings.metrics)
-    for count, fewer in with_fewer_labels.items():
-        _measure_labelled(count, fewer, tables, test_people, draws, result)
+    read_by = {key: found for key, found in result.predicted.items() if _is_read_by(key, headline)}
+    result.subgroups = measure_subgroups(read_by, evaluation.groups, test_set.people, test_set.draws, settings.metrics)
+    for count, (fewer, reasons) in with_fewer_labels.items():
+        result.labelled[str(count)] = _measure_labelled(count, fewer, reasons, tables, test_set)
     return result
 
 
-def _is_read_by(key: ResultKey, probe: str, pool: str) -> bool:
-    """Whether a result is that of `probe` and `pool`, or of a baseline without a pool."""
-    return (key.probe, key.pool) == (probe, pool) or (key.pool == "none" and key.probe in (probe, "linear"))
+def _headline(
+    name: str, settings: ProbeSettings, pools: Sequence[str], comparisons: Sequence[ProbePaired], first_target: str
+) -> ResultKey:
+    """Whose result is compared in `ProbeResult.paired`; fixed by the settings, not by test results."""
+    probe = settings.paired_probe if settings.paired_probe in settings.probes else settings.probes[-1]
+    pool = settings.paired_pool if settings.paired_pool in pools else pooling.default_pool(pools)
+    target = MACRO if any(pair.target == MACRO for pair in comparisons) else first_target
+    return ResultKey(name, target, probe, ATTENTION if probe in TOKEN_PROBES else pool)
 
 
-def _limit_labels(inputs: ProbeInputs, count: int, result: ProbeResult) -> ProbeInputs:
-    """`inputs` with the labels of `count` training people alone; targets that are left out are recorded in `result`."""
+def _is_read_by(key: ResultKey, headline: ResultKey) -> bool:
+    """Whether a result has the probe and pool of `headline`, or is that of a baseline without a pool."""
+    same = (key.probe, key.pool) == (headline.probe, headline.pool)
+    return same or (key.pool == "none" and key.probe in (headline.probe, "linear"))
+
+
+def _with_majority(prepared: Sequence[PreparedTarget], candidates: Iterator[Candidate]) -> Iterator[Candidate]:
+    for target in prepared:
+        key = ResultKey("majority", target.name, "constant", "none")
+        yield Candidate(key, target, majority_predictions(target.test_target))
+    yield from candidates
+
+
+def _candidates(inputs: ProbeInputs, title: str, result: ProbeResult, choices: list[Choice]) -> Iterator[Candidate]:
+    """Every probe, fitted to every input; what was selected for each goes to `choices`."""
+    # One thread: these matrices are small, and the result then does not depend on the number of cores.
+    with bar(title, None, "fit") as shown, threadpool_limits(1):
+        for key, target, fit in inputs.fits(result):
+            choices.append(
+                Choice(**vars(key), setting=fit.setting, by=target.selection.by, unconverged=fit.unconverged)
+            )
+            yield Candidate.of_fit(key, target, fit.predictions)
+            shown.advance()
+
+
+def _limit_labels(inputs: ProbeInputs, count: int, result: ProbeResult) -> tuple[ProbeInputs, list[str]]:
+    """`inputs` with the labels of only `count` training people, and why targets are left out."""
     prepared, reasons = limit_prepared(inputs.prepared, inputs.person_ids, count, inputs.settings.seed)
-    result.labelled[str(count)] = {"rows": [], "comparisons": [], "left_out": reasons}
     result.add_notes([f"{count} labelled people: {reason}; left out" for reason in reasons])
-    return inputs.with_targets(prepared)
+    return inputs.with_targets(prepared), reasons
 
 
 def _measure_labelled(
-    count: int,
-    inputs: ProbeInputs,
-    tables: NamedTables,
-    test_people: Mapping[str, Sequence[str]],
-    draws: Draws,
-    result: ProbeResult,
-) -> None:
-    """Fills `result.labelled[count]`: rows and comparisons as those of the whole labels.
+    count: int, inputs: ProbeInputs, reasons: Sequence[str], tables: NamedTables, test_set: TestSet
+) -> WithFewerLabels:
+    """Rows and comparisons as those of all labels.
 
-    The macro mean is over the targets of the whole result, so that it is one curve: where one of them is left out,
-    there is none.
+    The macro mean is over the targets of the whole result, so that it is one curve: if one of them is left out, there
+    is no macro mean.
     """
-    predicted: PredictionsByKey = {}
-    findings = Findings()
-    with bar(f"{count} labelled", None, "fit") as shown, threadpool_limits(1):
-        for key, target, fit in inputs.fits(result):
-            predicted[key] = target.test_target, target.predictions(fit.predictions)
-            shown.advance()
     if not inputs.prepared:
-        return
-    measured = measure_predictions(predicted, test_people, draws, inputs.settings.metrics, findings)
-    comparisons = compare_with_untrained([target.test_target for target in inputs.prepared], tables, measured.estimates)
-    whole = not result.labelled[str(count)]["left_out"]
-    for name, found in (("rows", measured.rows), ("comparisons", comparisons)):
-        result.labelled[str(count)][name] = [entry for entry in found if whole or entry["target"] != MACRO]
+        return WithFewerLabels(left_out=tuple(reasons))
+    quiet = ProbeResult()
+    candidates = _candidates(inputs, f"{count} labelled", quiet, quiet.choices)
+    _, measured = test_set.measure(candidates, inputs.settings.metrics, quiet)
+    targets = [target.test_target for target in inputs.prepared]
+    comparisons = compare_with_untrained(targets, tables, measured.estimates)
+    whole = not reasons
+    return WithFewerLabels(
+        tuple(row for row in measured.rows if whole or row.target != MACRO),
+        tuple(pair for pair in comparisons if whole or pair.target != MACRO),
+        tuple(reasons),
+    )
 
 
 def _check_settings(embeddings: Sequence[Embeddings], settings: ProbeSettings) -> tuple[str, ...]:
@@ -278,13 +331,14 @@ class ProbeInputs:
     def __init__(
         self,
         tables: NamedTables,
-        cases: Cases,
-        prepared: Sequence[PreparedTarget],
+        evaluation: Evaluation,
         pools: Sequence[str],
         settings: ProbeSettings,
         tokens: Sequence[TokenFolder],
     ) -> None:
-        self.prepared, self.settings = prepared, settings
+        cases = evaluation.cases
+        self.prepared: Sequence[PreparedTarget] = evaluation.targets
+        self.settings = settings
         volumes = tables[0][1].frame
         frame = volumes if cases.averages_scores else cases.frame(volumes)
         self.person_ids = frame["person_id"].to_numpy(dtype=str)  # of what targets are fitted to

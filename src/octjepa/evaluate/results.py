@@ -1,29 +1,57 @@
-"""From test predictions to the result of a probe run: metrics with intervals, their macro mean, paired differences."""
+"""Typed results of the evaluation protocol, each with one JSON form: what commands write and what pages read.
+
+A `Row` is one metric of one predictor on the test set, a `Paired` the difference of two predictors on the same people.
+The subclasses add what one caller alone knows. The keys of the JSON form are a contract (docs/probe.md,
+docs/leaderboard.md, docs/finetune.md, docs/segment.md). `from_json` ignores unknown keys, so that files with additional
+keys stay readable, and raises UsageError where a required key is missing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, Self
 
-import numpy as np
-
-from octjepa.embed.alignment import NamedTables, untrained_name
-from octjepa.embed.table import SPLITS
 from octjepa.errors import UsageError
-from octjepa.evaluate.calibration import class_weights
-from octjepa.evaluate.subgroup_columns import Groups, score_groups
-from octjepa.evaluate.survival import TASK
-from octjepa.evaluate.targets import Target
-from octjepa.metrics.bootstrap import Draws, Estimate, mean_estimate
-from octjepa.metrics.comparisons import paired_difference
-from octjepa.metrics.findings import BASELINES, Findings
-from octjepa.metrics.intervals import scale_of
-from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Predictions, confusion, measure
+from octjepa.metrics.findings import Findings
 
-MACRO = "macro"
-_NOT_IN_PAYLOAD = ("predicted", "case_predictions", "attention")
+
+class Record:
+    """A frozen dataclass with one JSON form. KEYS: its keys in order, where they are not the names of the fields."""
+
+    KEYS: ClassVar[tuple[str, ...]] = ()
+    ALIASES: ClassVar[Mapping[str, str]] = {}  # JSON key -> field
+
+    @classmethod
+    def _keys(cls) -> tuple[str, ...]:
+        return cls.KEYS or tuple(one.name for one in fields(cls))  # type: ignore[arg-type]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {key: _plain(getattr(self, self.ALIASES.get(key, key))) for key in self._keys()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The record with this JSON form. Raises UsageError: a required key is missing."""
+        names = {key: cls.ALIASES.get(key, key) for key in data}
+        known = {one.name: one for one in fields(cls)}  # type: ignore[arg-type]
+        values = {names[key]: value for key, value in data.items() if names[key] in known}
+        missing = [
+            name
+            for name, one in known.items()
+            if name not in values and one.default is MISSING and one.default_factory is MISSING
+        ]
+        if missing:
+            raise UsageError(f"a result lacks {', '.join(missing)}: it has {', '.join(map(str, data)) or 'no key'}")
+        return cls(**values)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Record):
+        return value.to_json()
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    return value
 
 
 @dataclass(frozen=True)
@@ -36,205 +64,235 @@ class ResultKey:
     pool: str
 
 
-PredictionsByKey = dict[ResultKey, tuple[Target, Predictions]]
-Estimates = dict[tuple[ResultKey, str], Estimate]
+@dataclass(frozen=True)
+class Row(Record):
+    """One metric of one predictor on the test cases of a target.
 
-
-@dataclass
-class ProbeResult(Findings):
-    """Result of a probe run; `payload` is what `octjepa probe` prints and the report draws.
-
-    rows: one metric each; value, low and high are None where the metric or a valid interval does not exist; n counts
-        test cases (volumes, eyes or people), n_people the people behind them.
-    paired: the first encoder minus its untrained twin on the same people (empty if one of the two is undefined).
-    comparisons: the same for every encoder, target, probe and pool; for reading, not for picking the best.
-    baselines: the encoder's result of `paired` minus that of every other baseline on the same people.
-    choices: setting, how it was selected and the number of unconverged fits per result. confusions: test case counts.
-    targets: task, classes, counts by split and class weights. protocol: the unit of analysis and its aggregation.
-    labelled: by number of labelled training people, as text: rows and comparisons as above, and why targets are left
-        out there.
-    subgroups: of the results that `paired` compares: {name, target, probe, pool, column, metric, groups, equity_scaled,
-        left_out}, see `subgroup_columns`.
-    predicted: target and test predictions by key; not part of the payload.
-    case_predictions: those of `paired` case by case, as `case_predictions.list_predictions`; not part of the payload.
-    attention: where attentive probes look, as `attention_maps.list_attention`; not part of the payload.
+    value, low, high: None where the metric or a valid interval does not exist. n: test cases; n_people: people behind
+    them.
     """
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    paired: dict[str, Any] = field(default_factory=dict)
-    comparisons: list[dict[str, Any]] = field(default_factory=list)
-    baselines: list[dict[str, Any]] = field(default_factory=list)
-    choices: list[dict[str, Any]] = field(default_factory=list)
-    confusions: list[dict[str, Any]] = field(default_factory=list)
-    targets: list[dict[str, Any]] = field(default_factory=list)
-    protocol: dict[str, Any] = field(default_factory=dict)
-    labelled: dict[str, dict[str, Any]] = field(default_factory=dict)
-    subgroups: list[dict[str, Any]] = field(default_factory=list)
-    predicted: PredictionsByKey = field(default_factory=dict)
-    case_predictions: list[dict[str, Any]] = field(default_factory=list)
-    attention: list[dict[str, Any]] = field(default_factory=list)
+    name: str
+    target: str = ""
+    probe: str = ""
+    pool: str = ""
+    metric: str = ""
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int | None = None
+    n_people: int | None = None
 
-    def payload(self) -> dict[str, Any]:
-        """The result as plain data for JSON."""
-        return {name: value for name, value in vars(self).items() if name not in _NOT_IN_PAYLOAD}
+    @property
+    def key(self) -> ResultKey:
+        """Whose metric it is."""
+        return ResultKey(self.name, self.target, self.probe, self.pool)
 
 
 @dataclass(frozen=True)
-class Measurements:
-    """Bootstrap estimates by key and metric, and the JSON `rows` and `confusions` of a result made from them."""
+class BoardRow(Row):
+    """The mean of an entry of a leaderboard over its seeds.
 
-    estimates: Estimates
-    rows: list[dict[str, Any]]
-    confusions: list[dict[str, Any]]
-
-
-def describe_target(target: Target) -> dict[str, Any]:
-    """Plain data on a target: task, counts by split and class, and the class weights that every probe uses."""
-    about: dict[str, Any] = {"target": target.name, "task": target.task, "label_hash": target.label_hash}
-    if not target.classes:
-        about["counts"] = {split: len(target.indices[split]) for split in SPLITS}
-        if target.task == TASK:
-            about["events"] = {split: int((target.values[split] > 0).sum()) for split in SPLITS}
-        return about
-    counts = {split: np.bincount(target.values[split], minlength=len(target.classes)).tolist() for split in SPLITS}
-    weights = class_weights(target.values["train"], len(target.classes))
-    return about | {"classes": list(target.classes), "counts": counts, "class_weights": weights.round(6).tolist()}
-
-
-def measure_predictions(
-    predicted: PredictionsByKey,
-    people: Mapping[str, Sequence[str]],
-    draws: Draws,
-    metric_names: Sequence[str] | None,
-    findings: Findings,
-) -> Measurements:
-    """Estimates every metric of every prediction, and the macro AUROC of at least two binary targets.
-
-    people: the people of each target's test cases, in order. metric_names: None for all of the task; the primary metric
-    is always estimated. Raises UsageError where none of `metric_names` fits a target's task.
+    primary: the metric that the table is ordered by. seed_sd: standard deviation over the seeds, None for one seed.
+    recipe_low, recipe_high: interval that also holds the spread of the seeds.
     """
-    estimates: Estimates = {}
-    rows, confusions = [], []
-    for key, (target, predictions) in predicted.items():
-        primary, known = PRIMARY_METRIC[target.task], TASK_METRICS[target.task]
-        shown = [name for name in known if metric_names is None or name in metric_names]
-        if not shown and metric_names is not None:
-            raise UsageError(
-                f"{target.name} is {target.task}: none of the requested metrics fits; it has {', '.join(known)}"
-            )
-        for metric in dict.fromkeys((*shown, primary)):
-            statistic = partial(measure, metric, predictions)
-            scale = scale_of(metric, predictions.scores)
-            ids = list(people[target.name])
-            estimate = draws.estimate(statistic, ids, target.label_hash, centred=metric == "ece", scale=scale)
-            estimates[key, metric] = estimate
-            if metric in shown:
-                rows.append(_result_row(key, metric, estimate))
-            undefined = estimate.interval().undefined
-            if metric == primary and undefined:
-                findings.add_note(
-                    f"{target.name}: {undefined} of {len(estimate.samples)} resamples of {estimate.n_people} test "
-                    f"people hold too few classes for {metric}; intervals cover the others"
-                )
-        if target.classes:
-            confusions.append({**vars(key), "classes": list(target.classes), "counts": confusion(predictions)})
-        _report_constant(key, target, predictions, findings)
-    macro = _macro_estimates({target.name: target for target, _ in predicted.values()}, estimates, people)
-    rows += [_result_row(key, metric, estimate) for (key, metric), estimate in macro.items()]
-    return Measurements(estimates | macro, rows, confusions)
+
+    primary: bool = False
+    seeds: int = 1
+    seed_sd: float | None = None
+    recipe_low: float | None = None
+    recipe_high: float | None = None
 
 
-def measure_subgroups(
-    predicted: PredictionsByKey,
-    groups: Groups,
-    people: Mapping[str, Sequence[str]],
-    draws: Draws,
-    metric_names: Sequence[str] | None = None,
-) -> list[dict[str, Any]]:
-    """`score_groups` of every prediction of `predicted`, with its key; people: of each target's test cases."""
-    return [
-        {**vars(key), **scored}
-        for key, (target, predictions) in predicted.items()
-        for scored in score_groups(groups, target, predictions, people[target.name], draws, metric_names)
-    ]
+@dataclass(frozen=True)
+class HeadRow(Row):
+    """One metric of a segmentation head in one class (`target`, "class" in JSON; "mean": over the classes).
+
+    undefined: resamples without a value.
+    """
+
+    undefined: int = 0
+    KEYS: ClassVar[tuple[str, ...]] = (
+        *("name", "metric", "class", "value", "low", "high", "n", "n_people", "undefined"),
+    )
+    ALIASES: ClassVar[Mapping[str, str]] = {"class": "target"}
 
 
-def _report_constant(key: ResultKey, target: Target, predictions: Predictions, findings: Findings) -> None:
-    """Adds a fault for an encoder whose probe predicts one value for every test case."""
-    answers = np.unique(predictions.predicted_classes() if target.classes else predictions.scores[:, 0].round(9))
-    if len(answers) == 1 and key.name not in BASELINES:
-        answer = repr(target.classes[int(answers[0])]) if target.classes else f"{answers[0]:.4g}"
-        findings.add_fault(
-            "constant_predictor",
-            f"{key.name} ({key.probe}, {key.pool}) predicts {answer} for every test case of {key.target}: a constant "
-            "predictor",
+def read_row(data: Mapping[str, Any]) -> Row:
+    """The row with this JSON form, whoever wrote it. Raises UsageError: a row without a name."""
+    kind = HeadRow if "class" in data else BoardRow if "seed_sd" in data else Row
+    return kind.from_json(data)
+
+
+@dataclass(frozen=True)
+class Paired(Record):
+    """One predictor (`name`) minus another (`reference`) on the same people, in `metric`.
+
+    undefined: resamples in which one of them has no value. p: two-sided, of no difference; None without an interval.
+    """
+
+    name: str = ""
+    target: str = ""
+    metric: str = ""
+    reference: str = ""
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    undefined: int | None = None
+    n_people: int | None = None
+    p: float | None = None
+
+
+@dataclass(frozen=True)
+class ProbePaired(Paired):
+    """Two results of the same probe and pooling."""
+
+    probe: str = ""
+    pool: str = ""
+    KEYS: ClassVar[tuple[str, ...]] = (
+        *("name", "target", "probe", "pool", "metric", "reference"),
+        *("difference", "low", "high", "undefined", "n_people", "p"),
+    )
+
+    @property
+    def key(self) -> ResultKey:
+        """The result that the reference is taken from."""
+        return ResultKey(self.name, self.target, self.probe, self.pool)
+
+
+@dataclass(frozen=True)
+class TunedPaired(Paired):
+    """A tuned network minus a reference. against: frozen, best_baseline or tuned_from_scratch."""
+
+    against: str = ""
+    reference_probe: str = ""
+    KEYS: ClassVar[tuple[str, ...]] = (
+        *("name", "target", "metric", "against", "reference", "reference_probe"),
+        *("difference", "low", "high", "undefined", "n_people", "p"),
+    )
+
+
+@dataclass(frozen=True)
+class HeadPaired(Paired):
+    """A segmentation head minus a reference, in its mean over the classes."""
+
+    KEYS: ClassVar[tuple[str, ...]] = ("name", "reference", "metric", "difference", "low", "high", "n_people")
+
+
+@dataclass(frozen=True)
+class RecipePaired(Paired):
+    """The mean of an entry over its seeds minus that of a reference; of the recipes where both have several seeds."""
+
+    recipe_low: float | None = None
+    recipe_high: float | None = None
+    seeds: int = 1
+    KEYS: ClassVar[tuple[str, ...]] = (
+        *("name", "reference", "target", "metric", "difference", "low", "high"),
+        *("recipe_low", "recipe_high", "n_people", "seeds"),
+    )
+
+
+@dataclass(frozen=True)
+class CorrectedPaired(RecipePaired):
+    """A member of a family of comparisons. p_of: networks or recipes. p_holm, q_bh: corrected over the family."""
+
+    p_of: str = "networks"
+    p_holm: float | None = None
+    q_bh: float | None = None
+    KEYS: ClassVar[tuple[str, ...]] = (*RecipePaired.KEYS, "p_of", "p", "p_holm", "q_bh")
+
+
+def read_paired(data: Mapping[str, Any]) -> Paired:
+    """The paired difference with this JSON form, whoever wrote it."""
+    for key, kind in (
+        ("against", TunedPaired),
+        ("p_holm", CorrectedPaired),
+        ("recipe_low", RecipePaired),
+        ("probe", ProbePaired),
+    ):
+        if key in data:
+            return kind.from_json(data)
+    return HeadPaired.from_json(data) if "target" not in data else Paired.from_json(data)
+
+
+@dataclass(frozen=True)
+class Confusion(Record):
+    """Counts of test cases: rows are the true classes, columns the predicted ones."""
+
+    name: str
+    target: str
+    probe: str
+    pool: str
+    classes: tuple[str, ...]
+    counts: list[list[int]]
+
+
+@dataclass(frozen=True)
+class Choice(Record):
+    """What was selected for a result without its test cases.
+
+    setting: of the probe. by: "val", "cv" or "fixed". unconverged: fits that stopped before they converged.
+    """
+
+    name: str
+    target: str
+    probe: str
+    pool: str
+    setting: float
+    by: str
+    unconverged: int
+
+
+@dataclass(frozen=True)
+class TunedChoice(Record):
+    """The update whose weights were selected, of all updates. by: "val", or "last" where nothing was selected."""
+
+    name: str
+    probe: str
+    pool: str
+    update: int
+    of: int
+    by: str
+
+
+@dataclass(frozen=True)
+class WithFewerLabels(Record):
+    """Results with the labels of a number of training people; why targets are left out there."""
+
+    rows: tuple[Row, ...] = ()
+    comparisons: tuple[Paired, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """As `Record.from_json`; the rows and differences are records, too."""
+        pairs = data.get("comparisons") or data.get("paired") or ()
+        return cls(
+            tuple(map(read_row, data.get("rows") or ())),
+            tuple(map(read_paired, pairs)),
+            tuple(data.get("left_out") or ()),
         )
 
 
-def _result_row(key: ResultKey, metric: str, estimate: Estimate) -> dict[str, Any]:
-    return {**vars(key), "metric": metric, **estimate.as_dict()}
+def read_fewer_labels(data: Mapping[str, Any]) -> dict[str, WithFewerLabels]:
+    """By number of people, as text."""
+    return {str(count): WithFewerLabels.from_json(one) for count, one in data.items()}
 
 
-def _macro_estimates(
-    targets: Mapping[str, Target], estimates: Estimates, people: Mapping[str, Sequence[str]]
-) -> Estimates:
-    """The mean AUROC over the binary targets, resampled jointly; empty where there are fewer than two."""
-    binary = [name for name, target in targets.items() if target.task == "binary"]
-    if len(binary) < 2:
-        return {}
-    n_people = len({person for name in binary for person in people[name]})
-    macro: Estimates = {}
-    for key, metric in estimates:
-        if key.target == binary[0] and metric == "auroc":
-            parts = [estimates[ResultKey(key.name, name, key.probe, key.pool), metric] for name in binary]
-            macro[ResultKey(key.name, MACRO, key.probe, key.pool), metric] = mean_estimate(parts, n_people)
-    return macro
+def to_json(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Plain data of several records."""
+    return [record.to_json() for record in records]
 
 
-def differences_by_name(
-    paired: Sequence[Mapping[str, Any]], name: Callable[[Mapping[str, Any]], str]
-) -> dict[str, Any]:
+def findings_json(findings: Findings) -> dict[str, Any]:
+    """Faults, notes and uses as plain data."""
+    faults = [fault.to_json() for fault in findings.faults]
+    return {"faults": faults, "notes": list(findings.notes), "uses": list(findings.uses)}
+
+
+def differences_by_name(paired: Sequence[Paired], name: Callable[[Paired], str]) -> dict[str, Any]:
     """Paired differences as `octjepa inspect` shows them: {value, low, high, n_people} under `name(pair)`."""
     return {
-        name(pair): {"value": pair["difference"], **{key: pair[key] for key in ("low", "high", "n_people")}}
+        name(pair): {"value": pair.difference, "low": pair.low, "high": pair.high, "n_people": pair.n_people}
         for pair in paired
     }
-
-
-def compare_with_untrained(
-    targets: Sequence[Target], tables: NamedTables, estimates: Estimates
-) -> list[dict[str, Any]]:
-    """The paired difference of every encoder result and its untrained twin, in the primary metric of each target."""
-    metrics = {target.name: PRIMARY_METRIC[target.task] for target in targets} | {MACRO: "auroc"}
-    twins = {name: untrained_name(tables, index) for index, (name, _) in enumerate(tables)}
-    comparisons = []
-    for (key, metric), ours in estimates.items():
-        if key.name in twins and metric == metrics[key.target]:
-            twin = twins[key.name]
-            reference = estimates[ResultKey(twin, key.target, key.probe, key.pool), metric]
-            difference = paired_difference(ours, reference)
-            comparisons.append({**vars(key), "metric": metric, "reference": twin, **vars(difference)})
-    return comparisons
-
-
-def compare_with_baselines(paired: Mapping[str, Any], estimates: Estimates) -> list[dict[str, Any]]:
-    """The paired differences of the result that `paired` names and of every other baseline, in the same metric.
-
-    A baseline is read under the same pool or without one; of several probes that read it, the one of `paired` counts.
-    """
-    if not paired:
-        return []
-    ours = ResultKey(*(paired[name] for name in ("name", "target", "probe", "pool")))
-    baselines: dict[str, ResultKey] = {}
-    for (key, metric), estimate in estimates.items():
-        read_alike = (metric, key.target) == (paired["metric"], ours.target) and key.pool in (ours.pool, "none")
-        other = key.name in BASELINES and key.name != paired["reference"]
-        if read_alike and other and np.isfinite(estimate.value):
-            baselines[key.name] = key if key.probe == ours.probe else baselines.get(key.name, key)
-    return [
-        {
-            **vars(ours), "metric": paired["metric"], "reference": name,
-            **vars(paired_difference(estimates[ours, paired["metric"]], estimates[key, paired["metric"]])),
-        }
-        for name, key in baselines.items()
-    ]  # fmt: skip

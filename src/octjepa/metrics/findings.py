@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,14 +26,31 @@ FAULT_KINDS = {
 }
 
 
+@dataclass(frozen=True)
+class Fault:
+    """A fault that a reader must see before any value. kind: one of FAULT_KINDS; what: a sentence, without an id."""
+
+    kind: str
+    what: str
+
+    def to_json(self) -> dict[str, str]:
+        """Plain data."""
+        return {"kind": self.kind, "what": self.what}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Fault:
+        """The fault with this JSON form."""
+        return cls(str(data["kind"]), str(data["what"]))
+
+
 @dataclass
 class Findings:
-    """faults: {kind, what}, kinds of FAULT_KINDS, shown first in every output. notes: what was left out or degraded.
+    """faults: shown first in every output. notes: what was left out or degraded.
 
     uses: how often each test set was used; empty where no ledger was kept.
     """
 
-    faults: list[dict[str, str]] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     uses: list[dict[str, Any]] = field(default_factory=list)
 
@@ -50,7 +67,7 @@ class Findings:
 
     def add_fault(self, kind: str, what: str) -> None:
         """Adds a fault once and logs it."""
-        fault = {"kind": kind, "what": what}
+        fault = Fault(kind, what)
         if fault not in self.faults:
             self.faults.append(fault)
             log.warning("%s: %s", FAULT_KINDS[kind], what)

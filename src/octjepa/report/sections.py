@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from octjepa.errors import OctjepaError
+from octjepa.evaluate.subgroups import subgroup_tables
 from octjepa.progress import bar
 from octjepa.report import occlusion, supervised
 from octjepa.report.cohort import accepted_files, refused_files, run_flow, summarise_cohort
@@ -19,7 +20,6 @@ from octjepa.report.contents import Contents, Kind, Missing
 from octjepa.report.figures import curves, eyes, forest, masks, tokens
 from octjepa.report.headlines import PREDICTORS
 from octjepa.report.label_curve import label_curve
-from octjepa.report.subgroups import subgroup_tables
 from octjepa.store import Store
 
 _ALL: tuple[Kind, ...] = get_args(Kind)

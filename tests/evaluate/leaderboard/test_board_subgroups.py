@@ -6,7 +6,7 @@ import pandas as pd
 
 from command_line import call
 from octjepa.evaluate.leaderboard.board import run_board
-from octjepa.evaluate.subgroup_columns import parse_subgroups
+from octjepa.evaluate.subgroups import parse_subgroups
 from octjepa.report.leaderboard import write_leaderboard
 
 

@@ -15,7 +15,7 @@ from command_line import call
 from octjepa.checkpoint.folder import read_manifest, write_folder
 from octjepa.encoders import load_encoder
 from octjepa.errors import ContractError, UsageError, WrongCheckpointError
-from octjepa.evaluate.subgroup_columns import parse_subgroups
+from octjepa.evaluate.subgroups import parse_subgroups
 from octjepa.files import read_json_lines
 from octjepa.report import write_report
 from octjepa.report.html import number, signed

@@ -8,7 +8,7 @@ without labels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,8 +19,16 @@ from octjepa.errors import UsageError
 from octjepa.evaluate.calibration import ProbeFit
 from octjepa.evaluate.features import plan_selection
 from octjepa.evaluate.leaderboard.selection import EvaluatedOption, Option, evaluate_option
-from octjepa.evaluate.subgroup_columns import Groups, score_groups, scores_as_dict
-from octjepa.evaluate.subgroups import leave_one_group_out, subgroup_scores, transfer_thresholds
+from octjepa.evaluate.measurements import best_by_test, estimate_metric
+from octjepa.evaluate.results import BoardRow, CorrectedPaired, RecipePaired
+from octjepa.evaluate.subgroups import (
+    Groups,
+    leave_one_group_out,
+    score_groups,
+    scores_as_dict,
+    subgroup_scores,
+    transfer_thresholds,
+)
 from octjepa.evaluate.targets import Target
 from octjepa.metrics.bootstrap import Draws, Estimate
 from octjepa.metrics.comparisons import (
@@ -32,8 +40,7 @@ from octjepa.metrics.comparisons import (
     seed_spread,
 )
 from octjepa.metrics.findings import BASELINES
-from octjepa.metrics.intervals import LOWER_IS_BETTER, scale_of
-from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Figures, Predictions, Weights, brier, measure
+from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Predictions
 from octjepa.metrics.thresholds import decision_curve, reliability_curve, threshold_at_specificity, threshold_scores
 
 GROUPS = ("device", "clinical_site", "eye")
@@ -93,38 +100,42 @@ class LeaderboardRow:
     def estimates(self, metric: str) -> list[Estimate]:
         """The figure of every seed."""
         if metric not in self._estimates:
-            self._estimates[metric] = [self._estimate(metric, training.evaluated.test) for training in self.trainings]
+            self._estimates[metric] = [
+                estimate_metric(metric, training.evaluated.test, self.draws, self.people, self.target.label_hash)
+                for training in self.trainings
+            ]
         return self._estimates[metric]
 
-    def _estimate(self, metric: str, predictions: Predictions) -> Estimate:
-        def statistic(weights: Weights) -> Figures:
-            return brier(predictions, weights) if metric == "brier" else measure(metric, predictions, weights)
-
-        scale = scale_of(metric, predictions.scores)
-        return self.draws.estimate(statistic, self.people, self.target.label_hash, metric == "ece", scale)
-
-    def figures(self) -> list[dict[str, Any]]:
-        """A figure for every metric: the mean over seeds, its interval, and the spread of the seeds apart from it."""
+    def results(self) -> list[BoardRow]:
+        """A row for every metric: the mean over seeds, its interval, and the spread of the seeds apart from it."""
         probe, pool = (
             ", ".join(dict.fromkeys(part for part in parts if part))
             for parts in zip(
                 *((training.option.probe, training.option.pool) for training in self.trainings), strict=True
             )
         )
-        figures = []
+        rows = []
         for metric in self.metrics:
             estimates = self.estimates(metric)
             mean, seeds, recipe = mean_over_seeds(estimates), seed_spread(estimates), recipe_interval(estimates)
-            figures.append(
-                {
-                    "name": self.name, "target": self.target.name, "probe": probe, "pool": pool, "metric": metric,
-                    **mean.as_dict(), "primary": metric == self.primary_metric, "seeds": seeds.seeds,
-                    "seed_sd": seeds.sd, "recipe_low": recipe.low, "recipe_high": recipe.high,
-                }
-            )  # fmt: skip
-        return figures
+            rows.append(
+                BoardRow(
+                    self.name,
+                    self.target.name,
+                    probe,
+                    pool,
+                    metric,
+                    **mean.as_dict(),
+                    primary=metric == self.primary_metric,
+                    seeds=seeds.seeds,
+                    seed_sd=seeds.sd,
+                    recipe_low=recipe.low,
+                    recipe_high=recipe.high,
+                )
+            )
+        return rows
 
-    def training_figures(self) -> list[dict[str, Any]]:
+    def training_results(self) -> list[dict[str, Any]]:
         """Every seed with what validation selected for it."""
         return [
             {
@@ -136,17 +147,26 @@ class LeaderboardRow:
             for training, estimate in zip(self.trainings, self.estimates(self.primary_metric), strict=True)
         ]  # fmt: skip
 
-    def difference(self, reference: LeaderboardRow) -> dict[str, Any]:
+    def difference(self, reference: LeaderboardRow) -> CorrectedPaired:
         """This row minus `reference` on the primary metric; p is of the recipes where both have at least two seeds."""
         metric = self.primary_metric
         paired, recipe, p = recipe_difference(self.estimates(metric), reference.estimates(metric))
-        return {
-            "name": self.name, "reference": reference.name, "target": self.target.name, "metric": metric,
-            "difference": paired.difference if np.isfinite(paired.difference) else None, "low": paired.low,
-            "high": paired.high, "recipe_low": recipe.low, "recipe_high": recipe.high, "n_people": paired.n_people,
-            "seeds": len(self.trainings), "p_of": "networks" if p is None else "recipes",
-            "p": paired.p if p is None else p,
-        }  # fmt: skip
+        return CorrectedPaired(
+            self.name,
+            self.target.name,
+            metric,
+            reference.name,
+            paired.difference if np.isfinite(paired.difference) else None,
+            paired.low,
+            paired.high,
+            paired.undefined,
+            paired.n_people,
+            paired.p if p is None else p,
+            recipe.low,
+            recipe.high,
+            len(self.trainings),
+            "networks" if p is None else "recipes",
+        )
 
 
 def constant_prediction(training: Training, target: Target) -> str:
@@ -159,7 +179,7 @@ def constant_prediction(training: Training, target: Target) -> str:
     return f"{training.label} says {answer} of every test volume of {target.name}: a constant predictor"
 
 
-def compare(rows: Sequence[LeaderboardRow], reference: str) -> list[dict[str, Any]]:
+def compare(rows: Sequence[LeaderboardRow], reference: str) -> list[CorrectedPaired]:
     """Every encoder minus the reference, with p-values corrected over all targets and encoders.
 
     Baselines are compared only as the reference, because they are no claims. Raises UsageError: a target has no such
@@ -174,34 +194,33 @@ def compare(rows: Sequence[LeaderboardRow], reference: str) -> list[dict[str, An
             )
         if row.name != reference and not is_baseline(row.name):
             differences.append(row.difference(references[row.target.name]))
-    for name, corrected in (("p_holm", holm), ("q_bh", benjamini_hochberg)):
-        for difference, value in zip(
-            differences, corrected([difference["p"] for difference in differences]), strict=True
-        ):
-            difference[name] = value
-    return differences
+    p = [difference.p for difference in differences]
+    return [
+        replace(difference, p_holm=by_holm, q_bh=by_bh)
+        for difference, by_holm, by_bh in zip(differences, holm(p), benjamini_hochberg(p), strict=True)
+    ]
 
 
-def compare_with_strongest(rows: Sequence[LeaderboardRow]) -> list[dict[str, Any]]:
-    """Every encoder minus the baseline with the best figure on the target.
+def compare_with_strongest(rows: Sequence[LeaderboardRow]) -> list[RecipePaired]:
+    """Every encoder minus the baseline with the best primary metric on the target.
 
-    The baseline is selected by its test figure on these very people, which favours it; so these differences have no
+    The baseline is selected by its test metric on these very people, which favours it; so these differences have no
     p-values and are no part of the corrected family.
     """
     differences = []
     for name in dict.fromkeys(row.target.name for row in rows):
         members = [row for row in rows if row.target.name == name]
-        figures = {
+        values = {
             row.name: mean_over_seeds(row.estimates(row.primary_metric)).value
             for row in members
             if is_baseline(row.name)
         }
-        sign = -1 if members[0].primary_metric in LOWER_IS_BETTER else 1
-        known = {baseline: sign * value for baseline, value in figures.items() if np.isfinite(value)}
-        if known:
-            strongest = next(row for row in members if row.name == max(known, key=lambda baseline: known[baseline]))
+        best = best_by_test(values, members[0].primary_metric)
+        strongest = next((row for row in members if row.name == best), None)
+        if strongest is not None:
             differences += [row.difference(strongest) for row in members if not is_baseline(row.name)]
-    return [{key: value for key, value in difference.items() if key not in ("p", "p_of")} for difference in differences]
+    kept = [one.name for one in fields(RecipePaired)]
+    return [RecipePaired(**{name: getattr(one, name) for name in kept}) for one in differences]
 
 
 def training_details(

@@ -29,7 +29,7 @@ from octjepa.encoders.external import is_external
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.evaluate.label_fractions import TooFewLabelsError
 from octjepa.evaluate.results import MACRO, ProbeResult
-from octjepa.evaluate.subgroup_columns import SubgroupColumn
+from octjepa.evaluate.subgroups import SubgroupColumn
 from octjepa.files import write_json
 from octjepa.locks import writer_lock
 from octjepa.metrics import test_set_ledger

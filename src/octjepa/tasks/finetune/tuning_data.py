@@ -28,7 +28,7 @@ from octjepa.evaluate.features import MIN_VAL_PEOPLE
 from octjepa.evaluate.label_fractions import TooFewLabelsError, limit_prepared
 from octjepa.evaluate.labels import read_labels, split_multilabel
 from octjepa.evaluate.results import ProbeResult, describe_target
-from octjepa.evaluate.subgroup_columns import Groups, SubgroupColumn, read_groups
+from octjepa.evaluate.subgroups import Groups, SubgroupColumn, read_groups
 from octjepa.evaluate.targets import check_people, test_set_hash
 from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Task
 from octjepa.store import Store

@@ -1,0 +1,208 @@
+"""The evaluation protocol: the one sequence from labels to typed results, which every caller follows.
+
+1. `Ledger.of`: the ledger of test-set uses can be written, so that a use that cannot be counted does not happen.
+2. `prepare_evaluation`: labels; subjects in one split; multi-label columns; cases; targets; groups. `refuse_leaks`: the
+   encoder was not pretrained on subjects of val or test.
+3. The caller fits its candidates on train and selects on val, or inside train (`features.plan_selection`).
+4. `open_test_set`: the only access to the test set. It writes one line per target into the ledger, before anything is
+   predicted on test cases.
+5. `TestSet.measure`: predictions become `Row`s with intervals over subjects. All candidates share the draws of
+   subjects, so that every difference between two of them is paired (`Paired`).
+
+Probes, leaderboard, fine-tuning and segmentation are callers: they bring candidates and get typed results. Where they
+differ is in docs/decisions/0006-evaluation-protocol.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from octjepa.errors import UsageError
+from octjepa.evaluate.cases import Cases, PreparedTarget, group_cases, prepare_targets
+from octjepa.evaluate.labels import LabelTable, read_labels, split_multilabel
+from octjepa.evaluate.measurements import Measurements, PredictionsByKey, measure_predictions
+from octjepa.evaluate.results import ResultKey
+from octjepa.evaluate.subgroups import Groups, SubgroupColumn, read_groups
+from octjepa.evaluate.survival import join_events
+from octjepa.evaluate.targets import check_people, test_set_hash
+from octjepa.metrics import test_set_ledger
+from octjepa.metrics.bootstrap import Draws
+from octjepa.metrics.findings import Findings
+from octjepa.metrics.scores import Predictions
+
+
+@dataclass(frozen=True)
+class ProtocolSettings:
+    """What is measured, on which unit.
+
+    task: one of `targets.TASKS`. level, several, visit_order: see `cases`. event: with task survival, the column that
+    says whether the event happened; the targets are times. subgroups: columns by whose groups results are measured.
+    resamples: of the bootstrap over subjects.
+    """
+
+    task: str = "auto"
+    level: str = "volume"
+    several: str = "features"
+    visit_order: Mapping[str, float] | None = None
+    event: str | None = None
+    subgroups: Sequence[SubgroupColumn] = ()
+    resamples: int = 2000
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Where uses of test sets are counted, and by which command. work: folder of the results, see `record_uses`."""
+
+    folder: Path
+    command: str
+    work: Path | None = None
+
+    @classmethod
+    def of(cls, labels: str | Path, folder: Path | None, command: str, work: Path | None = None) -> Ledger:
+        """The ledger in `folder`, default beside the labels. Raises UsageError: it cannot be written."""
+        ledger = cls(folder or test_set_ledger.default_folder(Path(labels)), command, work)
+        test_set_ledger.check_writable(ledger.folder)
+        return ledger
+
+
+def refuse_leaks(leaked: int, encoder: str, remedy: str) -> None:
+    """Raises UsageError if `leaked` subjects, whom the encoder was pretrained on, are in val or test."""
+    if leaked:
+        raise UsageError(
+            f"leak: {encoder} was pretrained on eyes of {leaked} people who are now in val or test, so their figures "
+            f"would be too good. Give the store the split it was trained with, or {remedy}"
+        )
+
+
+def read_target_labels(path: str | Path, targets: Sequence[str], event: str | None = None) -> LabelTable:
+    """The labels of `targets`; with `event` as signed times. Raises UsageError as `read_labels` and `join_events`."""
+    labels = read_labels(path, targets if event is None else [*targets, event])
+    return labels if event is None else join_events(labels, targets, event)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A fitted predictor of one target: whose result it is, and its predictions of the target's test cases."""
+
+    key: ResultKey
+    target: PreparedTarget
+    predictions: Predictions
+
+    @classmethod
+    def of_fit(cls, key: ResultKey, target: PreparedTarget, predictions: Predictions) -> Candidate:
+        """From predictions of `target.fit_target`'s test volumes."""
+        return cls(key, target, target.predictions(predictions))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Everything that is fixed before a predictor exists.
+
+    volumes: the table of volumes; frame: of its cases, which targets, people and groups point into. test_sets: by
+    target, what the ledger knows its test set by. left_out: why targets cannot be measured.
+    """
+
+    volumes: pd.DataFrame
+    cases: Cases
+    targets: list[PreparedTarget]
+    test_sets: Mapping[str, str]
+    groups: Groups
+    left_out: list[str]
+    settings: ProtocolSettings
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """A row for each case."""
+        return self.cases.frame(self.volumes)
+
+    @cached_property
+    def people(self) -> dict[str, list[str]]:
+        """By target, the people of its test cases, in order."""
+        ids = self.frame["person_id"].to_numpy(dtype=str)
+        return {one.name: ids[one.test_target.indices["test"]].tolist() for one in self.targets}
+
+    @cached_property
+    def draws(self) -> Draws:
+        """The draws of test people that all results share."""
+        people = [person for ids in self.people.values() for person in ids]
+        return Draws(people, self.settings.resamples, self.settings.seed)
+
+    def report_targets(self, findings: Findings) -> None:
+        """Which targets are left out, and what the others lack."""
+        findings.add_notes(self.left_out)
+        for target in self.targets:
+            target.report(findings)
+
+    def open_test_set(self, ledger: Ledger, measured: Mapping[str, Sequence[str]], findings: Findings) -> TestSet:
+        """Records the use of every target's test set and opens it (`open_test_set`); `measured`: by target."""
+        return open_test_set(ledger, self.test_sets, measured, findings, self.draws, self.people)
+
+
+def prepare_evaluation(
+    volumes: pd.DataFrame,
+    labels: LabelTable,
+    targets: Sequence[str],
+    settings: ProtocolSettings,
+    findings: Findings,
+) -> Evaluation:
+    """Checks subjects, joins labels to the volumes, groups them to cases, and prepares every target.
+
+    labels: of `read_target_labels`. Notes on subjects and labels go to `findings`; those on targets are for
+    `Evaluation.report_targets`. Raises UsageError: a subject in two splits, an empty split, an unknown level or rule,
+    no target that can be measured (of a single target its own error), a column of subgroups that does not exist.
+    """
+    findings.add_notes(check_people(volumes))
+    findings.add_notes(labels.notes)
+    names, task = list(targets), settings.task
+    if task == "multilabel":
+        labels, names = split_multilabel(labels, names)
+        task = "binary"
+    cases = group_cases(volumes, settings.level, settings.several, settings.visit_order)
+    prepared, left_out = prepare_targets(labels, volumes, cases, names, task, settings.seed)
+    test_sets = {target.name: test_set_hash(labels, volumes, target.name) for target in prepared}
+    groups = read_groups(settings.subgroups, labels.path, cases.frame(volumes))
+    return Evaluation(volumes, cases, prepared, test_sets, groups, left_out, settings)
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """An opened test set: draws of its people, and by target the people of its test cases, in order.
+
+    `open_test_set` alone makes it, after the use was written into the ledger.
+    """
+
+    __test__ = False  # not a test class, although its name begins like one
+
+    draws: Draws
+    people: Mapping[str, Sequence[str]]
+
+    def measure(
+        self, candidates: Iterable[Candidate], metrics: Sequence[str] | None, findings: Findings
+    ) -> tuple[PredictionsByKey, Measurements]:
+        """Predictions by key, and their rows with intervals. `metrics`: None for all of the task."""
+        predicted = {one.key: (one.target.test_target, one.predictions) for one in candidates}
+        return predicted, measure_predictions(predicted, self.people, self.draws, metrics, findings)
+
+
+def open_test_set(
+    ledger: Ledger,
+    test_sets: Mapping[str, str],
+    measured: Mapping[str, Sequence[str]],
+    findings: Findings,
+    draws: Draws,
+    people: Mapping[str, Sequence[str]],
+) -> TestSet:
+    """The one access to the test sets: writes a line for each into the ledger, then gives what is measured with.
+
+    test_sets: by target, the hash of its test volumes and labels. measured: by target, what identifies each predictor
+    (`test_set_ledger.fingerprint`). How often each test set was used goes to `findings`, with a fault for those that
+    were used before. Raises UsageError: a ledger that is damaged or cannot be written.
+    """
+    test_set_ledger.record_uses(ledger.folder, ledger.command, test_sets, measured, findings, ledger.work)
+    return TestSet(draws, people)
