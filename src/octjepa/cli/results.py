@@ -183,7 +183,7 @@ def leaderboard(
     corrected for multiple comparisons.
     """
     from octjepa.evaluate.label_fractions import parse_counts
-    from octjepa.evaluate.leaderboard.board import run_board
+    from octjepa.evaluate.leaderboard.board import BoardSettings, run_board
     from octjepa.evaluate.subgroups import parse_subgroups
     from octjepa.evaluate.survival import default_probes
     from octjepa.locks import writer_lock
@@ -194,11 +194,11 @@ def leaderboard(
     prepare_folder(out)
     opened = None if store is None else Store.open(store)
     with writer_lock(out):
-        board = run_board(
-            entries, labels, target, opened, out / "embeddings", reference, task, ledger,
-            level=level, probes=kind or default_probes(task), work=out,
+        settings = BoardSettings(
+            reference, task, level=level, probes=kind or default_probes(task),
             labelled=parse_counts(labelled), subgroups=parse_subgroups(subgroups), event=event,
-        ).payload()  # fmt: skip
+        )  # fmt: skip
+        board = run_board(entries, labels, target, opened, out / "embeddings", settings, ledger, out).payload()
         files = [str(path) for path in write_leaderboard(board, out)]
     finish_work(out)  # last: a kill before it leaves a board that the same command makes again, and counts once
     shown = board if as_json else {"faults": board["faults"], "rows": [row for row in board["rows"] if row["primary"]]}

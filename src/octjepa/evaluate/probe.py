@@ -61,6 +61,7 @@ from octjepa.evaluate.results import (
     ProbePaired,
     ResultKey,
     Row,
+    TunedChoice,
     WithFewerLabels,
     findings_json,
     to_json,
@@ -140,7 +141,7 @@ class ProbeResult(Findings):
     paired: ProbePaired | None = None
     comparisons: list[ProbePaired] = field(default_factory=list)
     baselines: list[ProbePaired] = field(default_factory=list)
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[Choice | TunedChoice] = field(default_factory=list)
     confusions: list[Confusion] = field(default_factory=list)
     targets: list[dict[str, Any]] = field(default_factory=list)
     protocol: dict[str, Any] = field(default_factory=dict)
@@ -248,7 +249,9 @@ def _with_majority(prepared: Sequence[PreparedTarget], candidates: Iterator[Cand
     yield from candidates
 
 
-def _candidates(inputs: ProbeInputs, title: str, result: ProbeResult, choices: list[Choice]) -> Iterator[Candidate]:
+def _candidates(
+    inputs: ProbeInputs, title: str, result: ProbeResult, choices: list[Choice | TunedChoice]
+) -> Iterator[Candidate]:
     """Every probe, fitted to every input; what was selected for each goes to `choices`."""
     # One thread: these matrices are small, and the result then does not depend on the number of cores.
     with bar(title, None, "fit") as shown, threadpool_limits(1):

@@ -16,12 +16,15 @@ differ is in docs/decisions/0006-evaluation-protocol.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
 
+from octjepa.checkpoint.location import parse_location
+from octjepa.embed.leakage import count_leaked_people, recorded_training_set
+from octjepa.encoders import PretrainedEncoder
 from octjepa.errors import UsageError
 from octjepa.evaluate.cases import Cases, PreparedTarget, group_cases, prepare_targets
 from octjepa.evaluate.labels import LabelTable, read_labels, split_multilabel
@@ -80,6 +83,12 @@ def refuse_leaks(leaked: int, encoder: str, remedy: str) -> None:
         )
 
 
+def refuse_pretraining_subjects(volumes: pd.DataFrame, encoder: PretrainedEncoder, checkpoint: str | Path) -> None:
+    """`refuse_leaks` of an encoder: `volumes` (of a store) against the volumes that it recorded in its pretraining."""
+    leaked = count_leaked_people(volumes, recorded_training_set(encoder.recorded_training, parse_location(checkpoint)))
+    refuse_leaks(leaked, f"the encoder of {checkpoint}", "take another encoder")
+
+
 def read_target_labels(path: str | Path, targets: Sequence[str], event: str | None = None) -> LabelTable:
     """The labels of `targets`; with `event` as signed times. Raises UsageError as `read_labels` and `join_events`."""
     labels = read_labels(path, targets if event is None else [*targets, event])
@@ -132,6 +141,11 @@ class Evaluation:
         """The draws of test people that all results share."""
         people = [person for ids in self.people.values() for person in ids]
         return Draws(people, self.settings.resamples, self.settings.seed)
+
+    def with_targets(self, targets: Sequence[PreparedTarget]) -> Evaluation:
+        """The same cases with other targets: some of these, or these with fewer labels."""
+        test_sets = {target.name: self.test_sets[target.name] for target in targets}
+        return replace(self, targets=list(targets), test_sets=test_sets)
 
     def report_targets(self, findings: Findings) -> None:
         """Which targets are left out, and what the others lack."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,12 @@ from octjepa.evaluate.calibration import ProbeFit, apply_logit_shift, calibrated
 from octjepa.evaluate.cases import LEVELS, PreparedTarget, case_names
 from octjepa.evaluate.features import covariate_features, feature_space, majority_predictions
 from octjepa.evaluate.linear_knn import fit_linear
-from octjepa.evaluate.results import (
-    MACRO,
-    Estimates,
-    PredictionsByKey,
-    ProbeResult,
-    ResultKey,
-    measure_predictions,
-    measure_subgroups,
-)
+from octjepa.evaluate.measurements import MACRO, Estimates, best_by_test, measure_subgroups
+from octjepa.evaluate.probe import ProbeResult
+from octjepa.evaluate.protocol import Candidate, TestSet
+from octjepa.evaluate.results import Choice, ResultKey, TunedPaired
 from octjepa.files import write_atomic
-from octjepa.metrics.bootstrap import Draws
 from octjepa.metrics.comparisons import paired_difference
-from octjepa.metrics.intervals import LOWER_IS_BETTER
 from octjepa.metrics.scores import Predictions
 from octjepa.progress import bar
 from octjepa.tasks.finetune.network import TUNED_POOL
@@ -54,26 +47,18 @@ def evaluate(
     data: TuningData,
     table: Embeddings,
     tuned: dict[str, tuple[Scores, Shifts]],
-    resamples: int,
-    seed: int,
+    test_set: TestSet,
     found: ProbeResult,
-) -> list[dict[str, Any]]:
+) -> list[TunedPaired]:
     """Fills the results in `found`; returns the paired differences, tuned minus each reference.
 
     `tuned`: name -> test scores and decision shifts; the first is the network in question. `table`: the frozen
     encoder's embeddings of the volumes of `data`.
     """
-    predicted: PredictionsByKey = {}
-    for name, (scores, shifts) in tuned.items():
-        for target, of_target, shift in zip(data.targets, scores, shifts, strict=True):
-            predictions = case_predictions(target, of_target, shift)
-            predicted[ResultKey(name, target.test_target.name, TUNED, TUNED_POOL)] = target.test_target, predictions
-    _add_frozen_probes(data, table, predicted, found)
-    draws = Draws([person for some in data.people.values() for person in some], resamples, seed)
-    measured = measure_predictions(predicted, data.people, draws, None, found)
+    predicted, measured = test_set.measure(_candidates(data, table, tuned, found), None, found)
     found.rows, found.confusions, estimates = measured.rows, measured.confusions, measured.estimates
     no_majority = {key: made for key, made in predicted.items() if key.probe != "constant"}
-    found.subgroups = measure_subgroups(no_majority, data.groups, data.people, draws)
+    found.subgroups = measure_subgroups(no_majority, data.evaluation.groups, test_set.people, test_set.draws)
     metrics = dict(data.metrics)
     if any(row.target == MACRO for row, _ in estimates) and set(metrics.values()) == {"auroc"}:
         metrics = {MACRO: "auroc", **metrics}
@@ -85,57 +70,65 @@ def evaluate(
     ]
 
 
-def _add_frozen_probes(data: TuningData, table: Embeddings, predicted: PredictionsByKey, found: ProbeResult) -> None:
-    """Frozen linear probes of the encoder, its untrained twin, intensities and the covariates; the majority."""
+def _candidates(
+    data: TuningData, table: Embeddings, tuned: dict[str, tuple[Scores, Shifts]], found: ProbeResult
+) -> Iterator[Candidate]:
+    """The tuned networks, then frozen linear probes of the encoder, the same network randomly initialised,
+    intensities and covariates, and the majority."""
+    for name, (scores, shifts) in tuned.items():
+        for target, of_target, shift in zip(data.targets, scores, shifts, strict=True):
+            yield Candidate(
+                ResultKey(name, target.name, TUNED, TUNED_POOL), target, case_predictions(target, of_target, shift)
+            )
 
-    def add(row: ResultKey, target: PreparedTarget, features: np.ndarray) -> None:
+    def frozen(key: ResultKey, target: PreparedTarget, features: np.ndarray) -> Candidate:
         probed: ProbeFit = fit_linear(feature_space(features, target.fit_target), target.fit_target, target.selection)
-        predicted[row] = target.test_target, target.predictions(probed.predictions)
-        choice = {"setting": probed.setting, "by": target.selection.by, "unconverged": probed.unconverged}
-        found.choices.append({**vars(row), **choice})
+        by, unconverged = target.selection.by, probed.unconverged
+        found.choices.append(Choice(**vars(key), setting=probed.setting, by=by, unconverged=unconverged))
+        return Candidate.of_fit(key, target, probed.predictions)
 
     # One thread, as for the probes: the result then does not depend on the number of cores.
     with bar("frozen probes", None, "fit") as progress, threadpool_limits(1):
         for name, pool, features in feature_sets([(data.name, table)], (table.default_pool,)):
             for target in data.targets:
-                add(ResultKey(name, target.test_target.name, "linear", pool), target, features)
+                yield frozen(ResultKey(name, target.name, "linear", pool), target, features)
                 progress.advance()
         for target in data.targets:
             features, notes = covariate_features(data.frame, target.fit_target)
             for text in notes:
                 found.add_note(text)
-            name = target.test_target.name
-            add(ResultKey("covariates", name, "linear", "none"), target, features)
-            predicted[ResultKey("majority", name, "constant", "none")] = (
-                target.test_target,
-                majority_predictions(target.test_target),
-            )
+            yield frozen(ResultKey("covariates", target.name, "linear", "none"), target, features)
+            key = ResultKey("majority", target.name, "constant", "none")
+            yield Candidate(key, target, majority_predictions(target.test_target))
 
 
 def _paired(
     name: str, target: str, metric: str, pool: str, others: Sequence[str], estimates: Estimates
-) -> list[dict[str, Any]]:
-    """Tuned minus frozen, minus the best baseline (by the test figure, which favours it), minus other tuned
+) -> list[TunedPaired]:
+    """Tuned minus frozen, minus the best baseline (by the test metric, which favours it), minus other tuned
     networks."""
-    sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
-
-    def value(row: ResultKey) -> float:
-        return float(np.nan_to_num(sign * estimates[row, metric].value, nan=-np.inf))
-
-    known = [
-        row
+    references = [("frozen", ResultKey(name, target, "linear", pool))]
+    baselines = {
+        row: estimates[row, metric].value
         for row in (ResultKey(n, target, probe, of) for n, probe, of in (("untrained", "linear", pool), *_BASELINES))
         if (row, metric) in estimates
-    ]
-    references = [("frozen", ResultKey(name, target, "linear", pool))]
-    references += [("best_baseline", max(known, key=value))] if known else []
+    }
+    best = best_by_test(baselines, metric)
+    references += [("best_baseline", best)] if best is not None else []
     references += [("tuned_from_scratch", ResultKey(other, target, TUNED, TUNED_POOL)) for other in others]
-    ours, pairs = estimates[ResultKey(name, target, TUNED, TUNED_POOL), metric], []
-    for against, row in references:
-        pair = paired_difference(ours, estimates[row, metric])
-        reference = {"against": against, "reference": row.name, "reference_probe": row.probe}
-        pairs.append({"name": name, "target": target, "metric": metric, **reference, **vars(pair)})
-    return pairs
+    ours = estimates[ResultKey(name, target, TUNED, TUNED_POOL), metric]
+    return [
+        TunedPaired(
+            name=name,
+            target=target,
+            metric=metric,
+            reference=row.name,
+            against=against,
+            reference_probe=row.probe,
+            **vars(paired_difference(ours, estimates[row, metric])),
+        )
+        for against, row in references
+    ]
 
 
 def write_predictions(path: Path, data: TuningData, level: str, scored: dict[str, tuple[Scores, Shifts]]) -> None:

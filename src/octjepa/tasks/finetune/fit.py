@@ -28,7 +28,10 @@ from octjepa.encoders import PretrainedEncoder
 from octjepa.encoders.external import is_external
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.evaluate.label_fractions import TooFewLabelsError
-from octjepa.evaluate.results import MACRO, ProbeResult
+from octjepa.evaluate.measurements import MACRO
+from octjepa.evaluate.probe import ProbeResult
+from octjepa.evaluate.protocol import Ledger, TestSet
+from octjepa.evaluate.results import Row, TunedChoice, TunedPaired, to_json
 from octjepa.evaluate.subgroups import SubgroupColumn
 from octjepa.files import write_json
 from octjepa.locks import writer_lock
@@ -163,12 +166,13 @@ def _finetune(
     require_same_contract(encoder, store, checkpoint)
     theirs = isinstance(encoder, TunableExternal)
     frozen = network_hash(encoder.encoder) if theirs else weights_hash(encoder)
-    ledger = ledger_folder or test_set_ledger.default_folder(labels)
     found = ProbeResult()
     prepared: list[TuningData] = []
+    ledgers: list[Ledger] = []
+    opened: list[TestSet] = []
 
     def prepare() -> None:
-        test_set_ledger.check_writable(ledger)
+        ledgers.append(Ledger.of(labels, ledger_folder, COMMAND, out))
         prepared.append(prepare_tuning_data(recipe, encoder, checkpoint, store, labels, targets, found, subgroups))
         open_folder(out, recipe, encoder, frozen, store, prepared[0], runtime)
 
@@ -187,12 +191,12 @@ def _finetune(
         found.add_note(f"{data.name} is of another project: drop_path was not applied")
     table = _frozen_embeddings(checkpoint, store, frozen_path, frozen, data, runtime)
     used = _measured(data, tuned, table)
-    runtime.run_on_rank_zero(lambda: test_set_ledger.record_uses(ledger, COMMAND, data.test_sets, used, found, out))
+    runtime.run_on_rank_zero(lambda: opened.append(data.evaluation.open_test_set(ledgers[0], used, found)))
     test = {run.name: (predict_split(run.network, data, store, "test", runtime), run.shifts) for run in tuned}
     payload: list[dict[str, Any]] = []
 
     def finish() -> None:
-        paired = evaluate(data, table, test, recipe.resamples, recipe.seed, found)
+        paired = evaluate(data, table, test, opened[0], found)
         ours = {"val": (tuned[0].val, tuned[0].shifts), "test": test[data.name]}
         write_predictions(out / _PREDICTIONS, data, recipe.level, ours)
         payload.append(_payload(data, found, paired, tuned[0].saved, out))
@@ -233,9 +237,7 @@ def _tune(
     set_reference(network, data, store, runtime)
     update = learner.best_update or learner.updates
     by = "val" if learner.best_update else "last"
-    found.choices.append(
-        {"name": name, "probe": TUNED, "pool": TUNED_POOL, "update": update, "of": learner.update, "by": by}
-    )
+    found.choices.append(TunedChoice(name, TUNED, TUNED_POOL, update, learner.update, by))
     if runtime.rank == 0 and not learner.best_update:
         found.add_note(f"{name}: nobody with labels in val, so nothing was chosen: the last weights stay")
     if runtime.rank == 0 and learner.skipped:
@@ -269,45 +271,43 @@ def _measured(data: TuningData, tuned: Sequence[_TunedRun], table: Embeddings) -
     read = [f"{weights_hash(run.network.pretrained)} {TUNED}" for run in tuned]
     sets = feature_sets([("", table)], (table.default_pool,))
     read += [test_set_ledger.fingerprint(features, "linear") for *_, features in sets]
-    return dict.fromkeys(data.test_sets, read)
+    return dict.fromkeys(data.evaluation.test_sets, read)
 
 
 def _payload(
-    data: TuningData, found: ProbeResult, paired: list[dict[str, Any]], saved: Path, out: Path
+    data: TuningData, found: ProbeResult, paired: Sequence[TunedPaired], saved: Path, out: Path
 ) -> dict[str, Any]:
-    mine = [row for row in found.rows if row["name"] == data.name and row["probe"] == TUNED]
+    mine = [row for row in found.rows if row.name == data.name and row.probe == TUNED]
     one_target = len(data.targets) == 1
     metrics = {
-        row["metric"] if one_target or row["target"] == MACRO else f"{row['metric']}_{row['target']}": {
-            key: row[key] for key in ("value", "low", "high", "n", "n_people")
+        row.metric if one_target or row.target == MACRO else f"{row.metric}_{row.target}": {
+            key: getattr(row, key) for key in ("value", "low", "high", "n", "n_people")
         }
         for row in mine
     }
     return {
-        "summary": _summary(mine, paired),
+        "summary": _summary(mine, paired[0]),
         "metrics": metrics,
         "checkpoint": str(saved),
-        "paired": paired,
+        "paired": to_json(paired),
         **{name: value for name, value in found.payload().items() if name not in ("paired", "comparisons")},
         "predictions": str(out / _PREDICTIONS),
         "results": str(out / RESULTS),
     }
 
 
-def _summary(mine: list[dict[str, Any]], paired: list[dict[str, Any]]) -> str:
-    """One line: the tuned figure, and what tuning gained over the same encoder frozen."""
-    first = paired[0]
-    row = next(row for row in mine if (row["target"], row["metric"]) == (first["target"], first["metric"]))
+def _summary(mine: Sequence[Row], first: TunedPaired) -> str:
+    """One line: the tuned metric, and what tuning gained over the same encoder frozen."""
+    row = next(row for row in mine if (row.target, row.metric) == (first.target, first.metric))
     return (
-        f"{first['target']}: {first['metric']} {_figure(row['value'])}{_interval(row)} tuned; tuned minus frozen "
-        f"{_figure(first['difference'], '+')}{_interval(first, '+')}; {row['n']} test cases of {row['n_people']} people"
+        f"{first.target}: {first.metric} {_number(row.value)}{_interval(row)} tuned; tuned minus frozen "
+        f"{_number(first.difference, '+')}{_interval(first, '+')}; {row.n} test cases of {row.n_people} people"
     )
 
 
-def _figure(value: float | None, sign: str = "") -> str:
+def _number(value: float | None, sign: str = "") -> str:
     return "none" if value is None or not np.isfinite(value) else f"{value:{sign}.3f}"
 
 
-def _interval(row: dict[str, Any], sign: str = "") -> str:
-    known = row["low"] is not None and row["high"] is not None
-    return f" ({row['low']:{sign}.3f} to {row['high']:{sign}.3f})" if known else ""
+def _interval(row: Row | TunedPaired, sign: str = "") -> str:
+    return "" if row.low is None or row.high is None else f" ({row.low:{sign}.3f} to {row.high:{sign}.3f})"

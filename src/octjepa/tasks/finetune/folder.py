@@ -25,7 +25,7 @@ from octjepa.encoders import PretrainedEncoder
 from octjepa.encoders.external.saved import WEIGHTS, describe_encoder
 from octjepa.errors import UsageError, WrongCheckpointError
 from octjepa.evaluate.calibration import class_shares
-from octjepa.evaluate.results import differences_by_name
+from octjepa.evaluate.results import TunedPaired, differences_by_name
 from octjepa.files import read_json_object, write_atomic, write_json
 from octjepa.locks import LOCK
 from octjepa.metrics.scores import Task
@@ -220,14 +220,14 @@ def describe(out: Path) -> dict[str, Any]:
         shown |= {"finished": False, **_progress(out, load_recipe(out / "recipe.yaml"))}
     else:
         choice = next(choice for choice in results["choices"] if choice["probe"] == "tuned")
-        several = len({pair["target"] for pair in results["paired"]}) > 1
+        paired = [TunedPaired.from_json(pair) for pair in results["paired"]]
+        several = len({pair.target for pair in paired}) > 1
         shown |= {
             "finished": True,
             "faults": [fault["what"] for fault in results["faults"]],
             "metrics": results["metrics"],
             "tuned_minus": differences_by_name(
-                results["paired"],
-                lambda pair: f"{pair['target']} {pair['against']}" if several else str(pair["against"]),
+                paired, lambda pair: f"{pair.target} {pair.against}" if several else pair.against
             ),
             "weights_of_update": choice["update"],
             "chosen_by": choice["by"],

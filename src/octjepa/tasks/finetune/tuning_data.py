@@ -15,21 +15,25 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from octjepa.checkpoint.location import parse_location
 from octjepa.embed.alignment import result_names
 from octjepa.embed.embedding import add_participants, select_volumes
-from octjepa.embed.leakage import count_leaked_people, recorded_training_set
 from octjepa.embed.table import complete_keys
 from octjepa.encoders import PretrainedEncoder
 from octjepa.errors import UsageError
 from octjepa.evaluate.calibration import class_weights
-from octjepa.evaluate.cases import PreparedTarget, group_cases, prepare_targets
+from octjepa.evaluate.cases import PreparedTarget
 from octjepa.evaluate.features import MIN_VAL_PEOPLE
 from octjepa.evaluate.label_fractions import TooFewLabelsError, limit_prepared
-from octjepa.evaluate.labels import read_labels, split_multilabel
-from octjepa.evaluate.results import ProbeResult, describe_target
-from octjepa.evaluate.subgroups import Groups, SubgroupColumn, read_groups
-from octjepa.evaluate.targets import check_people, test_set_hash
+from octjepa.evaluate.measurements import describe_target
+from octjepa.evaluate.probe import ProbeResult
+from octjepa.evaluate.protocol import (
+    Evaluation,
+    ProtocolSettings,
+    prepare_evaluation,
+    read_target_labels,
+    refuse_pretraining_subjects,
+)
+from octjepa.evaluate.subgroups import SubgroupColumn
 from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Task
 from octjepa.store import Store
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
@@ -51,20 +55,25 @@ class TrainingLabels:
 
 @dataclass(frozen=True)
 class TuningData:
-    """`frame` has an entry for each volume that the encoder knows, sorted by id; `targets` point into it.
+    """The evaluation whose targets are tuned for; `labels` what the head of each learns.
 
-    name: the encoder's in the results. By target, people: of its test cases, in their order; test_sets: what the
-    ledger knows them by; metrics: the one that it is compared by. groups: of every case, by subgroup column.
+    name: the encoder's in the results. metrics: by target, the one that it is compared by.
     """
 
-    frame: pd.DataFrame
+    evaluation: Evaluation
     name: str
-    targets: list[PreparedTarget]
     labels: list[TrainingLabels]
-    people: dict[str, list[str]]
-    test_sets: dict[str, str]
     metrics: dict[str, str]
-    groups: Groups
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """A row for each volume that the encoder can read, sorted by id; targets are fitted to positions in it."""
+        return self.evaluation.volumes
+
+    @property
+    def targets(self) -> list[PreparedTarget]:
+        """The targets, in the order of `labels`."""
+        return self.evaluation.targets
 
     def labelled(self, split: str) -> Int[np.ndarray, " n"]:
         """Indices in `frame` of the volumes of `split` that have a label of any target."""
@@ -101,50 +110,32 @@ def prepare_tuning_data(
     targets = list(dict.fromkeys(targets or recipe.targets))
     if not targets:
         raise UsageError("no target was named: give a column of the label table with --target")
-    labels = read_labels(labels_path, targets)
+    labels = read_target_labels(labels_path, targets)
     volumes = select_volumes(encoder, store)
+    refuse_pretraining_subjects(volumes, encoder, checkpoint)
     frame = complete_keys(add_participants(volumes, store.participants))
-    result.add_notes(check_people(frame))
-    refuse_leaks(volumes, encoder, checkpoint)
-    result.add_notes(labels.notes)
-    task: str = recipe.task
-    if task == "multilabel":
-        labels, targets = split_multilabel(labels, targets)
-        task = "binary"
-    cases = group_cases(frame, recipe.level, "scores")
-    result.protocol = cases.about
-    result.add_notes(cases.notes())
-    prepared = prepare_targets(labels, frame, cases, targets, task, recipe.seed, result)
+    settings = ProtocolSettings(
+        recipe.task, recipe.level, "scores", subgroups=subgroups, resamples=recipe.resamples, seed=recipe.seed
+    )
+    evaluation = prepare_evaluation(frame, labels, targets, settings, result)
+    result.protocol = evaluation.cases.about
+    result.add_notes(evaluation.cases.notes())
+    evaluation.report_targets(result)
+    everyone = frame["person_id"].to_numpy(dtype=str)
     if recipe.labelled is not None:
-        everyone = frame["person_id"].to_numpy(dtype=str)
-        prepared, reasons = limit_prepared(prepared, everyone, recipe.labelled, recipe.seed)
+        prepared, reasons = limit_prepared(evaluation.targets, everyone, recipe.labelled, recipe.seed)
         if not prepared:
             raise TooFewLabelsError("; ".join(reasons))
         result.add_notes([f"{recipe.labelled} labelled people: {reason}; left out" for reason in reasons])
-    result.targets = [describe_target(target.test_target) for target in prepared]
-    _report_small_validation(prepared, frame["person_id"].to_numpy(dtype=str), result)
-    case_frame = cases.frame(frame)
-    people = case_frame["person_id"].to_numpy(dtype=str)
+        evaluation = evaluation.with_targets(prepared)
+    result.targets = [describe_target(target.test_target) for target in evaluation.targets]
+    _report_small_validation(evaluation.targets, everyone, result)
     return TuningData(
-        frame,
+        evaluation,
         result_names([encoder.name], result.add_note)[0],
-        prepared,
-        [_training_labels(target, len(frame), recipe.class_weights) for target in prepared],
-        {target.test_target.name: people[target.test_target.indices["test"]].tolist() for target in prepared},
-        {target.test_target.name: test_set_hash(labels, frame, target.test_target.name) for target in prepared},
-        _metrics(recipe.metric, prepared),
-        read_groups(subgroups, labels_path, case_frame),
+        [_training_labels(target, len(frame), recipe.class_weights) for target in evaluation.targets],
+        _metrics(recipe.metric, evaluation.targets),
     )
-
-
-def refuse_leaks(volumes: pd.DataFrame, encoder: PretrainedEncoder, checkpoint: str | Path) -> None:
-    """Raises UsageError where the encoder was pretrained on people whom `volumes` (of the store) has in val or test."""
-    leaked = count_leaked_people(volumes, recorded_training_set(encoder.recorded_training, parse_location(checkpoint)))
-    if leaked:
-        raise UsageError(
-            f"leak: the encoder of {checkpoint} was pretrained on eyes of {leaked} people who are now in val or test, "
-            "so their figures would be too good. Give the store the split it was trained with, or take another encoder"
-        )
 
 
 def _report_small_validation(targets: Sequence[PreparedTarget], person_ids: np.ndarray, result: ProbeResult) -> None:

@@ -16,11 +16,11 @@ import hashlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
+from octjepa.evaluate.results import HeadRow
 from octjepa.metrics.bootstrap import Draws, Estimate
 from octjepa.metrics.findings import Findings
 from octjepa.metrics.intervals import MIN_PEOPLE, Scale
@@ -131,15 +131,18 @@ class HeadEstimates:
                 people = people_with(self.people, true[:, which])
                 self.estimates[name, metric, label] = replace(estimate, n_people=people)
 
-    def results(self) -> list[dict[str, Any]]:
-        """{name, metric, class, value, low, high, n, n_people, undefined}; None where a figure does not exist."""
+    def results(self) -> list[HeadRow]:
+        """A row for each head, metric and class; values None where they do not exist."""
         return [
-            {
-                "name": name, "metric": metric, "class": label, **estimate.as_dict(),
-                "undefined": estimate.interval().undefined,
-            }
+            HeadRow(
+                name=name,
+                target=label,
+                metric=metric,
+                **estimate.as_dict(),
+                undefined=estimate.interval().undefined,
+            )
             for (name, metric, label), estimate in self.estimates.items()
-        ]  # fmt: skip
+        ]
 
 
 def _weighted_mean(

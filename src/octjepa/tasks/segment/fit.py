@@ -24,6 +24,8 @@ from octjepa.embed.shard import weights_hash
 from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.encoders.external import refuse_external
 from octjepa.errors import UsageError
+from octjepa.evaluate.protocol import Ledger, TestSet, open_test_set, refuse_pretraining_subjects
+from octjepa.evaluate.results import HeadPaired, findings_json, to_json
 from octjepa.files import write_json
 from octjepa.locks import writer_lock
 from octjepa.metrics import test_set_ledger
@@ -33,7 +35,6 @@ from octjepa.metrics.findings import Findings
 from octjepa.progress import bar
 from octjepa.remote import is_remote
 from octjepa.store import Store
-from octjepa.tasks.finetune.tuning_data import refuse_leaks
 from octjepa.tasks.segment import decoder
 from octjepa.tasks.segment.bscans import BSCANS, write_bscans
 from octjepa.tasks.segment.evaluation import HeadEstimates, ScanFigures, evaluate_scan, report_classes
@@ -100,9 +101,8 @@ def _segment_store(
             f"columns: {recipe.columns} does not divide the {encoder.recipe.tokens.patch_size[2]} columns of a patch"
         )
     labelled = LabelledVolumes(store, labels, encoder.recipe, classes)
-    refuse_leaks(store.table[store.table["volume_id"].isin(labelled.stored)], encoder, checkpoint)
-    ledger = ledger_folder or test_set_ledger.default_folder(labels)
-    test_set_ledger.check_writable(ledger)
+    refuse_pretraining_subjects(store.table[store.table["volume_id"].isin(labelled.stored)], encoder, checkpoint)
+    ledger = Ledger.of(labels, ledger_folder, COMMAND, out)
     prior = PositionPrior.from_labels(
         (read()[1] for read in labelled.readers("train")), len(labelled.classes) + 1, recipe.columns
     )
@@ -110,10 +110,12 @@ def _segment_store(
     heads, chosen = _fit_heads(recipe, encoder, untrained, labelled, prior, out)
     findings, name = Findings(notes=labelled.notes), ", ".join(labelled.classes)
     used = [f"{science_hash(recipe)} {of}" for of in (*map(weights_hash, (encoder, untrained)), *_REFERENCES[1:])]
-    test_set_ledger.record_uses(ledger, COMMAND, {name: labelled.test_set()}, {name: used}, findings, out)
+    people = [str(volume["person_id"]) for volume in labelled.in_split("test")]
+    draws = Draws(people, recipe.resamples, recipe.seed)
+    test_set = open_test_set(ledger, {name: labelled.test_set()}, {name: used}, findings, draws, {name: people})
     score: dict[str, Score] = {**{name: head.scores for name, head in heads.items()}}
     score["position_prior"] = lambda volume: prior.scores(volume.pixels.shape)
-    estimates, scans, truths = _evaluate(score, labelled, recipe)
+    estimates, scans, truths = _evaluate(score, labelled, recipe, test_set)
     ours = scans[encoder.name]
     report_classes(encoder.name, ours, labelled.classes, estimates.people, findings)
     first, (dz, _, dx) = labelled.in_split("test")[0], truths[0].native.spacing_mm
@@ -123,20 +125,20 @@ def _segment_store(
     )  # fmt: skip
     saved = save_head(out, heads[encoder.name], labelled.classes, recipe, encoder)
     rows = estimates.results()
-    mine = {f"{row['metric']}_{row['class']}".removesuffix("_mean"): row for row in rows if row["name"] == encoder.name}
+    mine = {f"{row.metric}_{row.target}".removesuffix("_mean"): row for row in rows if row.name == encoder.name}
     results = {
-        "metrics": {key: {k: row[k] for k in ("value", "low", "high", "n", "n_people")} for key, row in mine.items()},
+        "metrics": {
+            key: {k: getattr(row, k) for k in ("value", "low", "high", "n", "n_people")} for key, row in mine.items()
+        },
         "checkpoint": str(saved),
         "classes": list(labelled.classes),
         "encoder": encoder.name,
         "labelled": labelled.counts(),
         "store": store.location if is_remote(store.location) else os.path.relpath(store.path, out),
         "chosen": chosen,
-        "paired": [_paired(estimates, encoder.name, other) for other in _REFERENCES],
-        "rows": rows,
-        "faults": findings.faults,
-        "notes": findings.notes,
-        "uses": findings.uses,
+        "paired": to_json([_paired(estimates, encoder.name, other) for other in _REFERENCES]),
+        "rows": to_json(rows),
+        **findings_json(findings),
         "bscans": write_bscans(out / BSCANS, heads[encoder.name].scores, labelled, ours),
         "etdrs": str(_write_etdrs(out / "etdrs.tsv", labelled, ours, truths)),
         "figure": str(figure),
@@ -177,14 +179,13 @@ def _fit_heads(
 
 
 def _evaluate(
-    score: dict[str, Score], labelled: LabelledVolumes, recipe: SegmentRecipe
+    score: dict[str, Score], labelled: LabelledVolumes, recipe: SegmentRecipe, test_set: TestSet
 ) -> tuple[HeadEstimates, dict[str, list[ScanFigures]], list[NativeLabels]]:
     """Every head on every test volume, once; and the geometry of each scan (its voxels left out)."""
     test = labelled.in_split("test")
-    people = [str(volume["person_id"]) for volume in test]
-    draws = Draws(people, recipe.resamples, recipe.seed)
+    (people,) = test_set.people.values()
     labels = [labelled.stored[volume["volume_id"]] for volume in test]
-    estimates = HeadEstimates(people, labelled.classes, labels, draws)
+    estimates = HeadEstimates(people, labelled.classes, labels, test_set.draws)
     scans: dict[str, list[ScanFigures]] = {name: [] for name in score}
     truths = []
     with bar("test", len(test), "volume") as progress:
@@ -200,12 +201,9 @@ def _evaluate(
     return estimates, scans, truths
 
 
-def _paired(estimates: HeadEstimates, ours: str, other: str) -> dict[str, Any]:
+def _paired(estimates: HeadEstimates, ours: str, other: str) -> HeadPaired:
     pair = paired_difference(estimates.estimates[ours, "dice", "mean"], estimates.estimates[other, "dice", "mean"])
-    return {
-        "name": ours, "reference": other, "metric": "dice", "difference": pair.difference, "low": pair.low,
-        "high": pair.high, "n_people": pair.n_people,
-    }  # fmt: skip
+    return HeadPaired(name=ours, target="mean", metric="dice", reference=other, **vars(pair))
 
 
 def _write_etdrs(

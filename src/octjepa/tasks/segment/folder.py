@@ -15,7 +15,7 @@ from octjepa.distributed.runtime import Runtime
 from octjepa.embed.shard import weights_hash
 from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.errors import ContractError, OctjepaError, UsageError, WrongCheckpointError
-from octjepa.evaluate.results import differences_by_name
+from octjepa.evaluate.results import differences_by_name, read_paired
 from octjepa.files import read_json_object
 from octjepa.model import VJEPA3D
 from octjepa.tasks import TASKS
@@ -176,7 +176,7 @@ def describe(out: Path) -> dict[str, Any]:
     return shown | {
         "faults": [fault["what"] for fault in results.get("faults", ())],
         "metrics": results["metrics"],
-        "dice_minus": differences_by_name(results["paired"], lambda pair: str(pair["reference"])),
+        "dice_minus": differences_by_name([*map(read_paired, results["paired"])], lambda pair: pair.reference),
         "notes": results["notes"],
     }
 
