@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from octjepa.errors import UsageError
 from octjepa.metrics.findings import Findings
+
+P = TypeVar("P", bound="Paired")
 
 
 class Record:
@@ -290,7 +292,7 @@ def findings_json(findings: Findings) -> dict[str, Any]:
     return {"faults": faults, "notes": list(findings.notes), "uses": list(findings.uses)}
 
 
-def differences_by_name[P: Paired](paired: Sequence[P], name: Callable[[P], str]) -> dict[str, Any]:
+def differences_by_name(paired: Sequence[P], name: Callable[[P], str]) -> dict[str, Any]:
     """Paired differences as `octjepa inspect` shows them: {value, low, high, n_people} under `name(pair)`."""
     return {
         name(pair): {"value": pair.difference, "low": pair.low, "high": pair.high, "n_people": pair.n_people}
