@@ -25,7 +25,6 @@ import octjepa
 from octjepa.embed.embedding import embed_store
 from octjepa.embed.table import Embeddings, read_embeddings
 from octjepa.evaluate.probe import ProbeSettings, run_probes
-from octjepa.evaluate.results import ProbeResult
 from octjepa.ingest import build_store
 from octjepa.phantom import LESIONS, write_cohort
 from octjepa.store import Store
@@ -68,15 +67,15 @@ def with_truth(table: Embeddings, cohort: Path) -> Embeddings:
     )
 
 
-def probed(table: Embeddings, labels: Path, work: Path) -> ProbeResult:
+def probed(table: Embeddings, labels: Path, work: Path) -> dict[str, Any]:
     pools = [pool for pool in ("mean", "mean_std_max") if pool == "mean" or table.encoder != "oracle"]
     settings = ProbeSettings(["linear"], pools=pools, level="person")
-    return run_probes([table], labels, TARGETS, settings, ledger_folder=work / "uses")
+    return run_probes([table], labels, TARGETS, settings, ledger_folder=work / "uses").payload()
 
 
-def primary(result: ProbeResult, names: tuple[str, ...] | None = None) -> list[dict[str, Any]]:
+def primary(result: dict[str, Any], names: tuple[str, ...] | None = None) -> list[dict[str, Any]]:
     retained = ("name", "target", "pool", "metric", "value", "low", "high", "n_people")
-    rows = [row for row in result.rows if row["metric"] in PRIMARY and row["target"] in TARGETS]
+    rows = [row for row in result["rows"] if row["metric"] in PRIMARY and row["target"] in TARGETS]
     return [{key: _short(row[key]) for key in retained} for row in rows if names is None or row["name"] in names]
 
 
@@ -99,14 +98,14 @@ def one_effect(effect: float, people: int, seed: int, work: Path) -> dict[str, A
         "rows": primary(found) + primary(probed(with_truth(table, cohort), labels, work), ("oracle",)),
         "minus_untrained": [
             {key: _short(one[key]) for key in ("target", "pool", "metric", "difference", "low", "high", "n_people")}
-            for one in found.comparisons
+            for one in found["comparisons"]
             if one["target"] in TARGETS
         ],
         "shuffled": {
             "intervals": len(intervals),
             "without_chance": [row for row in intervals if not row["low"] <= CHANCE <= row["high"]],
         },
-        "faults": found.faults,
+        "faults": found["faults"],
     }
 
 

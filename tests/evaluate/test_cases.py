@@ -15,7 +15,7 @@ from octjepa.embed.table import Embeddings, read_embeddings, write_embeddings
 from octjepa.embed.token_folder import TokenFolder, write_index, write_part
 from octjepa.errors import UsageError
 from octjepa.evaluate.cases import average_scores, group_cases, read_visit_order
-from octjepa.evaluate.results import ProbeResult
+from octjepa.evaluate.probe import ProbeResult
 from octjepa.metrics.scores import Predictions
 from token_parts import token_part
 

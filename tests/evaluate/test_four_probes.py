@@ -14,7 +14,7 @@ from octjepa.embed import token_folder
 from octjepa.embed.table import read_embeddings, write_embeddings
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.evaluate import probe_training
-from octjepa.evaluate.results import ProbeResult
+from octjepa.evaluate.probe import ProbeResult
 from token_parts import token_part
 
 Cohort = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]

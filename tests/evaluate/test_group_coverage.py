@@ -13,7 +13,7 @@ import pytest
 from invented_cohort import probe_with
 from octjepa.embed.table import read_embeddings
 from octjepa.errors import UsageError
-from octjepa.evaluate.results import ProbeResult
+from octjepa.evaluate.probe import ProbeResult
 
 Cohort = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
 Save = Callable[..., tuple[Path, Path]]

@@ -10,12 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from invented_cohort import probe_with
+from invented_cohort import board_with, probe_with
 from octjepa.embed.table import read_embeddings
 from octjepa.errors import UsageError
-from octjepa.evaluate.leaderboard.board import run_board
-from octjepa.evaluate.probe import run_probes
-from octjepa.evaluate.results import ProbeResult
+from octjepa.evaluate.probe import ProbeResult, run_probes
 
 Cohort = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
 Save = Callable[..., tuple[Path, Path]]
@@ -314,7 +312,7 @@ def test_uses_at_the_test_set_are_counted_with_the_leaderboards(cohort: Cohort, 
     (fault,) = person.faults
     assert fault["kind"] == "test_used_before"
     assert "lesion0 for the 3rd time (6 different rows" in fault["what"]
-    board = run_board(
+    board = board_with(
         [str(tmp_path / "octjepa.parquet")], tmp_path / "labels.tsv", ["lesion0"], None, tmp_path / "kept"
     )
     assert (board.uses[0]["looks"], board.uses[0]["file"]) == (4, use["file"])

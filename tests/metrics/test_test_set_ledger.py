@@ -34,12 +34,12 @@ def test_a_use_is_counted_for_every_target_and_reported_in_one_sentence(tmp_path
         assert [(one["target"], one["looks"]) for one in findings_.uses] == [("drusen", number), ("fluid", number)]
         assert len(findings_.faults) == (number > 1)
     (fault,) = findings_.faults
-    assert fault["kind"] == "test_used_before"
-    assert "drusen for the 12th time (2 different rows measured on it so far), fluid for the 12th time" in fault["what"]
-    assert "chosen on test labels" in fault["what"]
+    assert fault.kind == "test_used_before"
+    assert "drusen for the 12th time (2 different rows measured on it so far), fluid for the 12th time" in fault.what
+    assert "chosen on test labels" in fault.what
     record_uses(tmp_path, "probe", {"new": "ef" * 32, "fluid": "cd" * 32}, {"new": ["a"], "fluid": ["a"]}, findings_)
-    assert "new" not in findings_.faults[-1]["what"]  # used for the first time
-    assert "fluid for the 13th time" in findings_.faults[-1]["what"]
+    assert "new" not in findings_.faults[-1].what  # used for the first time
+    assert "fluid for the 13th time" in findings_.faults[-1].what
 
 
 def test_a_line_holds_no_name_of_what_was_measured(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from octjepa.evaluate.results import ProbeResult
+from octjepa.evaluate.probe import ProbeResult
 from octjepa.report import write_report
 from octjepa.store import Store
 
@@ -32,7 +32,7 @@ def test_what_the_probe_named_is_read_first(demo: Path) -> None:
     result.add_fault("constant_predictor", "tiny_cpu (linear, mean) says 'healthy' of every test case of drusen")
     result.add_fault("lost_group", "drusen: site UAB is lost: none of its 9 people with a label has an embedded scan")
     result.add_fault("test_used_before", "drusen: its test set is used for the 3rd time")
-    probe = json.loads((demo / "probe.json").read_text(encoding="utf-8")) | {"faults": result.faults}
+    probe = json.loads((demo / "probe.json").read_text(encoding="utf-8")) | {"faults": result.payload()["faults"]}
     (demo / "probe.json").write_text(json.dumps(probe), encoding="utf-8")
     head = first_words(demo)
     assert "Read this first ✕ 3 faults" in head

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,11 @@ def cohort() -> Callable[..., tuple[pd.DataFrame, pd.DataFrame]]:
     return make
 
 
+def as_json(result: Any) -> Any:
+    """A result whose attributes are those of its JSON form, which is what the commands write."""
+    return SimpleNamespace(**{**vars(result), **result.payload(), "payload": result.payload})
+
+
 def probe_with(
     tables: list[Any],
     labels: Path,
@@ -69,10 +75,26 @@ def probe_with(
     ledger_folder: Path | None = None,
     **settings: Any,
 ) -> Any:
-    """`run_probes` with the fields of `ProbeSettings` by keyword."""
+    """`run_probes` with the fields of `ProbeSettings` by keyword; see `as_json`."""
     from octjepa.evaluate.probe import ProbeSettings, run_probes
 
-    return run_probes(tables, labels, targets, ProbeSettings(**settings), tokens, ledger_folder)
+    return as_json(run_probes(tables, labels, targets, ProbeSettings(**settings), tokens, ledger_folder))
+
+
+def board_with(
+    entries: Sequence[str],
+    labels: Path,
+    targets: list[str],
+    store: Any,
+    folder: Path,
+    ledger_folder: Path | None = None,
+    work: Path | None = None,
+    **settings: Any,
+) -> Any:
+    """`run_board` with the fields of `BoardSettings` by keyword; see `as_json`."""
+    from octjepa.evaluate.leaderboard.board import BoardSettings, run_board
+
+    return as_json(run_board(entries, labels, targets, store, folder, BoardSettings(**settings), ledger_folder, work))
 
 
 @pytest.fixture

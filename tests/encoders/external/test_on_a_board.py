@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from octjepa.evaluate.leaderboard.board import run_board
+from invented_cohort import board_with
 from octjepa.evaluate.leaderboard.entries import embed_entries, read_entries
 from synthetic import MemoryStore, small_recipe
 
@@ -32,7 +32,9 @@ def test_five_encoders_of_others_stand_on_one_board(layouts, install_package, tm
     for name in NAMES:
         torch.save(layouts[name](), tmp_path / f"{name}.pth")
     entries = [f"{name}=narrow_{name}:{tmp_path / name}.pth" for name in NAMES]
-    board = run_board(entries, tmp_path / "labels.tsv", ["sick"], store, tmp_path / "tables", "retfound", bootstrap=100)
+    board = board_with(
+        entries, tmp_path / "labels.tsv", ["sick"], store, tmp_path / "tables", reference="retfound", bootstrap=100
+    )
     primary = {row["name"]: row for row in board.rows if row["primary"]}
     assert set(NAMES) <= set(primary)
     assert {f"untrained:{name}" for name in NAMES} <= set(primary) or "untrained" in primary

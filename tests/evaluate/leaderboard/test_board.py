@@ -13,13 +13,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from invented_cohort import board_with
 from octjepa.embed import token_folder
 from octjepa.embed.table import read_embeddings
 from octjepa.errors import UsageError
 from octjepa.evaluate.features import PROBES, plan_selection
 from octjepa.evaluate.labels import read_labels
 from octjepa.evaluate.leaderboard import board as board_module
-from octjepa.evaluate.leaderboard.board import Board, run_board
+from octjepa.evaluate.leaderboard.board import Board
 from octjepa.evaluate.leaderboard.selection import Option, select_option, without_test
 from octjepa.evaluate.probe import ProbeSettings, run_probes
 from octjepa.evaluate.targets import join_labels
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.slow  # together: whole boards
 
 def _run(labels: Path, *entries: str | Path, **options: Any) -> Board:
     options = {"bootstrap": 200, **options}
-    return run_board([str(one) for one in entries], labels, ["lesion0"], None, labels.parent / "kept", **options)
+    return board_with([str(one) for one in entries], labels, ["lesion0"], None, labels.parent / "kept", **options)
 
 
 def _row(board: Board, name: str, metric: str = "auroc") -> dict[str, Any]:
@@ -115,7 +116,7 @@ def test_untrained_networks_of_the_seeds_are_seeds_of_one_row(made):
 def test_classes_and_quantities_stand_on_one_board_and_on_paper(made, tmp_path):
     table, labels, _ = made
     entries, retained = [str(table("good", 2.5))], tmp_path / "kept"
-    board = run_board(entries, labels, ["grade", "level", "lesion0"], None, retained, bootstrap=100)
+    board = board_with(entries, labels, ["grade", "level", "lesion0"], None, retained, bootstrap=100)
     primary = {row["target"]: row["metric"] for row in board.rows if row["primary"]}
     assert primary == {"grade": "auroc_ovr", "level": "r2", "lesion0": "auroc"}
     assert [row["target"] for row in board.comparisons] == ["grade", "level", "lesion0"]
@@ -338,7 +339,7 @@ def test_eyes_and_people_are_cases_of_their_own(made):
     both = run_probes(
         [read_embeddings(good)], labels, ["lesion0"], ProbeSettings(["linear"], level="person", bootstrap=50)
     )
-    (theirs,) = [row["value"] for row in both.rows if (row["name"], row["metric"], row["pool"]) ==
+    (theirs,) = [row["value"] for row in both.payload()["rows"] if (row["name"], row["metric"], row["pool"]) ==
                  ("good", "auroc", person.trainings[0]["pool"])]  # fmt: skip
     assert _row(person, "good")["value"] == pytest.approx(theirs)
     with pytest.raises(UsageError, match="no level 'retina'"):

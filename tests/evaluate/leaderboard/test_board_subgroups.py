@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from command_line import call
-from octjepa.evaluate.leaderboard.board import run_board
+from invented_cohort import board_with
 from octjepa.evaluate.subgroups import parse_subgroups
 from octjepa.report.leaderboard import write_leaderboard
 
@@ -14,7 +14,7 @@ def test_subgroups_of_a_label_column_are_measured_and_on_the_page(made, tmp_path
     table, labels, frame = made
     known = pd.read_csv(labels, sep="\t", dtype=str)
     known.assign(sex=["f"] * (len(frame) - 2) + ["x"] * 2).to_csv(labels, sep="\t", index=False)
-    board = run_board(
+    board = board_with(
         [str(table("good", 2.5))], labels, ["lesion0"], None, tmp_path / "kept", bootstrap=100,
         subgroups=parse_subgroups("sex"),
     )  # fmt: skip

@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from invented_cohort import board_with
 from octjepa.errors import RecipeError, UsageError
-from octjepa.evaluate.leaderboard.board import Board, run_board
+from octjepa.evaluate.leaderboard.board import Board
 from octjepa.report.leaderboard import write_leaderboard
 from octjepa.tasks.finetune.recipe import load_recipe
 
@@ -31,7 +32,7 @@ def followed(made: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Path]:
 
 def board_of(labels: Path, *entries: Path, **options: Any) -> Board:
     options = {"task": "survival", "event": "converted", "probes": ("linear",), "bootstrap": 50, **options}
-    return run_board([str(one) for one in entries], labels, ["years"], None, labels.parent / "kept", **options)
+    return board_with([str(one) for one in entries], labels, ["years"], None, labels.parent / "kept", **options)
 
 
 def test_what_knows_the_risk_stands_higher_and_baselines_are_there(followed: Any, tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from command_line import call
+from invented_cohort import board_with
 from octjepa.encoders.export import export
 from octjepa.encoders.pretrained import load_encoder
 from octjepa.errors import CheckpointError, UsageError
-from octjepa.evaluate.leaderboard.board import run_board
 from octjepa.evaluate.leaderboard.entries import embed_entries, read_entries
 from octjepa.train.loop import pretrain
 from synthetic import MemoryStore, small_recipe
@@ -78,8 +78,8 @@ def test_runs_and_encoders_of_others_stand_on_one_board(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=32, patch_size=16
     )
     ViTModel(config).save_pretrained(tmp_path / "vit")
-    board = run_board(
-        [str(run), str(tmp_path / "vit")], labels, ["sick"], store, tmp_path / "kept", "vit", bootstrap=100
+    board = board_with(
+        [str(run), str(tmp_path / "vit")], labels, ["sick"], store, tmp_path / "kept", reference="vit", bootstrap=100
     )
     names = [row["name"] for row in board.rows if row["primary"]]
     assert names == ["run", "vit", "untrained", "untrained:vit", "histogram", "intensity", "covariates", "majority"]
@@ -138,14 +138,14 @@ def test_labels_that_fit_nothing_are_reported_before_anything_is_embedded(
     text = labels.read_text().replace("\t1\n", "\t0\n")
     labels.write_text(text)
     with pytest.raises(UsageError, match="one value"):
-        run_board([str(run)], labels, ["sick"], store, tmp_path / "kept", bootstrap=50)
+        board_with([str(run)], labels, ["sick"], store, tmp_path / "kept", bootstrap=50)
 
 
 @pytest.mark.slow
 def test_what_pretraining_saw_is_left_out(run: Path, store: MemoryStore, labels: Path, tmp_path: Path) -> None:
     store.table.loc[[0, 1], "split"] = "test"
     with pytest.raises(UsageError, match="pretrained on eyes of 2 people"):
-        run_board([str(run)], labels, ["sick"], store, tmp_path / "kept", bootstrap=50)
+        board_with([str(run)], labels, ["sick"], store, tmp_path / "kept", bootstrap=50)
 
 
 @pytest.mark.slow

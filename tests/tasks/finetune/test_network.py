@@ -14,7 +14,7 @@ from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.errors import RecipeError
 from octjepa.evaluate import networks
 from octjepa.evaluate.networks import TokenBatch
-from octjepa.evaluate.results import ProbeResult
+from octjepa.evaluate.probe import ProbeResult
 from octjepa.model import VJEPA3D
 from octjepa.model.blocks import Stack
 from octjepa.tasks.finetune.network import TunedNetwork, draw_paths, each_loss

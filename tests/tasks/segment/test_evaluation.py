@@ -71,8 +71,8 @@ def test_a_class_of_few_people_has_no_interval_and_is_a_fault() -> None:
     assert (rare.n_people, rare.interval().low) == (2, None)
     result = Findings()
     report_classes("net", some, ("common", "rare"), PEOPLE, result)
-    assert [fault["kind"] for fault in result.faults] == ["rare_class"]
-    assert result.faults[0]["what"].startswith("rare: 2 of 8 test people have it, fewer than the 6 that an interval")
+    assert [fault.kind for fault in result.faults] == ["rare_class"]
+    assert result.faults[0].what.startswith("rare: 2 of 8 test people have it, fewer than the 6 that an interval")
     alone = Findings()
     report_classes("net", row([4.0, 5.0, 5.0], common=NOTHING), ("other", "rare"), PEOPLE, alone)
     assert alone.faults == []  # no other class is in the mean

@@ -110,7 +110,7 @@ def test_a_class_that_is_never_reported_though_it_is_there_is_a_fault() -> None:
     one = ScanFigures(message_true, np.zeros((3, 3)), np.zeros((3, 1, 1)), nothing, nothing)
     result = Findings()
     report_classes("small", [one, one], ("band", "fluid", "hole"), ["a", "b"], result)
-    assert result.faults == [
+    assert [fault.to_json() for fault in result.faults] == [
         {"kind": "class_never_said", "what": "small predicts fluid for no voxel of the test scans, which hold it"}
     ]
 
