@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from octjepa.errors import OctjepaError, UsageError
+from octjepa.evaluate.results import ProbePaired, Row, WithFewerLabels, read_fewer_labels, read_row
 from octjepa.files import read_json_object
+from octjepa.metrics.findings import Fault
 from octjepa.outside import OutsideError, named_by
 from octjepa.parsing import read_arrow
 from octjepa.recipe import Recipe
@@ -60,20 +62,20 @@ class Training:
 
 @dataclass(frozen=True)
 class ProbeContents:
-    """probe.json or results.json: rows {name, target, probe, pool, metric, value, low, high, n} and the comparisons.
+    """probe.json or results.json: rows and the comparisons.
 
-    `paired` is the comparison fixed before the test figures were read, `comparisons` the same of every other row,
+    `paired` is the comparison fixed before the test results were read, `comparisons` the same of every other row,
     `baselines` those of the same encoder to the other baselines. `labelled`: rows by number of labelled people.
-    `subgroups`: figures by the groups of a column.
+    `subgroups`: results by the groups of a column.
     """
 
-    rows: list[dict[str, Any]]
-    paired: dict[str, Any] | None
-    comparisons: list[dict[str, Any]]
-    baselines: list[dict[str, Any]]
-    faults: list[dict[str, str]]
+    rows: list[Row]
+    paired: ProbePaired | None
+    comparisons: list[ProbePaired]
+    baselines: list[ProbePaired]
+    faults: list[Fault]
     notes: list[str]
-    labelled: dict[str, dict[str, Any]] = field(default_factory=dict)
+    labelled: dict[str, WithFewerLabels] = field(default_factory=dict)
     subgroups: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -280,10 +282,25 @@ def _read_probe(path: Path) -> ProbeContents:
     if not isinstance(rows, list) or not all(isinstance(row, dict) and "name" in row for row in rows):
         raise UsageError(f"{path} holds no list of named rows under 'rows': write it with octjepa probe")
     paired = data.get("paired") or None
-    lists = {name: data.get(name) or [] for name in ("comparisons", "baselines", "faults", "notes", "subgroups")}
-    return ProbeContents(
-        rows=rows, paired=paired if isinstance(paired, dict) else None, **lists, labelled=data.get("labelled") or {}
-    )
+    try:
+        return ProbeContents(
+            rows=[read_row(row) for row in rows],
+            paired=ProbePaired.from_json(paired) if isinstance(paired, dict) else None,
+            comparisons=[ProbePaired.from_json(pair) for pair in data.get("comparisons") or ()],
+            baselines=[ProbePaired.from_json(pair) for pair in data.get("baselines") or ()],
+            faults=[Fault.from_json(fault) for fault in data.get("faults") or ()],
+            notes=data.get("notes") or [],
+            labelled=_read_labelled(data.get("labelled")),
+            subgroups=data.get("subgroups") or [],
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path} is damaged ({type(error).__name__}): write it with octjepa probe") from None
+
+
+def _read_labelled(data: Any) -> dict[str, WithFewerLabels]:
+    """By number of people; a segmentation's `labelled`, which counts volumes by split, has no results."""
+    known = isinstance(data, dict) and all(isinstance(one, dict) and "rows" in one for one in data.values())
+    return read_fewer_labels(data) if known else {}
 
 
 def _read_embeddings(path: Path) -> EmbeddingContents:

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from octjepa.metrics.findings import BASELINES
+from octjepa.evaluate.results import Paired, ProbePaired, Row, TunedPaired, read_paired
+from octjepa.metrics.findings import BASELINES, Fault
 from octjepa.metrics.intervals import LOWER_IS_BETTER
 from octjepa.report.cohort import Cohort
 from octjepa.report.contents import Contents, Training
@@ -76,9 +77,9 @@ def headlines(contents: Contents, cohort: Cohort | None) -> list[Headline]:
     elif contents.kind == "tuning":
         result += _tuning(contents.training)
     elif contents.kind == "segmentation":
-        pairs = [] if contents.training is None else contents.training.results.get("paired", ())
+        pairs = [] if contents.training is None else _pairs(contents.training)
         for reference, contrast in (("position_prior", HEAD_OVER_PRIOR), ("untrained", HEAD_OVER_UNTRAINED)):
-            pair = next((pair for pair in pairs if pair["reference"] == reference), None)
+            pair = next((pair for pair in pairs if pair.reference == reference), None)
             result.append(paired_headline(pair, contrast))
     return result
 
@@ -97,20 +98,25 @@ def _files(cohort: Cohort) -> Headline:
     return Headline("Files read", f"{cohort.volumes} of {cohort.files}", verdict, sentence)
 
 
+def _pairs(training: Training) -> list[Paired]:
+    """The paired differences of a fine-tuning or a segmentation."""
+    return [read_paired(pair) for pair in training.results.get("paired") or ()]
+
+
 def _tuning(tuning: Training | None) -> list[Headline]:
     """The first target: tuned minus frozen, and minus the strongest baseline where one was measured."""
-    pairs = [] if tuning is None else tuning.results.get("paired") or []
+    pairs = [] if tuning is None else [pair for pair in _pairs(tuning) if isinstance(pair, TunedPaired)]
 
-    def pair_against(against: str) -> Mapping[str, Any] | None:
-        return next((pair for pair in pairs if pair["against"] == against), None)
+    def pair_against(against: str) -> TunedPaired | None:
+        return next((pair for pair in pairs if pair.against == against), None)
 
-    def headline(pair: Mapping[str, Any] | None, words: Contrast) -> Headline:
-        return paired_headline(pair, words, pair is not None and pair["metric"] in LOWER_IS_BETTER)
+    def headline(pair: TunedPaired | None, words: Contrast) -> Headline:
+        return paired_headline(pair, words, pair is not None and pair.metric in LOWER_IS_BETTER)
 
     best = pair_against("best_baseline")
     if best is None:
         return [headline(pair_against("frozen"), TUNED)]
-    name = str(best["reference"]).replace("_", " ")
+    name = best.reference.replace("_", " ")
     words = Contrast(
         f"Tuned minus {name}", "The tuned encoder scores {0} than", f"{name}, the strongest baseline,",
         f"the tuned encoder and {name}, the strongest baseline,", "the tuned encoder",
@@ -158,19 +164,19 @@ def _is_finite(value: Any) -> bool:
     return value is not None and math.isfinite(float(value))
 
 
-def paired_headline(difference: Mapping[str, Any] | None, words: Contrast, lower_is_better: bool = False) -> Headline:
+def paired_headline(pair: Paired | None, words: Contrast, lower_is_better: bool = False) -> Headline:
     """A paired difference in words; an interval that contains zero shows nothing, whichever way the figure points."""
-    if difference is None or difference.get("difference") is None:
+    if pair is None or pair.difference is None:
         sentence = f"No paired difference was measured, so it is not known whether {words.tested} helped."
         return Headline(words.title, "–", "none", sentence)
-    value = float(difference["difference"])
-    if difference.get("low") is None or difference.get("high") is None:
+    value = float(pair.difference)
+    if pair.low is None or pair.high is None:
         sentence = (
             f"The difference is {signed(value)}, without a 95 % interval (fewer than six people are held out, or it is "
             "the same in every resample): it shows nothing."
         )
         return Headline(words.title, signed(value), "open", sentence)
-    low, high = float(difference["low"]), float(difference["high"])
+    low, high = float(pair.low), float(pair.high)
     interval = f"95 % interval {signed(low)} to {signed(high)}, people resampled"
     if low > 0 or high < 0:
         good = (low > 0) != lower_is_better
@@ -188,10 +194,12 @@ def paired_headline(difference: Mapping[str, Any] | None, words: Contrast, lower
     return Headline(words.title, signed(value), "open", sentence)
 
 
+def _value(row: Row) -> float:
+    return math.nan if row.value is None else float(row.value)
+
+
 def strongest_baseline_headline(
-    rows: Sequence[Mapping[str, Any]],
-    paired: Mapping[str, Any] | None,
-    differences: Sequence[Mapping[str, Any]] = (),
+    rows: Sequence[Row], paired: ProbePaired | None, differences: Sequence[ProbePaired] = ()
 ) -> list[Headline]:
     """The encoder of `paired` against the baseline that scores highest on its target, unless that is the untrained one.
 
@@ -200,35 +208,33 @@ def strongest_baseline_headline(
     """
     if paired is None:
         return []
-    keys = ("target", "metric")
     rows = [
         row
         for row in rows
-        if all(row.get(key) == paired.get(key) for key in keys)
-        and row.get("pool") in (paired.get("pool"), "none")
-        and _is_finite(row.get("value"))
+        if (row.target, row.metric) == (paired.target, paired.metric)
+        and row.pool in (paired.pool, "none")
+        and _is_finite(row.value)
     ]
-    ours = next((row for row in rows if (row["name"], row["probe"]) == (paired["name"], paired["probe"])), None)
-    sign = -1 if paired.get("metric") in LOWER_IS_BETTER else 1
-    baselines = [row for row in rows if str(row["name"]).partition(":")[0] in BASELINES]
+    ours = next((row for row in rows if (row.name, row.probe) == (paired.name, paired.probe)), None)
+    sign = -1 if paired.metric in LOWER_IS_BETTER else 1
+    baselines = [row for row in rows if row.name.partition(":")[0] in BASELINES]
     if ours is None or not baselines:
         return []
-    best = max(baselines, key=lambda row: sign * float(row["value"]))
-    if best["name"] == (paired.get("reference") or "untrained"):
+    best = max(baselines, key=lambda row: sign * _value(row))
+    if best.name == (paired.reference or "untrained"):
         return []  # the paired difference above is the one to the strongest
-    title, name = f"Trained minus {best['name']}", str(best["name"]).replace("_", " ")
-    pair = next((difference for difference in differences if difference.get("reference") == best["name"]), None)
+    title, name = f"Trained minus {best.name}", best.name.replace("_", " ")
+    pair = next((difference for difference in differences if difference.reference == best.name), None)
     if pair is not None:
         words = Contrast(
             title, "The probe on the trained encoder scores {0} than", f"{name}, the strongest baseline,",
             f"the trained encoder and {name}, the strongest baseline,", "the encoder",
         )  # fmt: skip
         return [paired_headline(pair, words, sign < 0)]
-    difference = float(ours["value"]) - float(best["value"])
+    difference = _value(ours) - _value(best)
     beats = sign * difference > 0
     sentence = (
-        f"The strongest baseline is {name} with {number(best['value'])}; the trained encoder has "
-        f"{number(ours['value'])}. "
+        f"The strongest baseline is {name} with {number(best.value)}; the trained encoder has {number(ours.value)}. "
     )
     sentence += (
         "No interval of their difference was measured, so it shows nothing."
@@ -238,21 +244,21 @@ def strongest_baseline_headline(
     return [Headline(title, signed(difference), "open" if beats else "bad", sentence)]
 
 
-def faults(contents: Contents, cohort: Cohort | None) -> list[dict[str, str]]:
-    """{kind, what} of the store, of the embeddings, and as the probe found them; counts alone, no person's id."""
-    result: list[dict[str, str]] = []
+def faults(contents: Contents, cohort: Cohort | None) -> list[Fault]:
+    """Faults of the store, of the embeddings, and as the probe found them; counts alone, no person's id."""
+    result: list[Fault] = []
     for where, count in (
         ("store", 0 if cohort is None else cohort.people_in_two_splits),
         ("embeddings", 0 if contents.embeddings is None else contents.embeddings.in_two_splits),
     ):
         if count:
             what = f"people in more than one split of the {where}: {count}. What is measured on test people is too good"
-            result.append({"kind": "leaked_person", "what": f"{what}, and probes refuse it"})
+            result.append(Fault("leaked_person", f"{what}, and probes refuse it"))
     if contents.embeddings is not None and contents.embeddings.leaked:
         what = f"people of val or test whose eyes the encoder was pretrained on: {contents.embeddings.leaked}"
-        result.append({"kind": "leaked_person", "what": f"{what}. Probes refuse these embeddings"})
+        result.append(Fault("leaked_person", f"{what}. Probes refuse these embeddings"))
     if contents.store is not None:
-        result += [{"kind": "lost_group", "what": what} for what in _sites_without_volumes(contents.store)]
+        result += [Fault("lost_group", what) for what in _sites_without_volumes(contents.store)]
     return result + (contents.probe.faults if contents.probe is not None else [])
 
 

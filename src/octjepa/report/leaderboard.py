@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from octjepa.errors import UsageError
+from octjepa.evaluate.results import BoardRow, Paired, Row, read_paired, read_row
 from octjepa.files import write_atomic
 from octjepa.metrics.findings import FAULT_KINDS
 from octjepa.metrics.intervals import LOWER_IS_BETTER
@@ -132,7 +133,7 @@ def leaderboard_html(board: Mapping[str, Any]) -> str:
         board=board,
         summary=summary(board),
         headlines=strongest_headlines(board),
-        forests={target: forest(rows, ordered=True)[0] for target, rows in primary.items()},
+        forests={target: forest([*map(read_row, rows)], ordered=True)[0] for target, rows in primary.items()},
         kinds=FAULT_KINDS,
         figure_text=figure_text,
         seeds_text=seeds_text,
@@ -148,7 +149,7 @@ def strongest_headlines(board: Mapping[str, Any]) -> list[Headline]:
         return []
     return [
         paired_headline(
-            pair,
+            read_paired(pair),
             Contrast(
                 f"{pair['target']}: {pair['name']} minus {pair['reference']}",
                 f"{pair['name']} scores {{0}} than",
@@ -189,17 +190,21 @@ def _primary_rows(board: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return rows
 
 
-def figure_text(row: Mapping[str, Any], value: str | None = "value", low: str = "low", high: str = "high") -> str:
-    """`0.812 [0.74, 0.87]`; the interval alone where `value` is None, "-" where there is nothing."""
-    interval = "" if row[low] is None or row[high] is None else f"[{row[low]:.2f}, {row[high]:.2f}]"
+def figure_text(
+    row: Mapping[str, Any] | Row | Paired, value: str | None = "value", low: str = "low", high: str = "high"
+) -> str:
+    """`0.812 [0.74, 0.87]`; the interval alone if `value` is None, "-" where there is nothing."""
+    known = row if isinstance(row, Mapping) else row.to_json()
+    interval = "" if known[low] is None or known[high] is None else f"[{known[low]:.2f}, {known[high]:.2f}]"
     if value is None:
         return interval or "-"
-    return "-" if row[value] is None else f"{row[value]:.3f} {interval or '(no interval)'}"
+    return "-" if known[value] is None else f"{known[value]:.3f} {interval or '(no interval)'}"
 
 
-def seeds_text(row: Mapping[str, Any]) -> str:
+def seeds_text(row: Mapping[str, Any] | BoardRow) -> str:
     """The number of seeds, and their standard deviation where there are several."""
-    return "1" if row["seed_sd"] is None else f"{row['seeds']}, SD {row['seed_sd']:.3f}"
+    known = BoardRow.from_json(row) if isinstance(row, Mapping) else row
+    return "1" if known.seed_sd is None else f"{known.seeds}, SD {known.seed_sd:.3f}"
 
 
 def p_text(p: float | None) -> str:

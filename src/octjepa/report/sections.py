@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from octjepa.errors import OctjepaError
+from octjepa.evaluate.results import ProbePaired
 from octjepa.evaluate.subgroups import subgroup_tables
 from octjepa.progress import bar
 from octjepa.report import occlusion, supervised
@@ -242,9 +243,12 @@ def _probe(contents: Contents) -> Built:
     return values, missing
 
 
-def _same_reading(pair: Mapping[str, Any], paired: Mapping[str, Any] | None) -> bool:
-    return paired is not None and all(
-        pair.get(key) == paired.get(key) for key in ("name", "probe", "pool", "reference")
+def _same_reading(pair: ProbePaired, paired: ProbePaired | None) -> bool:
+    return paired is not None and (pair.name, pair.probe, pair.pool, pair.reference) == (
+        paired.name,
+        paired.probe,
+        paired.pool,
+        paired.reference,
     )
 
 
@@ -302,7 +306,7 @@ def _reproduce(contents: Contents) -> Built:
         if contents.embeddings:
             commands.append("octjepa embed RUN --store STORE --out embeddings.parquet")
         if contents.probe:
-            targets = sorted({str(row.get("target")) for row in contents.probe.rows} - {"macro", "None"})
+            targets = sorted({row.target for row in contents.probe.rows} - {"macro", ""})
             options = " ".join(f"--target {target}" for target in targets)
             commands.append(f"octjepa probe embeddings.parquet --labels LABELS.tsv {options}".rstrip())
     elif contents.kind == "tuning":

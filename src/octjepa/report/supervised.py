@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -17,6 +17,7 @@ import numpy as np
 from markupsafe import Markup
 
 from octjepa.errors import OctjepaError
+from octjepa.evaluate.results import HeadPaired, TunedPaired
 from octjepa.report.contents import Missing, ProbeContents, Training
 from octjepa.report.figures import forest, svg
 
@@ -51,22 +52,19 @@ class SectorThickness:
 
 def tuning_section(tuning: Training, probe: ProbeContents) -> dict[str, Any]:
     """The results under the metric of each target's paired differences, and those differences."""
-    pairs = tuning.results.get("paired") or []
-    shown = {(pair["target"], pair["metric"]) for pair in pairs}
+    pairs = [TunedPaired.from_json(pair) for pair in tuning.results.get("paired") or ()]
+    shown = {(pair.target, pair.metric) for pair in pairs}
     encoder = tuning.about.get("encoder")
-    rows = [
-        {**row, "ours": row["name"] == encoder and row.get("probe") == "tuned"}
-        for row in probe.rows
-        if (row.get("target"), row.get("metric")) in shown
-    ]
-    frozen = [pair for pair in pairs if pair["against"] == "frozen"]
+    rows = [row for row in probe.rows if (row.target, row.metric) in shown]
+    frozen = [pair for pair in pairs if pair.against == "frozen"]
     titles = [
-        f"{pair['target']} {pair['metric']}, tuned minus "
-        + _TUNING_REFERENCES.get(pair["against"], "{0}").format(pair["reference"])
+        f"{pair.target} {pair.metric}, tuned minus "
+        + _TUNING_REFERENCES.get(pair.against, "{0}").format(pair.reference)
         for pair in pairs
     ]
     differences = [forest.paired_difference(title, pair) for title, pair in zip(titles, pairs, strict=True)]
-    return {"groups": forest.forest(rows, frozen), "all_rows": probe.rows, "differences": differences}
+    groups = forest.forest(rows, frozen, ours=lambda row: row.name == encoder and row.probe == "tuned")
+    return {"groups": groups, "all_rows": probe.rows, "differences": differences}
 
 
 def segmentation_section(segmentation: Training, probe: ProbeContents) -> tuple[dict[str, Any], list[Missing]]:
@@ -74,20 +72,20 @@ def segmentation_section(segmentation: Training, probe: ProbeContents) -> tuple[
     about, results, missing = segmentation.about, segmentation.results, list[Missing]()
     names = about["classes"]
     try:
-        rows = [  # a class is a target, the head a probe
-            {
-                **row, "target": row["class"], "pool": "none", "ours": row["name"] == about["encoder"],
-                "probe": "constant" if row["name"] == "position_prior" else about["head"],
-            }
-            for row in probe.rows
-        ]  # fmt: skip
-        groups = forest.forest([row for row in rows if row["metric"] == "dice"])
+        if any(not row.target for row in probe.rows):
+            raise KeyError("class")
+        head = about["head"]
+        rows = [
+            replace(row, pool="none", probe="constant" if row.name == "position_prior" else head) for row in probe.rows
+        ]
+        groups = forest.forest(
+            [row for row in rows if row.metric == "dice"], ours=lambda row: row.name == about["encoder"]
+        )
         differences = [
             forest.paired_difference(
-                "Mean Dice of the head minus " + _SEGMENTATION_REFERENCES.get(pair["reference"], pair["reference"]),
-                pair,
+                "Mean Dice of the head minus " + _SEGMENTATION_REFERENCES.get(pair.reference, pair.reference), pair
             )
-            for pair in results.get("paired", ())
+            for pair in map(HeadPaired.from_json, results.get("paired", ()))
         ]
         selected = _selected_weights(results.get("chosen", {}).get(about["encoder"]))
     except KeyError as error:

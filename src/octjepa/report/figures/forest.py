@@ -6,12 +6,13 @@ The drawing is part of the table, so every interval is beside its figures and ca
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from markupsafe import Markup
 
+from octjepa.evaluate.results import Paired, ProbePaired, Row
 from octjepa.metrics.findings import BASELINES
 
 CHANCE = {"auroc": 0.5, "concordance": 0.5, "auroc_ovr": 0.5, "quadratic_kappa": 0.0, "r2": 0.0}
@@ -21,9 +22,9 @@ _WIDTH, _HEIGHT = 360.0, 18.0
 
 @dataclass(frozen=True)
 class ForestRow:
-    """A result with the keys of results.json, whether it is the page's own encoder, and its drawing."""
+    """A result, whether it is the page's own encoder, and its drawing."""
 
-    result: Mapping[str, Any]
+    result: Row
     ours: bool
     drawing: Markup
 
@@ -32,14 +33,14 @@ class ForestRow:
 class ForestGroup:
     """One target under one metric; `axis` is the drawing of the scale that its rows share.
 
-    `difference` is the target's own paired difference {difference, low, high}; for reading, not for choosing.
+    `difference` is the target's own paired difference; for reading, not for choosing.
     """
 
     target: str
     metric: str
     rows: tuple[ForestRow, ...]
     axis: Markup
-    difference: Mapping[str, Any] | None
+    difference: Paired | None
 
 
 @dataclass(frozen=True)
@@ -54,54 +55,65 @@ class Difference:
     drawing: Markup | None
 
 
+def is_encoder(result: Row) -> bool:
+    """Whether a result is of an encoder, not of a baseline."""
+    return result.name.partition(":")[0] not in BASELINES
+
+
 def forest(
-    results: Sequence[Mapping[str, Any]], comparisons: Sequence[Mapping[str, Any]] = (), ordered: bool = False
+    results: Sequence[Row],
+    comparisons: Sequence[Paired] = (),
+    ordered: bool = False,
+    ours: Callable[[Row], bool] = is_encoder,
 ) -> list[ForestGroup]:
     """Groups by metric and target, macro targets first; within a group the encoder before the baselines.
 
     comparisons: paired differences under the probe and pool of `results`. ordered: keep the order of `results`, each
-    group on a scale of its own.
+    group on a scale of its own. ours: whether the page is about a result.
     """
-    differences = {_group_key(pair): pair for pair in comparisons}
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    differences = {(pair.metric, pair.target): pair for pair in comparisons}
+    groups: dict[tuple[str, str], list[Row]] = {}
     for result in results:
-        groups.setdefault(_group_key(result), []).append(result)
+        groups.setdefault((result.metric, result.target), []).append(result)
     by_metric = {
-        metric: _scale(metric, [result for result in results if _text(result, "metric") == metric])
-        for metric, _ in groups
+        metric: _scale(metric, [result for result in results if result.metric == metric]) for metric, _ in groups
     }
+
+    def row_order(result: Row) -> tuple[Any, ...]:
+        rank = BASELINES.index(result.name) + 1 if result.name in BASELINES else 0
+        return not ours(result), rank, result.probe, result.pool
+
     drawn = []
     for (metric, target), members in groups.items() if ordered else sorted(groups.items(), key=_macro_first):
         scale = _scale(metric, members) if ordered else by_metric[metric]
-        members = members if ordered else sorted(members, key=_row_order)
-        rows = tuple(_row(result, CHANCE.get(metric), scale) for result in members)
+        members = members if ordered else sorted(members, key=row_order)
+        rows = tuple(_row(result, CHANCE.get(metric), scale, ours(result)) for result in members)
         axis = _axis(scale, CHANCE.get(metric))
         drawn.append(ForestGroup(target, metric, rows, axis, differences.get((metric, target))))
     return drawn
 
 
-def planned_results(results: Sequence[Mapping[str, Any]], paired: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+def planned_results(results: Sequence[Row], paired: ProbePaired | None) -> list[Row]:
     """The results under the probe, pool and metric of the paired comparison, which was fixed before the test was read.
 
     Baselines without a pool are among them. Without a paired comparison nothing was fixed, and all are returned.
     """
-    if not paired or not all(paired.get(key) for key in ("probe", "pool", "metric")):
+    if paired is None or not (paired.probe and paired.pool and paired.metric):
         return list(results)
     return [
         result
         for result in results
-        if result.get("metric") == paired["metric"]
-        and result.get("pool") in (paired["pool"], "none")
-        and result.get("probe") in (paired["probe"], "constant")
+        if result.metric == paired.metric
+        and result.pool in (paired.pool, "none")
+        and result.probe in (paired.probe, "constant")
     ]
 
 
-def paired_difference(what: str, pair: Mapping[str, Any]) -> Difference:
-    """`pair` as results.json holds it, drawn."""
-    value, low, high = (finite(pair.get(key)) for key in ("difference", "low", "high"))
+def paired_difference(what: str, pair: Paired) -> Difference:
+    """`pair`, drawn."""
+    value, low, high = (finite(one) for one in (pair.difference, pair.low, pair.high))
     drawing = None if value is None else _draw_difference({"value": value, "low": low, "high": high})
-    people = pair.get("n_people")
-    return Difference(what, value, low, high, None if people is None else int(people), drawing)
+    return Difference(what, value, low, high, pair.n_people, drawing)
 
 
 def finite(value: Any) -> float | None:
@@ -109,33 +121,19 @@ def finite(value: Any) -> float | None:
     return float(value) if value is not None and math.isfinite(float(value)) else None
 
 
-def _group_key(result: Mapping[str, Any]) -> tuple[str, str]:
-    return _text(result, "metric"), _text(result, "target")
-
-
 def _macro_first(group: tuple[tuple[str, str], Any]) -> tuple[str, bool, str]:
     metric, target = group[0]
     return metric, "macro" not in target, target
 
 
-def _row_order(result: Mapping[str, Any]) -> tuple[Any, ...]:
-    name = str(result["name"])
-    rank = BASELINES.index(name) + 1 if name in BASELINES else 0
-    return not _ours(result), rank, _text(result, "probe"), _text(result, "pool")
-
-
-def _ours(result: Mapping[str, Any]) -> bool:
-    """Whether the page is about it: every encoder is, unless the result itself has `ours`."""
-    return bool(result.get("ours", str(result["name"]).partition(":")[0] not in BASELINES))
-
-
-def _text(result: Mapping[str, Any], key: str) -> str:
-    return str(result.get(key) or "")
-
-
-def _scale(metric: str, results: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+def _scale(metric: str, results: Sequence[Row]) -> tuple[float, float]:
     """The range on which results of a metric are drawn: tenths around the data."""
-    values = [v for result in results for key in ("value", "low", "high") if (v := finite(result.get(key))) is not None]
+    values = [
+        number
+        for result in results
+        for value in (result.value, result.low, result.high)
+        if (number := finite(value)) is not None
+    ]
     values += [CHANCE[metric]] if metric in CHANCE else []
     if not values:
         return 0.0, 1.0
@@ -150,12 +148,10 @@ def _x(value: float, scale: tuple[float, float]) -> float:
     return 6 + (_WIDTH - 12) * (value - low) / (high - low)
 
 
-def _row(result: Mapping[str, Any], chance: float | None, scale: tuple[float, float]) -> ForestRow:
-    figures = {key: finite(result.get(key)) for key in ("value", "low", "high")}
-    count = None if result.get("n") is None else int(result["n"])
-    shown = {"probe": "", "pool": "", **result, **figures, "n": count}
-    marks = _chance_line(chance, scale) + _interval(figures, scale, _ours(result))
-    return ForestRow(shown, _ours(result), _drawing(marks, "ours" if _ours(result) else "baseline"))
+def _row(result: Row, chance: float | None, scale: tuple[float, float], ours: bool) -> ForestRow:
+    figures = {"value": finite(result.value), "low": finite(result.low), "high": finite(result.high)}
+    marks = _chance_line(chance, scale) + _interval(figures, scale, ours)
+    return ForestRow(replace(result, **figures), ours, _drawing(marks, "ours" if ours else "baseline"))
 
 
 def _chance_line(chance: float | None, scale: tuple[float, float]) -> str:
