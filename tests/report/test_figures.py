@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from octjepa.evaluate.results import ProbePaired, Row
 from octjepa.report.figures import curves, eyes, forest, masks, svg, tokens
 from octjepa.report.mask_statistics import single_family
 
@@ -113,10 +114,9 @@ def test_a_baseline_far_above_the_curve_is_within_the_axes() -> None:
     assert "best trivial predictor" in drawing
 
 
-def rows(metric: str = "auroc") -> list[dict[str, object]]:
+def rows(metric: str = "auroc") -> list[Row]:
     return [
-        {"name": name, "target": target, "probe": probe, "pool": pool, "metric": metric,
-         "value": value, "low": value - 0.1, "high": value + 0.1, "n": 9}
+        Row(name, target, probe, pool, metric, value, value - 0.1, value + 0.1, 9)
         for target in ("drusen", "macro")
         for name, probe, pool, value in (
             ("majority", "constant", "none", 0.5), ("untrained", "linear", "mean", 0.6),
@@ -126,10 +126,10 @@ def rows(metric: str = "auroc") -> list[dict[str, object]]:
 
 
 def test_the_shown_results_are_of_the_planned_comparison_not_of_the_best() -> None:
-    paired = {"probe": "linear", "pool": "mean", "metric": "auroc"}
+    paired = ProbePaired(probe="linear", pool="mean", metric="auroc")
     groups = forest.forest(forest.planned_results(rows(), paired))
     assert [group.target for group in groups] == ["macro", "drusen"]
-    assert [(row.result["name"], row.result["value"]) for row in groups[0].rows] == [
+    assert [(row.result.name, row.result.value) for row in groups[0].rows] == [
         ("ours", 0.7),
         ("untrained", 0.6),
         ("majority", 0.5),
@@ -138,7 +138,7 @@ def test_the_shown_results_are_of_the_planned_comparison_not_of_the_best() -> No
 
 
 def test_points_and_whiskers_lie_in_order_on_a_shared_scale() -> None:
-    groups = forest.forest(forest.planned_results(rows(), {"probe": "linear", "pool": "mean", "metric": "auroc"}))
+    groups = forest.forest(forest.planned_results(rows(), ProbePaired(probe="linear", pool="mean", metric="auroc")))
     for group in groups:
         for row in group.rows:
             start, end = re.findall(r'whisker" d="M([\d.]+) [\d.]+v6m0 -3H([\d.]+)', row.drawing)[0]
@@ -148,8 +148,8 @@ def test_points_and_whiskers_lie_in_order_on_a_shared_scale() -> None:
 
 
 def test_a_figure_without_interval_or_value_draws_no_whisker() -> None:
-    bare = [{"name": "ours", "target": "x", "metric": "auroc", "value": None, "low": None, "high": None, "n": None}]
+    bare = [Row("ours", "x", metric="auroc")]
     row = forest.forest(bare)[0].rows[0]
-    assert row.result["value"] is None
+    assert row.result.value is None
     assert "whisker" not in row.drawing
     assert "point" not in row.drawing

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from octjepa.evaluate.results import Paired, ProbePaired, Row
 from octjepa.report.headlines import TRAINED, TUNED, paired_headline, pretext_headline, strongest_baseline_headline
 
 BASELINES = {"val/baseline/constant": 0.3, "val/baseline/position_mean": 0.5, "val/baseline/copy_nearest": 0.4}
@@ -32,7 +35,7 @@ def test_nothing_is_claimed_without_figures(validation: dict[str, float] | None)
     [(0.001, 0.1, "good"), (0.0, 0.1, "open"), (-0.1, 0.0, "open"), (-0.1, -0.001, "bad"), (None, None, "open")],
 )
 def test_the_verdict_turns_where_the_interval_meets_zero(low: float | None, high: float | None, verdict: str) -> None:
-    headline = paired_headline({"difference": 0.05, "low": low, "high": high}, TRAINED)
+    headline = paired_headline(Paired(difference=0.05, low=low, high=high), TRAINED)
     assert headline.verdict == verdict
     assert ("excludes zero" in headline.sentence) == (verdict in ("good", "bad"))
 
@@ -47,13 +50,13 @@ def test_the_verdict_turns_where_the_interval_meets_zero(low: float | None, high
     ],
 )
 def test_of_some_metrics_less_is_better(low: float, lower_is_better: bool, verdict: str, words: str) -> None:
-    headline = paired_headline({"difference": 0.05, "low": low, "high": 0.2}, TUNED, lower_is_better)
+    headline = paired_headline(Paired(difference=0.05, low=low, high=0.2), TUNED, lower_is_better)
     assert (headline.title, headline.verdict) == ("Tuned minus frozen", verdict)
     assert words in headline.sentence
 
 
 def test_no_difference_is_not_a_zero() -> None:
-    for missing in (None, {}, {"difference": None}):
+    for missing in (None, Paired()):
         assert paired_headline(missing, TRAINED).verdict == "none"
 
 
@@ -65,16 +68,13 @@ def test_the_centred_figures_stand_beside_the_drawn_ones(centred: float, word: s
     assert "centred" not in pretext_headline(drawn).sentence
 
 
-def probe_rows(intensity: float, untrained: float = 0.7) -> list[dict[str, object]]:
+def probe_rows(intensity: float, untrained: float = 0.7) -> list[Row]:
     figures = (("small", "linear", "mean", 0.9), ("untrained", "linear", "mean", untrained))
     figures += (("intensity", "linear", "none", intensity), ("majority", "constant", "none", 0.5))
-    return [
-        {"name": name, "target": "macro", "probe": probe, "pool": pool, "metric": "auroc", "value": value}
-        for name, probe, pool, value in figures
-    ]
+    return [Row(name, "macro", probe, pool, "auroc", value) for name, probe, pool, value in figures]
 
 
-PAIRED = {"name": "small", "target": "macro", "probe": "linear", "pool": "mean", "metric": "auroc", "difference": 0.2}
+PAIRED = ProbePaired("small", "macro", "auroc", difference=0.2, probe="linear", pool="mean")
 
 
 def test_a_stronger_baseline_than_the_untrained_one_has_a_headline_of_its_own() -> None:
@@ -89,7 +89,7 @@ def test_a_stronger_baseline_than_the_untrained_one_has_a_headline_of_its_own() 
 
 
 def test_a_measured_difference_to_the_strongest_baseline_is_used() -> None:
-    pair = {**PAIRED, "reference": "intensity", "difference": 0.1, "low": 0.02, "high": 0.18}
+    pair = replace(PAIRED, reference="intensity", difference=0.1, low=0.02, high=0.18)
     (headline,) = strongest_baseline_headline(probe_rows(intensity=0.8), PAIRED, [pair])
     assert (headline.figure, headline.verdict) == ("+0.100", "good")
     assert "scores higher than intensity, the strongest baseline, by 0.100" in headline.sentence

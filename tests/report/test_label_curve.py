@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from octjepa.evaluate.results import ProbePaired, Row, WithFewerLabels
 from octjepa.report import write_report
 from octjepa.report.label_curve import label_curve
 
@@ -15,18 +16,19 @@ READING = {"target": "macro", "metric": "auroc", "probe": "linear", "pool": "mea
 
 
 def test_the_reading_that_paired_named_stands_at_every_number_and_at_all() -> None:
-    few = [{"name": "ours", **READING, "value": 0.6}, {"name": "ours", **READING, "metric": "auprc", "value": 0.1}]
-    rows = [{"name": "ours", **READING, "value": 0.8}, {"name": "histogram", **READING, "pool": "none", "value": 0.5}]
-    curve = label_curve({"10": {"rows": few}, "999": {"rows": []}}, rows, READING)
+    few = WithFewerLabels((Row("ours", **READING, value=0.6), Row("ours", **{**READING, "metric": "auprc"}, value=0.1)))
+    none, paired = WithFewerLabels(), ProbePaired(**READING)
+    rows = [Row("ours", **READING, value=0.8), Row("histogram", **{**READING, "pool": "none"}, value=0.5)]
+    curve = label_curve({"10": few, "999": none}, rows, paired)
     assert curve is not None
     assert curve["columns"] == ["10 people", "999 people", "all"]
-    assert [[one and one["value"] for one in row["results"]] for row in curve["rows"]] == [
+    assert [[one and one.value for one in row["results"]] for row in curve["rows"]] == [
         [0.6, None, 0.8],
         [None, None, 0.5],
     ]
-    assert label_curve({}, rows, READING) is None
-    assert label_curve({"10": {"rows": few}}, rows, None) is None
-    assert label_curve({"10": {"rows": []}}, rows, READING) is None
+    assert label_curve({}, rows, paired) is None
+    assert label_curve({"10": few}, rows, None) is None
+    assert label_curve({"10": none}, rows, paired) is None
 
 
 @pytest.mark.slow
