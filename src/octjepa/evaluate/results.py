@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from octjepa.errors import UsageError
 from octjepa.metrics.findings import Findings
 
 P = TypeVar("P", bound="Paired")
+R = TypeVar("R", bound="Record")
 
 
 class Record:
@@ -33,7 +34,7 @@ class Record:
         return {key: _plain(getattr(self, self.ALIASES.get(key, key))) for key in self._keys()}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
+    def from_json(cls: type[R], data: Mapping[str, Any]) -> R:
         """The record with this JSON form. Raises UsageError: a required key is missing."""
         names = {key: cls.ALIASES.get(key, key) for key in data}
         known = {one.name: one for one in fields(cls)}  # type: ignore[arg-type]
@@ -266,7 +267,7 @@ class WithFewerLabels(Record):
     left_out: tuple[str, ...] = ()
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
+    def from_json(cls, data: Mapping[str, Any]) -> WithFewerLabels:
         """As `Record.from_json`; the rows and differences are records, too."""
         pairs = data.get("comparisons") or data.get("paired") or ()
         return cls(
