@@ -275,22 +275,22 @@ class PreparedTarget:
 
 def prepare_targets(
     labels: LabelTable, volumes: pd.DataFrame, cases: Cases, names: Sequence[str], task: str, seed: int
-) -> tuple[list[PreparedTarget], list[str]]:
-    """Every target of `names` that can be measured, and why the others are left out.
+) -> tuple[list[PreparedTarget], dict[str, str]]:
+    """Every target of `names` that can be measured, and by name why the others are left out.
 
     Raises UsageError where none can; of a single target its own error.
     """
     prepared: list[PreparedTarget] = []
-    left_out: list[str] = []
+    left_out: dict[str, str] = {}
     for name in names:
         try:
             prepared.append(_prepare_target(labels, volumes, cases, name, task, seed))
         except UsageError as error:
             if len(names) == 1:
                 raise
-            left_out.append(f"target {name} is left out: {error}")
+            left_out[name] = f"target {name} is left out: {error}"
     if not prepared:
-        raise UsageError(f"none of the {len(names)} targets can be measured:\n  " + "\n  ".join(left_out))
+        raise UsageError(f"none of the {len(names)} targets can be measured:\n  " + "\n  ".join(left_out.values()))
     return prepared, left_out
 
 

@@ -114,7 +114,8 @@ class Evaluation:
     """Everything that is fixed before a predictor exists.
 
     volumes: the table of volumes; frame: of its cases, which targets, people and groups point into. test_sets: by
-    target, what the ledger knows its test set by. left_out: why targets cannot be measured.
+    target, what the ledger knows its test set by. left_out: by name, why targets cannot be measured. names: of all targets
+    that were requested, in order.
     """
 
     volumes: pd.DataFrame
@@ -122,7 +123,8 @@ class Evaluation:
     targets: list[PreparedTarget]
     test_sets: Mapping[str, str]
     groups: Groups
-    left_out: list[str]
+    left_out: Mapping[str, str]
+    names: Sequence[str]
     settings: ProtocolSettings
 
     @cached_property
@@ -149,9 +151,12 @@ class Evaluation:
 
     def report_targets(self, findings: Findings) -> None:
         """Which targets are left out, and what the others lack."""
-        findings.add_notes(self.left_out)
-        for target in self.targets:
-            target.report(findings)
+        targets = {target.name: target for target in self.targets}
+        for name in self.names:
+            if name in self.left_out:
+                findings.add_note(self.left_out[name])
+            elif name in targets:
+                targets[name].report(findings)
 
     def open_test_set(self, ledger: Ledger, measured: Mapping[str, Sequence[str]], findings: Findings) -> TestSet:
         """Records the use of every target's test set and opens it (`open_test_set`); `measured`: by target."""
@@ -181,7 +186,7 @@ def prepare_evaluation(
     prepared, left_out = prepare_targets(labels, volumes, cases, names, task, settings.seed)
     test_sets = {target.name: test_set_hash(labels, volumes, target.name) for target in prepared}
     groups = read_groups(settings.subgroups, labels.path, cases.frame(volumes))
-    return Evaluation(volumes, cases, prepared, test_sets, groups, left_out, settings)
+    return Evaluation(volumes, cases, prepared, test_sets, groups, left_out, names, settings)
 
 
 @dataclass(frozen=True)

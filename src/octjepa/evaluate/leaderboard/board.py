@@ -182,7 +182,7 @@ def run_board(
     ]
     token_ids = token_volumes(cases, evaluation.volumes) if by_tokens else None
     _report_origins(candidates, board)
-    board.add_notes(evaluation.left_out)
+    board.add_notes(evaluation.left_out.values())
     person_ids = evaluation.frame["person_id"].to_numpy(dtype=str)
     views = feature_views(candidates)
     choices: dict[str, Choices] = {}
