@@ -114,8 +114,8 @@ class Evaluation:
     """Everything that is fixed before a predictor exists.
 
     volumes: the table of volumes; frame: of its cases, which targets, people and groups point into. test_sets: by
-    target, what the ledger knows its test set by. left_out: by name, why targets cannot be measured. names: of all targets
-    that were requested, in order.
+    target, what the ledger knows its test set by. left_out: by name, why targets cannot be measured. names: all
+    targets that were requested, in order.
     """
 
     volumes: pd.DataFrame
