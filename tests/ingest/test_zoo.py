@@ -1,4 +1,4 @@
-"""Every defect has its outcome: the table of `octjepa.phantom.zoo`, row by row, against the reader.
+"""Every defect has its outcome: the table of tests/support/zoo, row by row, against the reader.
 
 Defects that the reader does not decide about (left out, a second copy, a blank scan) are in `tests/store/test_zoo.py`.
 """
@@ -17,13 +17,12 @@ from octjepa.phantom import DEVICES, DIALECTS, make_eye
 from octjepa.phantom.cohort import MANIFEST_COLUMNS, manifest_row, write_tsv
 from octjepa.phantom.dicom import sop_uid, write_eye
 from octjepa.phantom.eye import Eye
-from octjepa.phantom.zoo import DEFECTS, write_broken
-from octjepa.phantom.zoo.headers import PATIENT_NAME
-from octjepa.phantom.zoo.scan_file import Defect
 from octjepa.read.manifest import find_row
 from octjepa.read.reader import read_volume
 from octjepa.reasons import REASONS
 from octjepa.volume import AXES, OCTVolume
+from zoo import DEFECTS, Defect, write_broken
+from zoo.headers import PATIENT_NAME
 
 SEED = 3
 LATER = {"blank", "duplicate_content", "duplicate_sop_uid", "manifest_row_without_file"}

@@ -9,10 +9,10 @@ import pytest
 from octjepa.errors import TooManyLostError
 from octjepa.ingest import build_store
 from octjepa.phantom import cohort
-from octjepa.phantom.zoo import DEFECTS
-from octjepa.phantom.zoo.headers import PATIENT_NAME
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store
+from zoo import DEFECTS
+from zoo.headers import PATIENT_NAME
 
 PREPROCESSING = Preprocessing(
     image_size=(8, 64, 64), margin=(0, 8, 8), target_spacing_mm=(0.7, 0.0156, 0.094), axial_anchor=0.65
@@ -29,6 +29,7 @@ def ingested(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, s
     chosen = [DEFECTS[name] for name in CHOSEN]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cohort, "defects_for", lambda _: chosen)
+        patch.setattr(cohort, "DEFECTS", DEFECTS)
         cohort.write_cohort(root / "cohort", people=1, seed=4, broken=len(chosen), devices=("zeiss_cirrus",))
     with pytest.raises(TooManyLostError):
         build_store([root / "cohort"], root / "store", PREPROCESSING)

@@ -21,12 +21,11 @@ from typing import Any, Final, Literal, NamedTuple
 from octjepa.errors import UsageError
 from octjepa.keys import key
 from octjepa.locks import LOCK, writer_lock
+from octjepa.phantom.broken import DEFECTS, Defect, defects_for, write_broken
 from octjepa.phantom.dialect import Size, dialect_of
 from octjepa.phantom.dicom import fundus_uid, sop_uid, spacing_text, thickness_mm, write_eye
 from octjepa.phantom.eye import MEASURES, Eye, eye_measures, make_eye, write_truth
 from octjepa.phantom.person import EYES, LESIONS, MAX_PEOPLE, Difficulty, at_visit, make_person
-from octjepa.phantom.zoo import DEFECTS, defects_for, write_broken
-from octjepa.phantom.zoo.scan_file import Defect
 from octjepa.progress import bar
 from octjepa.recipe import DEVICES
 from octjepa.volume import Laterality
@@ -54,7 +53,7 @@ _SIDES: Final = {"OD": "r", "OS": "l"}
 
 @dataclass(frozen=True)
 class EyeTask:
-    """One eye to write. `defect` names one of `octjepa.phantom.zoo.DEFECTS`, or is "" for a good file.
+    """One eye to write. `defect` names one of `octjepa.phantom.broken.DEFECTS`, or is "" for a good file.
 
     `columns` are more columns of the eye's line in truth/eyes.tsv.
     """
@@ -95,7 +94,7 @@ def write_cohort(
     With one eye a person, right and left take turns on each device. Person i is scanned on device i + `device_offset`,
     counted round, so that another folder with another offset and `visit` holds the same eyes on other devices and
     another day; equal `devices` in equal order are what makes them the same eyes.
-    Broken files go through the defects of `octjepa.phantom.zoo` in turn, each a person of its own beyond the cohort.
+    Broken files go through the defects of `octjepa.phantom.broken` in turn, each a person of its own beyond the cohort.
     `group_effect` multiplies what the study group does to the eyes: 0 makes it invisible.
     Returns {"people", "volumes", "files", "broken"}: volumes are the good files, files all of retinal_oct.
     Raises UsageError: no person, too many for 4-digit ids, unknown device or size, shares that do not sum to 1, neither

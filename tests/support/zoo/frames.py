@@ -16,8 +16,8 @@ from pydicom.sequence import Sequence
 from pydicom.uid import ExplicitVRLittleEndian, JPEG2000Lossless, JPEGLSLossless
 
 from octjepa.keys import generator
+from octjepa.phantom.broken import Apply, Defect, Files, ScanFile, accepted, refused
 from octjepa.phantom.dicom import encode_frames
-from octjepa.phantom.zoo.scan_file import Apply, Defect, Files, ScanFile, accepted, refused
 
 _ITEM = b"\xfe\xff\x00\xe0"
 _BROKEN = 5  # the frame that is broken where one is

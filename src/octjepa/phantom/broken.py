@@ -1,15 +1,17 @@
-"""What broken files are made of: a good scan file to change, and a `Defect` that says how, and what a reader must do.
+"""Broken files for a synthetic cohort: a good scan file with one defect, and what a reader must do with it.
 
-A table of defects lists `accepted(name, description, apply, *notes)` and `refused(name, description, apply, *reasons)`.
+`DEFECTS` are the six kinds of `octjepa phantom --broken`. The tests add many more kinds to them (tests/support/zoo)
+with the same building blocks: `ScanFile` is a good file to change, a `Defect` says how it changes and what must become
+of it. `accepted` and `refused` make the two common forms of a `Defect`.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from jaxtyping import UInt8
@@ -165,3 +167,96 @@ def accepted(name: str, description: str, apply: Apply, *notes: str, **expected:
 def refused(name: str, description: str, apply: Apply, *reasons: str) -> Defect:
     """A defect that a reader refuses for one of `reasons`."""
     return Defect(name, description, apply, "refused", reasons=reasons)
+
+
+_HTML = b"<!DOCTYPE html>\n<html><head><title>403 Forbidden</title></head><body><h1>403 Forbidden</h1></body></html>\n"
+# The head of an AppleDouble file, which macOS leaves as ._name next to name.
+_APPLE_DOUBLE = bytes.fromhex("00051607 00020000") + b"Mac OS X        " + bytes(58)
+
+
+def _truncate(scan: ScanFile) -> Files:
+    content = scan.content()
+    return {scan.path: content[: len(content) * 3 // 5]}
+
+
+def _resource_fork(scan: ScanFile) -> Files:
+    scan.unlist()
+    return {scan.path.with_name(f"._{scan.path.name}"): _APPLE_DOUBLE}
+
+
+def _spacing_of_one(scan: ScanFile) -> None:
+    """1 mm on every axis and no positions; the manifest has the true spacing."""
+    scan.measures.PixelSpacing, scan.measures.SliceThickness = ["1", "1"], "1"
+    for group in scan.frame_groups:
+        if "PlanePositionSequence" in group:
+            del group.PlanePositionSequence
+
+
+DEFECTS: Final[dict[str, Defect]] = {
+    defect.name: defect
+    for defect in (
+        replace(
+            refused(
+                "truncated", "the last two fifths of the file are missing", _truncate, "truncated", "frames_missing"
+            ),
+            level="file",
+        ),
+        replace(
+            refused("zero_bytes", "an empty file", lambda scan: {scan.path: b""}, "empty_file"),
+            level="file",
+        ),
+        replace(
+            refused("html_page", "the web page of a failed download", lambda scan: {scan.path: _HTML}, "not_dicom"),
+            level="file",
+        ),
+        replace(
+            refused(
+                "no_pixel_data",
+                "no pixel data element",
+                lambda scan: scan.set_elements(PixelData=None),
+                "no_pixel_data",
+            ),
+            level="header",
+        ),
+        Defect(
+            "resource_fork",
+            "the `._` side file that macOS writes (AppleDouble)",
+            _resource_fork,
+            "ignored",
+            level="file",
+        ),
+        replace(
+            accepted(
+                "wrong_spacing",
+                "1 mm on every axis and no positions; true values in the manifest",
+                _spacing_of_one,
+                "spacing_implausible_shared",
+                provenance=(("depth", "manifest"), ("column", "manifest")),
+            ),
+            level="geometry",
+        ),
+    )
+}
+
+
+def defects_for(devices: tuple[str, ...]) -> list[Defect]:
+    """The defects that one of `devices` can have, in the order in which a cohort takes them."""
+    return [defect for defect in DEFECTS.values() if set(defect.devices) & set(devices)]
+
+
+def write_broken(
+    path: Path, eye: Eye, seed: int, defect: Defect, manifest_row: dict[str, Any]
+) -> tuple[list[Path], dict[str, Any]]:
+    """Writes `eye` with `defect` to `path` or beside it. Raises OSError where the disk refuses.
+
+    `manifest_row` is the good file's line of manifest.tsv. Returns the files that were written, with the broken file
+    last (none if the defect is an absent file), and the line that the manifest then holds ({} for no line).
+    """
+    scan = ScanFile(eye, seed, path, dict(manifest_row))
+    written = defect.apply(scan)
+    if written is None:
+        written = {path: scan.content()}
+    for target, content in written.items():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    return list(written), scan.manifest_row or {}

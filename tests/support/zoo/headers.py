@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
+from octjepa.phantom.broken import Apply, Defect, Files, ScanFile, accepted, refused
 from octjepa.phantom.dicom import SOP_CLASS, derived_uid
-from octjepa.phantom.zoo.files import dataset_offset
-from octjepa.phantom.zoo.scan_file import Apply, Defect, Files, ScanFile, accepted, refused
+from zoo.files import dataset_offset
 
 PATIENT_NAME: Final = "Zoo^Phantom"  # nobody's; a reader must never repeat it
 _BYTE_CAPTURE = "1.2.840.10008.5.1.4.1.1.7.2"
@@ -85,7 +85,6 @@ def _charset_unknown(scan: ScanFile) -> Files:
 
 
 DEFECTS: Final[tuple[Defect, ...]] = (
-    refused("no_pixel_data", "no pixel data element", lambda scan: scan.set_elements(PixelData=None), "no_pixel_data"),
     refused("pixel_data_empty", "a pixel data element of length zero", lambda scan: scan.store(PixelData=b""),
             "no_pixel_data"),
     accepted("count_missing", "NumberOfFrames is absent", lambda scan: scan.set_elements(NumberOfFrames=None),

@@ -9,8 +9,8 @@ import numpy as np
 from pydicom.dataset import Dataset
 
 from octjepa.keys import generator
+from octjepa.phantom.broken import Apply, Defect, Files, ScanFile, accepted, refused
 from octjepa.phantom.dicom import item
-from octjepa.phantom.zoo.scan_file import Apply, Defect, Files, ScanFile, accepted, refused
 
 Positions = Callable[[np.ndarray], Any]  # true positions [D] in mm -> the positions to write, None to empty them
 
@@ -194,9 +194,6 @@ _FIXED_FIELD: Final = ("topcon_maestro2", "topcon_triton", "zeiss_cirrus")
 _PITCH_IN_THICKNESS: Final = ("heidelberg_spectralis", "topcon_maestro2", "topcon_triton")
 _BY_LOCATION: Final = (("slice", "frame_location"),)
 DEFECTS: Final[tuple[Defect, ...]] = (
-    accepted("wrong_spacing", "1 mm on every axis and no positions; true values in the manifest",
-             _spacing(lambda *_: ("1", "1", "1"), listed=True), "spacing_implausible_shared",
-             provenance=(("depth", "manifest"), ("column", "manifest"))),
     refused("spacing_one", "1 mm on every axis and no other source",
             _spacing(lambda *_: ("1", "1", "1"), located=False), "spacing_unknown"),
     refused("spacing_absent", "no spacing in any element", _spacing(None), "spacing_unknown"),

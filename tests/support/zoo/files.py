@@ -8,11 +8,8 @@ from typing import Final
 
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 
-from octjepa.phantom.zoo.scan_file import Defect, Files, ScanFile, accepted, refused
+from octjepa.phantom.broken import Defect, Files, ScanFile, accepted, refused
 
-_HTML = b"<!DOCTYPE html>\n<html><head><title>403 Forbidden</title></head><body><h1>403 Forbidden</h1></body></html>\n"
-# The head of an AppleDouble file, which macOS leaves as ._name next to name.
-_APPLE_DOUBLE = bytes.fromhex("00051607 00020000") + b"Mac OS X        " + bytes(58)
 _PIXEL_DATA_HEADER = b"\xe0\x7f\x10\x00OB"
 # An element that is never closed, as the rest of a longer file would be.
 _OPEN_ELEMENT = b"\xfc\xff\xfc\xffOB\0\0\xff\xff\xff\xff"
@@ -32,11 +29,6 @@ def _cut_in_header(scan: ScanFile) -> Files:
 def _cut_before_delimiter(scan: ScanFile) -> Files:
     scan.compress("rle")
     return {scan.path: scan.content()[:-8]}
-
-
-def _resource_fork(scan: ScanFile) -> Files:
-    scan.unlist()
-    return {scan.path.with_name(f"._{scan.path.name}"): _APPLE_DOUBLE}
 
 
 def _zeroed_header(scan: ScanFile) -> Files:
@@ -79,11 +71,6 @@ def _deflate_bomb(scan: ScanFile) -> Files:
 
 
 DEFECTS: Final[tuple[Defect, ...]] = (
-    refused("truncated", "the last two fifths of the file are missing",
-            lambda scan: {scan.path: scan.content()[: len(scan.content()) * 3 // 5]}, "truncated", "frames_missing"),
-    refused("zero_bytes", "an empty file", lambda scan: {scan.path: b""}, "empty_file"),
-    refused("html_page", "the web page of a failed download", lambda scan: {scan.path: _HTML}, "not_dicom"),
-    Defect("resource_fork", "the `._` side file that macOS writes (AppleDouble)", _resource_fork, "ignored"),
     refused("cut_in_header", "ends within the header", _cut_in_header, "truncated", "broken_header"),
     refused("cut_at_the_end", "the last 40 bytes are missing", lambda scan: {scan.path: scan.content()[:-40]},
             "truncated", "frames_missing"),
