@@ -16,26 +16,35 @@ HASH = "ab" * 32
 
 def test_uses_add_up_and_are_reported(tmp_path: Path) -> None:
     first = record_use(tmp_path / "uses", HASH, "drusen", "leaderboard", ["a linear mean", "b linear mean"])
-    assert (first.looks, first.measured, first.again) == (1, 2, 0)
+    assert (first.looks, first.measured) == (1, 2)
     second = record_use(tmp_path / "uses", HASH, "drusen", "leaderboard", ["b linear mean", "c knn mean"])
-    assert (second.looks, second.measured, second.again) == (2, 3, 1)
+    assert (second.looks, second.measured) == (2, 3)
     other = record_use(tmp_path / "uses", "cd" * 32, "drusen", "leaderboard", ["a linear mean"])
     assert other.looks == 1  # other labels, another test set
     for number in range(3, 13):
-        last = record_use(tmp_path / "uses", HASH, "drusen", "leaderboard", ["a"])
+        last = record_use(tmp_path / "uses", HASH, "drusen", "leaderboard", [f"a{number}"])
         assert last.looks == number
 
 
+def test_the_same_command_on_the_same_things_is_the_same_use(tmp_path: Path) -> None:
+    first = record_use(tmp_path, HASH, "drusen", "leaderboard", ["a", "b"])
+    again = record_use(tmp_path, HASH, "drusen", "leaderboard", ["b", "a"])
+    assert (first.looks, again.looks, again.measured) == (1, 1, 2)  # killed and repeated
+    assert len(again.file.read_text().splitlines()) == 2  # every use leaves a line
+    assert record_use(tmp_path, HASH, "drusen", "probe", ["a", "b"]).looks == 2
+
+
 def test_a_use_is_counted_for_every_target_and_reported_in_one_sentence(tmp_path: Path) -> None:
-    sets, rows = {"drusen": HASH, "fluid": "cd" * 32}, {"drusen": ["a", "b"], "fluid": ["a"]}
+    sets = {"drusen": HASH, "fluid": "cd" * 32}
     for number in range(1, 13):
+        rows = {"drusen": ["a", f"b{number}"], "fluid": [f"a{number}"]}
         findings_ = Findings()
         record_uses(tmp_path, "probe", sets, rows, findings_)
         assert [(one["target"], one["looks"]) for one in findings_.uses] == [("drusen", number), ("fluid", number)]
         assert len(findings_.faults) == (number > 1)
     (fault,) = findings_.faults
     assert fault.kind == "test_used_before"
-    assert "drusen for the 12th time (2 different rows measured on it so far), fluid for the 12th time" in fault.what
+    assert "drusen for the 12th time (13 different rows measured on it so far), fluid for the 12th time" in fault.what
     assert "chosen on test labels" in fault.what
     record_uses(tmp_path, "probe", {"new": "ef" * 32, "fluid": "cd" * 32}, {"new": ["a"], "fluid": ["a"]}, findings_)
     assert "new" not in findings_.faults[-1].what  # used for the first time

@@ -88,13 +88,12 @@ def board_with(
     store: Any,
     folder: Path,
     ledger_folder: Path | None = None,
-    work: Path | None = None,
     **settings: Any,
 ) -> Any:
     """`run_board` with the fields of `BoardSettings` by keyword; see `as_json`."""
     from octjepa.evaluate.leaderboard.board import BoardSettings, run_board
 
-    return as_json(run_board(entries, labels, targets, store, folder, BoardSettings(**settings), ledger_folder, work))
+    return as_json(run_board(entries, labels, targets, store, folder, BoardSettings(**settings), ledger_folder))
 
 
 @pytest.fixture

@@ -187,7 +187,6 @@ def leaderboard(
     from octjepa.evaluate.subgroups import parse_subgroups
     from octjepa.evaluate.survival import default_probes
     from octjepa.locks import writer_lock
-    from octjepa.metrics.test_set_ledger import finish_work
     from octjepa.report.leaderboard import prepare_folder, write_leaderboard
     from octjepa.store import Store
 
@@ -198,9 +197,8 @@ def leaderboard(
             reference, task, level=level, probes=kind or default_probes(task),
             labelled=parse_counts(labelled), subgroups=parse_subgroups(subgroups), event=event,
         )  # fmt: skip
-        board = run_board(entries, labels, target, opened, out / "embeddings", settings, ledger, out).payload()
+        board = run_board(entries, labels, target, opened, out / "embeddings", settings, ledger).payload()
         files = [str(path) for path in write_leaderboard(board, out)]
-    finish_work(out)  # last: a kill before it leaves a board that the same command makes again, and counts once
     shown = board if as_json else {"faults": board["faults"], "rows": [row for row in board["rows"] if row["primary"]]}
     metrics = {row["metric"] for row in board["rows"] if row["primary"]}
     print_result({**shown, "files": files}, as_json, "rows", metrics)

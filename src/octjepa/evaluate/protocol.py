@@ -60,16 +60,15 @@ class ProtocolSettings:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Where uses of test sets are counted, and by which command. work: folder of the results, see `record_uses`."""
+    """Where uses of test sets are counted, and by which command."""
 
     folder: Path
     command: str
-    work: Path | None = None
 
     @classmethod
-    def of(cls, labels: str | Path, folder: Path | None, command: str, work: Path | None = None) -> Ledger:
+    def of(cls, labels: str | Path, folder: Path | None, command: str) -> Ledger:
         """The ledger in `folder`, default beside the labels. Raises UsageError: it cannot be written."""
-        ledger = cls(folder or test_set_ledger.default_folder(Path(labels)), command, work)
+        ledger = cls(folder or test_set_ledger.default_folder(Path(labels)), command)
         test_set_ledger.check_writable(ledger.folder)
         return ledger
 
@@ -223,5 +222,5 @@ def open_test_set(
     (`test_set_ledger.fingerprint`). How often each test set was used goes to `findings`, with a fault for those that
     were used before. Raises UsageError: a ledger that is damaged or cannot be written.
     """
-    test_set_ledger.record_uses(ledger.folder, ledger.command, test_sets, measured, findings, ledger.work)
+    test_set_ledger.record_uses(ledger.folder, ledger.command, test_sets, measured, findings)
     return TestSet(draws, people)

@@ -20,26 +20,23 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 from jaxtyping import Float
 
 from octjepa.errors import UsageError
-from octjepa.files import read_json_object, write_json
 from octjepa.metrics.findings import Findings
 from octjepa.parsing import LINES_BYTES, parse_json_object, read_limited
 
 SUFFIX = ".uses.jsonl"
 FOLDER = "octjepa_test_uses"
-_UNFINISHED = ".test_use.json"  # in a folder of results: the id of a use whose work has not ended
 
 
 @dataclass(frozen=True)
 class TestSetUse:
-    """looks: uses of this test set, this one included. measured: different things measured on it in all of them.
+    """looks: different uses of this test set, this one included. measured: different things measured in all of them.
 
-    again: how many of this use's were measured before. file: the ledger's.
+    file: the ledger's.
     """
 
     __test__ = False  # no class of tests, whatever its name begins with
@@ -47,12 +44,11 @@ class TestSetUse:
     target: str
     looks: int
     measured: int
-    again: int
     file: Path
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {name: str(v) if name == "file" else v for name, v in asdict(self).items() if name != "again"}
+        return {**asdict(self), "file": str(self.file)}
 
 
 def reuse_warning(uses: Sequence[TestSetUse]) -> str:
@@ -101,70 +97,43 @@ def record_uses(
     test_sets: Mapping[str, str],
     measured: Mapping[str, Sequence[str]],
     findings: Findings,
-    work: Path | None = None,
 ) -> None:
     """Records a use of the test set of every target, and reports in `findings` how often each was used.
 
-    test_sets, measured: by target, as in `record_use`. To be called before anything is predicted on test people. `work`
-    is the folder of the results: a use whose work was killed there is not counted again when the same command is
-    repeated, until `finish_work` ends it. Raises UsageError as `record_use` does, OctjepaError as `write_json`.
+    test_sets, measured: by target, as in `record_use`. To be called before anything is predicted on test people. Raises
+    UsageError as `record_use` does.
     """
-    use_id = _work_id(work) if work is not None and test_sets else ""
-    uses = [record_use(folder, test_set, name, command, measured[name], use_id) for name, test_set in test_sets.items()]
+    uses = [record_use(folder, test_set, name, command, measured[name]) for name, test_set in test_sets.items()]
     findings.uses = [use.as_dict() for use in uses]
     warning = reuse_warning(uses)
     if warning:
         findings.add_fault("test_used_before", warning)
 
 
-def is_unfinished(work: Path) -> bool:
-    """Whether a use was recorded for results in `work` that were not finished."""
-    return (work / _UNFINISHED).is_file()
+def record_use(folder: Path, test_set: str, target: str, command: str, measured: Sequence[str]) -> TestSetUse:
+    """Appends a line for a use, before its results are shown, and counts the uses by what they measured.
 
-
-def finish_work(work: Path) -> None:
-    """Ends the use that was recorded for the results in `work`: the next one is counted separately."""
-    (work / _UNFINISHED).unlink(missing_ok=True)
-
-
-def _work_id(work: Path) -> str:
-    """A random id in `work`, made where there is none; it stays until `finish_work`."""
-    path = work / _UNFINISHED
-    if not path.is_file():
-        write_json(path, {"use": uuid4().hex})
-    return str(read_json_object(path, "remove it and run the same command again").get("use", ""))
-
-
-def record_use(
-    folder: Path, test_set: str, target: str, command: str, measured: Sequence[str], use_id: str = ""
-) -> TestSetUse:
-    """Writes a use down, before its results are shown, and counts those before.
-
-    test_set: `targets.test_set_hash`. measured: the `fingerprint` of each thing measured. use_id: an equal use of the
-    same id that is there already is this one, and not written twice. Raises UsageError: a ledger that was damaged or
-    cannot be written; a use that is not counted must not happen.
+    test_set: `targets.test_set_hash`. measured: the `fingerprint` of each thing measured. A command that measures the
+    same things again, such as one that was killed and repeated, is the same use. Raises UsageError: a ledger that was
+    damaged or cannot be written; a use that is not counted must not happen.
     """
     check_writable(folder)
     file = folder / f"{test_set[:32]}{SUFFIX}"
     keys = sorted({hashlib.sha256(identity.encode()).hexdigest()[:16] for identity in measured})
     line = {"command": command, "target": target, "rows": len(measured), "measured": keys}
-    line |= {"use": use_id} if use_id else {}
     try:
         handle = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             with suppress(OSError):  # some network disks know no locks
                 fcntl.flock(handle, fcntl.LOCK_EX)
             uses = _read(file)
-            known = [{name: value for name, value in use.items() if name != "when"} for use in uses]
-            number = known.index(line) if use_id and line in known else len(uses)
-            if number == len(uses):
-                _append(handle, {"when": datetime.now(UTC).isoformat(timespec="seconds"), **line})
+            _append(handle, {"when": datetime.now(UTC).isoformat(timespec="seconds"), **line})
         finally:
             os.close(handle)
     except OSError as error:
         raise _write_error(file, error) from None
-    before = {key for use in uses[:number] for key in use["measured"]}
-    return TestSetUse(target, number + 1, len(before | set(keys)), len(before & set(keys)), file)
+    distinct = {(use.get("command"), use.get("target"), tuple(use["measured"])) for use in [*uses, line]}
+    return TestSetUse(target, len(distinct), len({key for *_, some in distinct for key in some}), file)
 
 
 def _append(handle: int, line: Mapping[str, Any]) -> None:

@@ -157,7 +157,7 @@ def test_the_verb_says_what_the_contract_names(made: Any, tmp_path: Path) -> Non
     keys = {"name", "target", "probe", "pool", "metric", "value", "low", "high", "n"}
     assert all(keys <= row.keys() for row in result.json["rows"])
     assert all(Path(file).is_file() for file in result.json["files"])
-    text = call(*words, "--out", tmp_path / "board", "--reference", "poor")
+    text = call(*words, "--out", tmp_path / "board", "--reference", "poor", "--probe", "linear")
     assert "test_used_before" in text.out or "2nd time" in text.out
     assert "good" in text.out
     assert "Traceback" not in text.err

@@ -146,11 +146,8 @@ def run_board(
     folder: Path,
     settings: BoardSettings | None = None,
     ledger_folder: Path | None = None,
-    work: Path | None = None,
 ) -> Board:
     """Compares the entries `given`. Embeddings go to `folder`; the ledger beside the labels, or to `ledger_folder`.
-
-    work: where the board is written; a use of the test set whose board was not finished there is not counted again.
 
     Raises UsageError: entries, labels, targets, splits, a level or a probe that cannot be used, a reference that is on
     no row, no entry left without a leak, a ledger that cannot be written; and what embedding raises.
@@ -163,7 +160,7 @@ def run_board(
     entries = read_entries(given)
     targets = list(dict.fromkeys(targets))
     labels = read_target_labels(labels_path, targets, settings.event)
-    ledger = Ledger.of(labels_path, ledger_folder, COMMAND, work)
+    ledger = Ledger.of(labels_path, ledger_folder, COMMAND)
     _check_reference(reference, entries)
     by_tokens = any(name in TOKEN_PROBES for name in probes)
     if store is not None:

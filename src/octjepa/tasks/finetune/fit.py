@@ -112,7 +112,6 @@ def _clean(out: Path) -> None:
     """Removes what only an unfinished fine-tuning needs."""
     for folder in (out, out / "scratch"):
         shutil.rmtree(folder / STATES, ignore_errors=True)
-    test_set_ledger.finish_work(out)
 
 
 def finetune_with_fewer_labels(
@@ -172,7 +171,7 @@ def _finetune(
     opened: list[TestSet] = []
 
     def prepare() -> None:
-        ledgers.append(Ledger.of(labels, ledger_folder, COMMAND, out))
+        ledgers.append(Ledger.of(labels, ledger_folder, COMMAND))
         prepared.append(prepare_tuning_data(recipe, encoder, checkpoint, store, labels, targets, found, subgroups))
         open_folder(out, recipe, encoder, frozen, store, prepared[0], runtime)
 

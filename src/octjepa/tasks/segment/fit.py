@@ -28,7 +28,6 @@ from octjepa.evaluate.protocol import Ledger, TestSet, open_test_set, refuse_pre
 from octjepa.evaluate.results import HeadPaired, findings_json, to_json
 from octjepa.files import write_json
 from octjepa.locks import writer_lock
-from octjepa.metrics import test_set_ledger
 from octjepa.metrics.bootstrap import Draws
 from octjepa.metrics.comparisons import paired_difference
 from octjepa.metrics.findings import Findings
@@ -71,12 +70,11 @@ def segment_store(
     refuse_external(checkpoint, "segment")
     decoder.monai("metrics")  # where it is absent, that is reported before the work
     with writer_lock(out):
-        if is_head(out) and not test_set_ledger.is_unfinished(out):
+        if is_head(out) and (out / RESULTS).is_file():
             raise UsageError(f"{out} holds a head already: name a new folder, so that no results mix")
         results = _segment_store(recipe, checkpoint, store, labels, out, classes, ledger_folder)
         for states in (out / "training").glob(f"*/{STATES}"):
             shutil.rmtree(states, ignore_errors=True)
-    test_set_ledger.finish_work(out)  # last: a kill before it leaves a head that the same call makes again
     return results
 
 
@@ -102,7 +100,7 @@ def _segment_store(
         )
     labelled = LabelledVolumes(store, labels, encoder.recipe, classes)
     refuse_pretraining_subjects(store.table[store.table["volume_id"].isin(labelled.stored)], encoder, checkpoint)
-    ledger = Ledger.of(labels, ledger_folder, COMMAND, out)
+    ledger = Ledger.of(labels, ledger_folder, COMMAND)
     prior = PositionPrior.from_labels(
         (read()[1] for read in labelled.readers("train")), len(labelled.classes) + 1, recipe.columns
     )
