@@ -121,7 +121,7 @@ def test_a_killed_ingest_is_continued(tiny: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     code = (
         "import sys, time\n"
-        "from octjepa.store import build, build_store\n"
+        "from octjepa.ingest import build, build_store\n"
         "from octjepa.recipe import Preprocessing\n"
         "one = build.ingest_one\n"
         "def slow(*arguments, **settings):\n"

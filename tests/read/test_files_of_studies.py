@@ -21,7 +21,6 @@ from pydicom.uid import (
 from oct_dicom import _group as item
 from oct_dicom import make_dataset, retina, save, use_syntax
 from octjepa.errors import VolumeRejected
-from octjepa.read.dicom_series import read_dicom_series
 from octjepa.read.reader import read_volume
 
 PIXELS = retina(24, 184, 160)
@@ -164,7 +163,7 @@ def single_files(folder: Path, copied: int | None = None, same_number: bool = Tr
 
 @pytest.mark.parametrize("same_number", [True, False])
 def test_a_series_with_one_file_twice_is_the_scan_without_it(same_number: bool, tmp_path: Path) -> None:
-    found = read_dicom_series(single_files(tmp_path, copied=7, same_number=same_number))
+    found = read_volume(single_files(tmp_path, copied=7, same_number=same_number))
     assert np.array_equal(found.pixels, PIXELS)
     assert "repeated_files_dropped=1" in found.notes
     assert "assembled_from_files=25" in found.notes

@@ -30,7 +30,7 @@ COMPRESSION_RATIO = 2000  # of whole scans, at most: an empty frame of 496 x 512
 _SMALL_BYTES = 64 << 20  # of decoded pixels, of which the ratio does not matter
 _DECODER_COPIES = 8  # bytes that a decoder allocates for each byte of the frame that it decodes
 _SHEARED = 0.75
-_SIGN_FRAMES = 8  # B-scans in which the sign is looked for
+_SIGN_FRAMES, _SIGN_COLUMNS = 4, 64  # in which the sign is looked for
 _MANY_JUMPS = 0.005  # share of the pixels; rows of one B-scan hardly ever differ by half of the range
 _TIMES_AS_MANY_JUMPS = 4.0  # as with the other sign: the stated sign is then wrong
 _COLOURED = 0.2  # share of coloured pixels above which the scan is not greyscale with marks drawn on it
@@ -203,7 +203,7 @@ def _settle_sign(values: Shaped[np.ndarray, "F H W"], layout: Layout, notes: lis
     bits = min(layout.stored, values.dtype.itemsize * 8)
     half, mask = 1 << (bits - 1), (1 << bits) - 1
     step = max(1, len(values) // _SIGN_FRAMES)
-    unsigned = values[::step, :, :: max(1, values.shape[2] // 256)].astype(np.int32) & mask
+    unsigned = values[::step, :, :: max(1, values.shape[2] // _SIGN_COLUMNS)].astype(np.int32) & mask
     if int(unsigned.max()) < half:
         return values  # the sign bit is nowhere set
     signed = np.where(unsigned >= half, unsigned - (mask + 1), unsigned)
