@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.exam.decoys import DECOYS
 
 from octjepa.cli.failures import exit_with_message
 from octjepa.config import load_recipe
 from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.errors import UsageError
 from octjepa.locks import writer_lock
-from octjepa.phantom import DECOYS
 from octjepa.store import Store
 
 from . import ceiling, real_tasks, training

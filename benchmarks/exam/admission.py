@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from octjepa.phantom import DECOYS, LESIONS
+from benchmarks.exam.decoys import DECOYS
+
+from octjepa.phantom import LESIONS
 
 from .measurement_tasks import macro
 from .results import NO_PATCH, SUPERVISED, Finding, LeftOut, Patch, Results, RowName

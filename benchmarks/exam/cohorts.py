@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.exam.decoys import DECOYS, Decoy, write_decoys
 from jaxtyping import Bool, Float, Int
 
 from octjepa.cohort.recorded_scans import uid_key
@@ -24,7 +25,7 @@ from octjepa.config import load_recipe, science_hash
 from octjepa.errors import UsageError
 from octjepa.ingest import build_store
 from octjepa.locks import writer_lock
-from octjepa.phantom import DECOYS, LESIONS, Decoy, Truth, read_truth, write_cohort, write_decoys
+from octjepa.phantom import LESIONS, Truth, read_truth, write_cohort
 from octjepa.recipe import Preprocessing, Recipe
 from octjepa.store import Store
 

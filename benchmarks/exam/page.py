@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from benchmarks.exam.decoys import DECOYS
 
 from octjepa.files import write_atomic
-from octjepa.phantom import DECOYS, LESIONS
+from octjepa.phantom import LESIONS
 
 from .admission import add_admitted_means, questions
 from .aims import aims_lines

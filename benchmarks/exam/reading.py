@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.exam.decoys import DECOYS
 from jaxtyping import Float
 
 from octjepa.encoders import PretrainedEncoder
 from octjepa.errors import UsageError
-from octjepa.phantom import DECOYS
 from octjepa.store.contract import contract_differences
 
 from . import lesion_tasks, measurement_tasks, real_decoder, real_tasks

@@ -11,13 +11,14 @@ import torch
 from benchmarks.exam import truth as truth_module
 from benchmarks.exam.ceiling import decoys_ceiling
 from benchmarks.exam.ceiling_networks import LesionMapNet, scores, train_maps, train_small
+from benchmarks.exam.decoys import DECOYS
 from benchmarks.exam.labelled_scans import LabelledScans
 from benchmarks.exam.map_heads import from_above, train_head
 from benchmarks.exam.truth import CELL, lesion_cells, lesion_labels, lesion_shares
 from sklearn.metrics import roc_auc_score
 
 from octjepa.canonical.native_mapping import NativeMap
-from octjepa.phantom import DECOYS, LESIONS, SURFACES, Truth
+from octjepa.phantom import LESIONS, SURFACES, Truth
 from octjepa.recipe import Preprocessing
 
 FINE = Preprocessing()  # of every store of the exam

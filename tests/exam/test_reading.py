@@ -13,6 +13,7 @@ import torch
 from benchmarks.exam import lesion_tasks, measurement_tasks, page, reading
 from benchmarks.exam import real_eyes as real_eyes_module
 from benchmarks.exam.cohorts import EXAMINED, Cohort, make_cohorts, signature
+from benchmarks.exam.decoys import DECOYS
 from benchmarks.exam.reading import Exam
 from benchmarks.exam.results import READINGS, Results, RowName
 from benchmarks.exam.settings import REAL_EYES, RECIPE, TUNED, Settings
@@ -22,7 +23,7 @@ from octjepa.config import load_recipe
 from octjepa.encoders import PretrainedEncoder
 from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D
-from octjepa.phantom import DECOYS, LESIONS
+from octjepa.phantom import LESIONS
 
 ROW = RowName("mine", (4, 8, 8))
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.exam.decoys import make_decoy
 from PIL import Image, ImageDraw, ImageFont
 
 from octjepa.canonical.burned_in import find_text
 from octjepa.canonical.fill import remove_fill
 from octjepa.canonical.pipeline import canonicalise
 from octjepa.errors import VolumeRejected
-from octjepa.phantom import DEVICES, make_decoy
+from octjepa.phantom import DEVICES
 from octjepa.recipe import Preprocessing
 from shaped_eye import SHAPES, shaped_eye
 

@@ -1,21 +1,19 @@
 """Synthetic OCT eyes with known truth: from a seed, one eye or a whole cohort of real DICOM files.
 
 `make_eye` is a pure function of (seed, person, eye, device, size); `write_cohort` writes an AI-READI-shaped tree with
-manifest, participants and truth. `make_decoy` and `write_decoys` give pairs that intensity hardly distinguishes. Errors
-are UsageError for the request and OSError for the disk.
+manifest, participants and truth. Errors are UsageError for the request and OSError for the disk.
 """
 
 from __future__ import annotations
 
 from octjepa.phantom.anatomy import SURFACES
 from octjepa.phantom.cohort import write_cohort
-from octjepa.phantom.decoys import DECOYS, Decoy, make_decoy, write_decoys
 from octjepa.phantom.dialect import DIALECTS
 from octjepa.phantom.eye import Eye, Truth, make_eye, read_truth
 from octjepa.phantom.person import LESIONS
 from octjepa.recipe import DEVICES
 
 __all__ = [
-    "DECOYS", "DEVICES", "DIALECTS", "LESIONS", "SURFACES", "Decoy", "Eye", "Truth", "make_decoy", "make_eye",
-    "read_truth", "write_cohort", "write_decoys",
+    "DEVICES", "DIALECTS", "LESIONS", "SURFACES", "Eye", "Truth", "make_eye",
+    "read_truth", "write_cohort", ,
 ]  # fmt: skip

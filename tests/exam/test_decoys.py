@@ -9,9 +9,10 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from benchmarks.exam.decoys import DECOYS, Decoy, make_decoy, write_decoys
 
 from octjepa.errors import UsageError
-from octjepa.phantom import DECOYS, Decoy, Eye, make_decoy, read_truth, write_decoys
+from octjepa.phantom import Eye, read_truth
 from octjepa.phantom.anatomy import BM, EZ, ILM, RPE
 from octjepa.phantom.dicom import sop_uid
 
