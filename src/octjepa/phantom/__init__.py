@@ -15,5 +15,5 @@ from octjepa.recipe import DEVICES
 
 __all__ = [
     "DEVICES", "DIALECTS", "LESIONS", "SURFACES", "Eye", "Truth", "make_eye",
-    "read_truth", "write_cohort", ,
+    "read_truth", "write_cohort",
 ]  # fmt: skip
