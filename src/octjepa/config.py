@@ -166,6 +166,10 @@ def _nearest(model: type[BaseModel], location: list[str]) -> str:
         kind = model.model_fields[part].annotation
         model = next(part for part in (kind, *get_args(kind)) if isinstance(part, type) and issubclass(part, BaseModel))
     names = list(model.model_fields)
+    for section, field in model.model_fields.items():
+        inner = [part for part in (field.annotation, *get_args(field.annotation)) if isinstance(part, type)]
+        if any(issubclass(part, BaseModel) and location[-1] in part.model_fields for part in inner):
+            return f"; did you mean {section}.{location[-1]}?"
     close = difflib.get_close_matches(location[-1], names, n=1)
     return f"; did you mean {close[0]!r}?" if close else "; known here: " + ", ".join(names)
 

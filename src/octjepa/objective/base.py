@@ -12,18 +12,19 @@ entry point of the group `octjepa.objectives`; no other file names it. A new one
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Literal, NamedTuple
+from dataclasses import asdict
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from octjepa.recipe import OBJECTIVES
+from octjepa.recipe.objectives import FACTS, OBJECTIVES
 
-register_objective = OBJECTIVES.register
 Tokens = Float[Tensor, "b m f"]
 Scalar = Float[Tensor, ""]
+Registered = TypeVar("Registered", bound="Objective")
 
 
 class Prediction(NamedTuple):
@@ -76,6 +77,20 @@ class Objective:
     ) -> Scalar:
         """The loss at visible tokens, each weighted by its distance to the nearest hidden one."""
         raise NotImplementedError
+
+
+def register_objective(name: str) -> Callable[[type[Registered]], type[Registered]]:
+    """Decorator that adds a class as the objective `name`, with the facts that `octjepa.recipe.objectives` states.
+
+    Raises ValueError: the name is taken.
+    """
+
+    def add(kind: type[Registered]) -> type[Registered]:
+        for key, value in asdict(FACTS[name]).items() if name in FACTS else ():
+            setattr(kind, key, value)
+        return OBJECTIVES.register(name)(kind)
+
+    return add
 
 
 def get_objective(name: str) -> Objective:

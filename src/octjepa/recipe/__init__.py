@@ -7,6 +7,7 @@ Sizes are `[D, H, W]`: slice, depth, column.
 
 from octjepa.recipe.base import DEVICES, Section
 from octjepa.recipe.data import DataRecipe, MaskRecipe, Preprocessing, TokenRecipe, ViewRecipe
+from octjepa.recipe.objectives import OBJECTIVES, ObjectiveFacts, objective_facts
 from octjepa.recipe.running import (
     TRACKERS,
     CheckpointRecipe,
@@ -17,7 +18,6 @@ from octjepa.recipe.running import (
     ValidationRecipe,
 )
 from octjepa.recipe.training import (
-    OBJECTIVES,
     ROPE_BASE,
     SIZES,
     SUB_PATCH,
@@ -41,6 +41,7 @@ __all__ = [
     "ModelRecipe",
     "ModelSize",
     "MonitorRecipe",
+    "ObjectiveFacts",
     "ObjectiveRecipe",
     "Preprocessing",
     "Recipe",
@@ -50,4 +51,5 @@ __all__ = [
     "TrainRecipe",
     "ValidationRecipe",
     "ViewRecipe",
+    "objective_facts",
 ]

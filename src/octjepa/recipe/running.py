@@ -9,8 +9,8 @@ from pydantic import AfterValidator, Field, StrictBool, model_validator
 
 from octjepa.recipe.base import Directory, Positive, Section, Word, machine, without_repeats
 from octjepa.recipe.data import DataRecipe, MaskRecipe, Preprocessing, TokenRecipe, ViewRecipe
+from octjepa.recipe.objectives import objective_facts
 from octjepa.recipe.training import (
-    OBJECTIVES,
     ROPE_BASE,
     SUB_PATCH,
     ModelRecipe,
@@ -141,7 +141,7 @@ class Recipe(Section):
         counts = self.mask_counts
         if min(counts) < 1:
             raise ValueError(f"masks leave {counts[0]} context and {counts[1]} target tokens: each needs one at least")
-        if self.masks.per_target > 1 and OBJECTIVES.get(self.objective.name).predictor == "mlp":
+        if self.masks.per_target > 1 and objective_facts(self.objective.name).predictor == "mlp":
             raise ValueError(
                 f"masks.per_target {self.masks.per_target}: with objective {self.objective.name} the student sees "
                 "every position, so that sharing a target saves little; set it to 1"
@@ -176,14 +176,16 @@ class Recipe(Section):
         given = [key for key in ("width", "depth", "heads") if getattr(model, f"predictor_{key}") is not None]
         if not given:
             return self
-        mlp = _has_mlp(self.objective.name)
+        mlp = objective_facts(self.objective.name).predictor == "mlp"
         unused = [key for key in given if key != "width" and mlp]
         if unused:
             raise ValueError(
                 f"model.predictor_{unused[0]} is unused by objective {self.objective.name} (a 2-layer MLP); drop it"
             )
         if not mlp:
-            width = model.predictor_width or OBJECTIVES.get(self.objective.name).predictor_width or size.predictor_width
+            width = (
+                model.predictor_width or objective_facts(self.objective.name).predictor_width or size.predictor_width
+            )
             check_heads(width, size.predictor_heads, "predictor_")
         return self
 
@@ -213,7 +215,7 @@ class Recipe(Section):
         """target, student, or validation: the one that the monitor prefers at each checkpoint."""
         if self.objective.teacher is not None:
             return "student"
-        exported: str = self.checkpoint.export or OBJECTIVES.get(self.objective.name).exported_encoder
+        exported: str = self.checkpoint.export or objective_facts(self.objective.name).exported_encoder
         return exported
 
     @property
@@ -237,10 +239,3 @@ class Recipe(Section):
         """(context, target) tokens a volume, the same for every sample."""
         masked = round(self.masks.ratio * self.token_count)
         return self.token_count - masked, round(self.masks.target_share * masked)
-
-
-def _has_mlp(objective: str) -> bool:
-    """Whether its predictor is the MLP; of our own it is known without importing them, for ingest needs no torch."""
-    if OBJECTIVES.is_built_in(objective):
-        return objective == "normalized_mse"
-    return bool(OBJECTIVES.get(objective).predictor == "mlp")

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from octjepa.recipe.base import Directory, Positive, Precision, Section, Share, added
-from octjepa.registry import Registry, modules_of
-
-# Names come from the folder's file names and from entry points: reading a recipe imports no objective, and no torch.
-OBJECTIVES: Registry[Any] = Registry("objective", "octjepa.objectives", modules_of("octjepa.objective.methods"))
-
+from octjepa.recipe.objectives import FACTS, OBJECTIVES, objective_facts
 
 SUB_PATCH = (2, 4, 4)  # voxels of a sub-patch of the non-linear stem
 ROPE_BASE = 10_000.0  # of RoFormer and V-JEPA 2
@@ -140,10 +136,9 @@ class ObjectiveRecipe(Section):
     @model_validator(mode="after")
     def _visible_weight_is_used(self) -> ObjectiveRecipe:
         for key in ("visible_weight", "visible_warmup"):
-            if getattr(self, key) is not None and not OBJECTIVES.get(self.name).supervises_visible:
-                raise ValueError(
-                    f"objective.{key} is unused by {self.name}: drop it, or say vjepa_dense or noise2noise"
-                )
+            if getattr(self, key) is not None and not objective_facts(self.name).supervises_visible:
+                users = " or ".join(name for name, facts in FACTS.items() if facts.supervises_visible)
+                raise ValueError(f"objective.{key} is unused by {self.name}: drop it, or say {users}")
         return self
 
     @property
@@ -181,8 +176,8 @@ class ObjectiveRecipe(Section):
 class TrainRecipe(Section):
     """Optimizer, schedule (in optimizer updates) and batch. Exactly one of max_updates and epochs is given."""
 
-    max_updates: Positive | None = None
-    epochs: Positive | None = None
+    max_updates: Annotated[int, Field(gt=0, le=100_000_000)] | None = None
+    epochs: Annotated[int, Field(gt=0, le=1_000_000)] | None = None
     global_batch: Positive = 32
     base_lr: Annotated[float, Field(gt=0, le=1)] = 1e-4
     min_lr_ratio: Share = 0.01  # final learning rate as a share of base_lr

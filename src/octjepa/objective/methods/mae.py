@@ -22,7 +22,6 @@ class MAE(Objective):
     """
 
     predicts_pixels = True
-    exported_encoder = "student"  # nothing is learned from the moving average
     trivial_loss: ClassVar[float | None] = None  # the mean square of the hidden voxels, background among them
 
     def targets(

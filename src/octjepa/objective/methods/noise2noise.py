@@ -18,7 +18,6 @@ from octjepa.objective.methods.mae import MAE
 class Noise2Noise(MAE):
     """The masked autoencoder's squared error at hidden and at visible tokens, each against the other half."""
 
-    supervises_visible = True
     needs_halves = True
 
     def visible_loss(

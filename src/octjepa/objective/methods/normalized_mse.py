@@ -14,7 +14,6 @@ class NormalizedMSE(Objective):
     Averaged over D features an orthogonal prediction would read 2 / D and look like success; summed, it reads 2.
     """
 
-    predictor = "mlp"
     trivial_loss = 2.0  # orthogonal vectors
 
     def loss(self, predicted: Tokens, target: Tokens) -> Scalar:

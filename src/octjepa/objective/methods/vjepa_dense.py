@@ -17,7 +17,6 @@ class DenseVJEPA(VJEPA):
     """
 
     target_depths = 4
-    supervises_visible = True
 
     def visible_loss(
         self, predicted: Float[Tensor, "b n f"], target: Float[Tensor, "b n f"], weight: Float[Tensor, "b n"]

@@ -1,0 +1,44 @@
+"""Facts about objectives that recipes need: which predictor, which tokens, which encoder is exported.
+
+Validating a recipe reads these facts, and must not import torch, which the classes in `octjepa.objective.methods` need.
+So the facts of the package's own objectives are this table, and `register_objective` copies them into the classes. An
+objective of another package states the same facts as class attributes; its class is imported when a recipe names it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from octjepa.registry import Registry, modules_of
+
+# Names come from the folder's file names and from entry points.
+OBJECTIVES: Registry[Any] = Registry("objective", "octjepa.objectives", modules_of("octjepa.objective.methods"))
+
+
+@dataclass(frozen=True)
+class ObjectiveFacts:
+    """The attributes of `octjepa.objective.base.Objective` that decide whether a key of a recipe is used."""
+
+    predictor: Literal["transformer", "mlp"] = "transformer"
+    predictor_width: int | None = None
+    exported_encoder: Literal["target", "student"] = "target"
+    supervises_visible: bool = False
+
+
+FACTS = {
+    "vjepa": ObjectiveFacts(),
+    "vjepa_dense": ObjectiveFacts(supervises_visible=True),
+    "normalized_mse": ObjectiveFacts(predictor="mlp"),
+    "mae": ObjectiveFacts(exported_encoder="student"),
+    "mae_patch_norm": ObjectiveFacts(exported_encoder="student"),
+    "noise2noise": ObjectiveFacts(exported_encoder="student", supervises_visible=True),
+}
+
+
+def objective_facts(name: str) -> ObjectiveFacts:
+    """The facts of the objective `name`. Raises UsageError: there is none, or its package fails to import."""
+    if name in FACTS:
+        return FACTS[name]
+    kind = OBJECTIVES.get(name)
+    return ObjectiveFacts(kind.predictor, kind.predictor_width, kind.exported_encoder, kind.supervises_visible)
