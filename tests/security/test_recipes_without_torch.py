@@ -54,7 +54,7 @@ def test_classes_have_the_facts_of_the_table(name: str) -> None:
 
 
 def test_a_key_of_a_section_is_pointed_to() -> None:
-    with pytest.raises(RecipeError, match="did you mean train.max_updates"):
+    with pytest.raises(RecipeError, match=r"did you mean train\.max_updates"):
         load_recipe("tiny_cpu", ["max_updates=10"])
 
 
