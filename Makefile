@@ -28,7 +28,7 @@ test-all: setup  ## run every test, the slow ones too; CI runs this after `make 
 	@$(PY) -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/house $(ARGS)
 
 test-xla:  ## the training update by torch_xla, on its CPU device, in .venv-xla of its own (2.7 GB; docs/tpu.md)
-	@environments/setup-xla
+	@scripts/environments/setup-xla
 	@PJRT_DEVICE=CPU TPU_SKIP_MDS_QUERY=1 OMP_NUM_THREADS=1 \
 	  XLA_FLAGS="--xla_llvm_disable_expensive_passes=true --xla_backend_optimization_level=0" \
 	  .venv-xla/bin/python -m pytest tests/xla $(ARGS)

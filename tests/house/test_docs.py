@@ -101,7 +101,7 @@ def test_scripts_and_their_options_exist() -> None:
 def test_files_and_tests_that_are_named_exist() -> None:
     for path in CURRENT:
         text = path.read_text(encoding="utf-8")
-        for named in re.findall(r"`((?:tests|benchmarks|scripts|environments|docs|lab)/[\w./-]+)(?:::|`)", text):
+        for named in re.findall(r"`((?:tests|benchmarks|scripts|docs|lab)/[\w./-]+)(?:::|`)", text):
             assert (ROOT / named).exists(), f"{name_of(path)} names {named}"
         for file, test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text):
             assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), f"{name_of(path)} names {file}::{test}"

@@ -92,7 +92,7 @@ def test_supported_pythons_agree(root: Path, project: dict[str, object]) -> None
 
 
 def test_the_lowest_set_is_the_lower_end_of_every_range(root: Path, project: dict[str, object]) -> None:
-    lowest = dict(line.split("==") for line in (root / "environments" / "lowest.txt").read_text().split())
+    lowest = dict(line.split("==") for line in (root / "scripts" / "environments" / "lowest.txt").read_text().split())
     lower = {}
     for requirement in project["dependencies"]:  # type: ignore[attr-defined]
         match = re.fullmatch(r"([A-Za-z0-9-]+)>=([\d.]+)(?:,<[\d.]+)?", requirement)
@@ -104,12 +104,12 @@ def test_the_lowest_set_is_the_lower_end_of_every_range(root: Path, project: dic
 
 
 def test_container_and_conda_take_the_tested_pins(root: Path) -> None:
-    container = (root / "environments" / "Dockerfile").read_text()
+    container = (root / "scripts" / "environments" / "Dockerfile").read_text()
     assert "-c constraints.txt" in container
     assert "ARG TORCH=cpu" in container
     for copied in re.findall(r"^COPY (.*) \S+$", container, re.MULTILINE):
         assert all((root / name).exists() for name in copied.split()), copied
-    conda = yaml.safe_load((root / "environments" / "conda.yml").read_text())
+    conda = yaml.safe_load((root / "scripts" / "environments" / "conda.yml").read_text())
     assert "-c ../constraints.txt" in conda["dependencies"][-1]["pip"]
 
 

@@ -7,7 +7,7 @@ import re
 import subprocess
 from pathlib import Path
 
-ENVIRONMENTS = Path(__file__).resolve().parents[2] / "environments"
+ENVIRONMENTS = Path(__file__).resolve().parents[2] / "scripts" / "environments"
 
 
 def pins(path: Path) -> dict[str, str]:
@@ -22,7 +22,7 @@ def test_versions_are_those_of_the_tested_environment_but_for_torch() -> None:
     assert here["torch"] == here["torch-xla"] == "2.9.0"
     assert not [name for name in here if name.startswith("nvidia") or name == "triton"]
     differing = {name for name in here if here[name] != there.get(name)}
-    assert differing == {"torch", "torch-xla"}, "environments/xla.txt: take the versions of constraints.txt"
+    assert differing == {"torch", "torch-xla"}, "scripts/environments/xla.txt: take the versions of constraints.txt"
 
 
 def test_the_set_up_is_a_script() -> None:
