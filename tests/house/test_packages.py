@@ -110,7 +110,7 @@ def test_container_and_conda_take_the_tested_pins(root: Path) -> None:
     for copied in re.findall(r"^COPY (.*) \S+$", container, re.MULTILINE):
         assert all((root / name).exists() for name in copied.split()), copied
     conda = yaml.safe_load((root / "scripts" / "environments" / "conda.yml").read_text())
-    assert "-c ../constraints.txt" in conda["dependencies"][-1]["pip"]
+    assert "-c ../../constraints.txt" in conda["dependencies"][-1]["pip"]
 
 
 def test_no_dependency_is_under_the_gpl(licences: ModuleType, project: dict[str, object]) -> None:
