@@ -122,11 +122,13 @@ def _figure(results: Results, name: str, aim: Aim) -> tuple[str, bool] | None:
     if aim.how == "every":
         apart = [ours[row] - theirs[other] for row, other in known]
         text = ", ".join(f"{ours[row]:.{digits}f} against {theirs[other]:.{digits}f}" for row, other in known)
-        if found is not None and found["low"] is not None:
+        if found is not None and found.low is not None:
             text += f"; {difference_text(found, digits)}"
         return text, all(x < 0 if aim.less else x > 0 for x in apart)
     assert found is not None  # both sides were read
-    return difference_text(found, digits), bool(found["value"] >= aim.bound and found["low"] > (aim.low or 0))
+    assert found.difference is not None
+    low = -np.inf if found.low is None else found.low
+    return difference_text(found, digits), bool(found.difference >= aim.bound and low > (aim.low or 0))
 
 
 def _compute_lines(results: Results) -> list[list[str]]:

@@ -18,6 +18,7 @@ import numpy as np
 from filelock import FileLock
 
 from octjepa.errors import UsageError
+from octjepa.evaluate.results import RecipePaired
 from octjepa.files import write_atomic, write_json
 from octjepa.metrics.bootstrap import Estimate
 from octjepa.metrics.comparisons import paired_difference, recipe_difference
@@ -292,9 +293,9 @@ def _rounded(value: float | None) -> float | None:
 
 
 def compare(
-    results: Results, ours: Iterable[RowName], theirs: Iterable[RowName], key: str, their_key: str | None = None
-) -> Entry | None:
-    """Mean difference over seeds: {value, low, high, seeds}; the interval holds people, and seeds where there are two.
+    results: Results, ours: Sequence[RowName], theirs: Sequence[RowName], key: str, their_key: str | None = None
+) -> RecipePaired | None:
+    """Mean difference over seeds; low and high hold people, and seeds where there are two.
 
     their_key: the other rows' figure, where it is the same of the same people, read in another way. A floor without
     seeds stands for every seed. None where a figure is missing.
@@ -305,14 +306,22 @@ def compare(
     known = [(a, replace(b, label_hash=a.label_hash)) for a, b in pairs if a is not None and b is not None]
     if not known:
         return None
-    values = [a.value - b.value for a, b in known]
     if len(known) == 1:
-        found = paired_difference(*known[0])
-        low, high = found.low, found.high
+        networks = paired_difference(*known[0])
+        low, high, people = networks.low, networks.high, networks.n_people
     else:
-        _, recipe, _ = recipe_difference([a for a, _ in known], [b for _, b in known])
-        low, high = recipe.low, recipe.high
-    return {"value": float(np.mean(values)), "low": low, "high": high, "seeds": values}
+        networks, recipe, _ = recipe_difference([a for a, _ in known], [b for _, b in known])
+        low, high, people = recipe.low, recipe.high, networks.n_people
+    return RecipePaired(
+        name=ours[0].name,
+        metric=key,
+        reference=theirs[0].name,
+        difference=float(np.mean([a.value - b.value for a, b in known])),
+        low=low,
+        high=high,
+        n_people=people,
+        seeds=len(known),
+    )
 
 
 def digits_of(key: str) -> int:
@@ -320,8 +329,8 @@ def digits_of(key: str) -> int:
     return 1 if "error_um" in key else 3
 
 
-def difference_text(found: Entry, digits: int) -> str:
+def difference_text(found: RecipePaired, digits: int) -> str:
     """What `compare` found, with its interval where there is one."""
-    if found["low"] is None:
-        return f"{found['value']:+.{digits}f}"
-    return f"{found['value']:+.{digits}f} ({found['low']:+.{digits}f} to {found['high']:+.{digits}f})"
+    if found.low is None:
+        return f"{found.difference:+.{digits}f}"
+    return f"{found.difference:+.{digits}f} ({found.low:+.{digits}f} to {found.high:+.{digits}f})"

@@ -114,10 +114,11 @@ def test_a_row_better_than_its_twin_has_an_interval_above_zero(tmp_path: Path) -
     ours, twins = ([RowName(name, PATCH, seed) for seed in (0, 1)] for name in ("mae", "untrained:mae"))
     found = compare(again, ours, twins, "eye_lesion/auroc/30")
     assert found is not None
-    assert found["low"] > 0
+    assert found.low > 0
+    assert (found.name, found.reference, found.seeds) == ("mae", "untrained:mae", 2)
     same = compare(again, twins, twins, "eye_lesion/auroc/30")
     assert same is not None
-    assert same["value"] == 0
+    assert same.difference == 0
     other = replace(finding(TRUTH.astype(float), draws), task="decoys")
     again.add(RowName("mae", PATCH, 1), "decoys", [other], {"run": "x"})  # which seed 0 has not been read for
     page.write_page(again, tmp_path / "out")
