@@ -11,8 +11,8 @@ from typing import Any
 from octjepa.config import PRETRAINING, load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
-CURRENT = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-DOCUMENTS = sorted([*CURRENT, *(ROOT / "lab").rglob("*.md")])  # the log names files as they were on its dates
+# The log is left out: it names files and commands as they were on its dates.
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^```[a-z]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 INDENTED = re.compile(r"(?:^ {4}.*\n)+", re.MULTILINE)
@@ -87,7 +87,7 @@ def test_commands_options_and_recipes_exist(cli_commands: dict[str, Any]) -> Non
 
 
 def test_scripts_and_their_options_exist() -> None:
-    for path in CURRENT:
+    for path in DOCUMENTS:
         for line in command_lines(path.read_text(encoding="utf-8")):
             package = re.match(r"(?:make|python -m) (?:benchmarks\.)?(exam)\b", line)
             script = re.match(r"python ((?:tests|benchmarks)/\S+\.py)", line)
@@ -99,7 +99,7 @@ def test_scripts_and_their_options_exist() -> None:
 
 
 def test_files_and_tests_that_are_named_exist() -> None:
-    for path in CURRENT:
+    for path in DOCUMENTS:
         text = path.read_text(encoding="utf-8")
         for named in re.findall(r"`((?:tests|benchmarks|scripts|docs|lab)/[\w./-]+)(?:::|`)", text):
             assert (ROOT / named).exists(), f"{name_of(path)} names {named}"
