@@ -20,11 +20,17 @@ from jaxtyping import Float
 
 from octjepa.errors import UsageError
 from octjepa.read.manifest import clean_person_id
+from octjepa.read.personal_data import names_nobody
 
 PERSON_COLUMNS = ("person_id", "participant_id")
 EYE_COLUMNS = ("eye", "laterality")
 SITE_COLUMNS = ("clinical_site", "site")
+# Cells of other programs without a value. None is a class where others are words, and no value among numbers.
+PLACEHOLDERS = {".", "?", "-", "--", "unknown", "missing", "not available"}
+CODES = {"-9", "-99", "-999", "-9999", "-999.0", "-99.0"}  # for a missing number, among numbers that are not negative
 MISSING = {"", "na", "n/a", "#n/a", "<na>", "nan", "null"}  # "none" is not here: it can be the name of a class
+
+_QUANTITY = 5  # different numbers from which on a column is a quantity, and not classes
 
 _EYES = {
     **dict.fromkeys(("od", "r", "right", "re", "rechts"), "OD"),
@@ -67,14 +73,50 @@ def read_labels(path: str | Path, targets: Sequence[str]) -> LabelTable:
     if repeated := sorted(used & set(frame.columns[frame.columns.duplicated()])):
         raise UsageError(f"{path} has the column {', '.join(repeated)} more than once: keep one, or rename the others")
     people = frame[person].map(clean_person_id)  # as ingest does: AIREADI-1001 is 1001
-    nameless = int((people == "").sum())
+    nameless = int(people.map(lambda person: person == "" or names_nobody(person)).sum())
     if nameless:
         raise UsageError(f"{path}: {nameless} of {len(frame)} rows have no {person}; fill it in or remove them")
     eyes = pd.Series([""] * len(frame)) if eye is None else _eyes(frame[eye], path, str(eye))
     notes: list[str] = []
-    values = {name: _unique(people, eyes, frame[name].str.strip(), name, path, notes) for name in targets}
+    columns = {name: _without_placeholders(frame[name].str.strip(), name, path, notes) for name in targets}
+    values = {name: _unique(people, eyes, column, name, path, notes) for name, column in columns.items()}
     sites = {} if site is None else dict(zip(people, frame[site].str.strip(), strict=True))
     return LabelTable(path, eye is not None and bool((eyes != "").any()), values, tuple(notes), sites)
+
+
+def _without_placeholders(column: pd.Series, target: str, path: Path, notes: list[str]) -> pd.Series:
+    """The column with empty cells in the place of what stands for no value, which `notes` lists.
+
+    Raises UsageError: texts among the numbers of a quantity, and errors of a spreadsheet such as #REF!.
+    """
+    present = [text for text in column if text.lower() not in MISSING | PLACEHOLDERS | {"none"}]
+    numbers = {text: number[0] for text in present if (number := numbers_of([text])) is not None}
+    is_quantity = len({*numbers} - CODES) >= _QUANTITY and len(numbers) >= 0.8 * len(set(present))
+    no_value = set(PLACEHOLDERS)
+    if numbers and len(numbers) == len(set(present)):
+        no_value.add("none")
+    if all(number >= 0 for text, number in numbers.items() if text not in CODES) and len({*numbers} - CODES) > 1:
+        no_value |= CODES
+    found = sorted({text for text in column if text.lower() in no_value})
+    if found:
+        count = int(column.str.lower().isin(no_value).sum())
+        notes.append(
+            f"{target}: {', '.join(map(repr, found))} ({count} cells) counts as no value; another word makes a class"
+        )
+        column = column.mask(column.str.lower().isin(no_value), "")
+    strange = [
+        (row, text)
+        for row, text in enumerate(column, start=2)
+        if (text.startswith("#") and text.lower() not in MISSING)
+        or (is_quantity and text and text.lower() not in MISSING and text not in numbers)
+    ]
+    if strange:
+        shown = ", ".join(f"{text!r} in row {row}" for row, text in strange[:5])
+        raise UsageError(
+            f"{path}: {target} holds {len(strange)} cell(s) that are no numbers among numbers: {shown}; correct them, "
+            "or leave them empty"
+        )
+    return column
 
 
 def _find_column(frame: pd.DataFrame, names: Sequence[str]) -> str | None:
@@ -100,7 +142,10 @@ def read_table(path: Path) -> pd.DataFrame:
         text = io.StringIO(path.read_text(encoding="utf-8-sig"), newline="")
         first = text.readline()
         delimiter = "\t" if "\t" in first else ";" if first.count(";") > first.count(",") else ","
-        text.seek(0)
+        if separator := re.fullmatch(r"sep=(.)", first.strip(), re.IGNORECASE):  # spreadsheets write it for themselves
+            delimiter = separator[1]
+        else:
+            text.seek(0)
         reader = csv.reader(text, delimiter=delimiter, strict=True)  # a quote that nothing ends would swallow rows
         header, *rows = [row for row in reader if any(cell.strip() for cell in row)]
     except UnicodeDecodeError as error:

@@ -21,6 +21,7 @@ from pathlib import Path
 from posixpath import basename, dirname, join
 
 from octjepa.errors import UsageError
+from octjepa.read.personal_data import names_nobody
 
 MANIFEST = "manifest.tsv"
 PERSON_COLUMNS = ("person_id", "participant_id", "patient_id", "subject_id")  # the first that is filled
@@ -144,8 +145,9 @@ def _parse_pair(text: str | None) -> tuple[float, float] | None:
 
 
 def clean_person_id(text: str) -> str:
-    """ "AIREADI-1001" and " 1001 " -> "1001"; other ids are kept as they are."""
-    return re.sub(r"^AI-?READI[-_ ]*", "", text.strip(), flags=re.IGNORECASE)
+    """ "AIREADI-1001", " 1001 " and a spreadsheet's "1001.0" -> "1001"; other ids are kept as they are."""
+    text = re.sub(r"^AI-?READI[-_ ]*", "", text.strip(), flags=re.IGNORECASE)
+    return text[:-2] if re.fullmatch(r"\d+\.0", text) else text
 
 
 def _parse_table(text: str, name: str) -> list[dict[str, str]]:
@@ -177,6 +179,12 @@ def decode_table(read: Callable[[], bytes], file: str) -> str:
         raise UsageError(f"{file} cannot be read as a table of UTF-8 text: {error}") from None
 
 
+def _person_id(cells: dict[str, str]) -> str:
+    """The person id of a row; "" for none, and for NA or unknown, which would make all such rows one person."""
+    person = clean_person_id(next(filter(None, map(cells.get, PERSON_COLUMNS)), ""))
+    return "" if names_nobody(person) else person
+
+
 def parse_manifest(text: str, folder: str, name: str) -> Manifest:
     """The manifest in `text`, which is stored in `folder` (real path or url) and called `name` in messages.
 
@@ -203,7 +211,7 @@ def parse_manifest(text: str, folder: str, name: str) -> Manifest:
             continue
         frames = _parse_number(cells.get("number_of_frames"))
         row = ManifestRow(
-            person_id=clean_person_id(next(filter(None, map(cells.get, PERSON_COLUMNS)), "")),
+            person_id=_person_id(cells),
             manufacturer=cells.get("manufacturer", "").strip(),
             model=cells.get("manufacturers_model_name", "").strip(),
             region=cells.get("anatomic_region", "").strip(),
@@ -277,7 +285,7 @@ def parse_participants(text: str, name: str) -> list[dict[str, object]]:
         )
     people: dict[str, dict[str, object]] = {}
     for row in rows:
-        person = clean_person_id(next(filter(None, map(row.get, PERSON_COLUMNS)), ""))
+        person = _person_id(row)
         if not person:
             continue
         split = row.get("recommended_split", "").strip().lower()

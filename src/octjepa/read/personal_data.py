@@ -8,9 +8,11 @@ serial numbers, demographics). Nothing here changes a file: who passes scans on 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -54,6 +56,7 @@ BURNED_IN = "text in the image"
 FIELD_KINDS = {field: kind for table in (DIRECT, INDIRECT) for kind, fields in table.items() for field in fields}
 FIELD_KINDS |= {PRIVATE: "private", BURNED_IN: "image"}
 DIRECT_KINDS = (*DIRECT, "private", "image")  # nobody knows what a private element holds
+_NO_ID = {"#n/a", "<na>", "?", "-", ".", "missing"}
 _BLANK = {
     "", "0", "none", "null", "nan", "na", "n/a", "unknown", "anon", "anonym", "anonymous", "anonymized", "anonymised",
     "removed", "redacted", "deidentified", "de-identified", "patient", "test", "xxx",
@@ -123,6 +126,7 @@ def _spellings(birth_date: str) -> tuple[str, ...]:
     return tuple(text for y in (year, year[2:]) for order in orders for text in (y + order, order + y))
 
 
+_BYTES = re.compile(r"[\udc80-\udcff]")  # bytes of a file name that are no UTF-8
 _WRITTEN_OUT = {"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss", "å": "aa", "ø": "oe", "æ": "ae", "ñ": "ny", "ł": "l"}
 
 
@@ -181,6 +185,9 @@ def is_placeholder(text: str) -> bool:
 
 def identifies_person(text: str, name: str, birth_date: str) -> bool:
     """Whether a text holds a part of the person's name, or the birth date in one of its usual spellings."""
+    if _BYTES.search(text):  # a file name that is not UTF-8; Chinese systems write GB18030
+        with suppress(UnicodeError):
+            return identifies_person(os.fsencode(text).decode("gb18030"), name, birth_date)
     found = words(text)
     if not text.isascii():
         found += words(_written_out(text))
@@ -219,6 +226,24 @@ def repeats_birth_date(uid: str, birth_date: str) -> bool:
         for component in uid.split(".")
         for spelling in _spellings(birth_date)
     )
+
+
+def names_nobody(text: str) -> bool:
+    """Whether a person id of a table stands for no id; unlike in a header, 0 is an id."""
+    return text.strip().lower() in (_BLANK | _NO_ID) - {"0"}
+
+
+def storable_labels(
+    labels: Mapping[str, float | str], name: str, birth_date: str, person_id: str
+) -> dict[str, float | str]:
+    """`labels` without texts that hold the person's name, birth date or id."""
+    identity = person_id.strip().casefold()
+    return {
+        key: value
+        for key, value in labels.items()
+        if not isinstance(value, str)
+        or not (identifies_person(value, name, birth_date) or (identity and identity in value.casefold()))
+    }
 
 
 def pseudonym(person_id: str) -> str:

@@ -33,7 +33,7 @@ from octjepa.read.orientation import (
     rows_turned,
     wrapped_column,
 )
-from octjepa.read.personal_data import mask_path
+from octjepa.read.personal_data import mask_path, storable_labels
 from octjepa.read.picture_frames import damaged_frames, picture_frames
 from octjepa.read.protocols import protocol_spacing
 from octjepa.read.raw_scan import FrameGeometry, RawScan
@@ -157,7 +157,7 @@ def assemble(
         visit=identity.visit,
         site=identity.site,
         format=scan.format,
-        labels=dict(scan.labels),
+        labels=storable_labels(scan.labels, scan.header.person_name, scan.header.birth_date, scan.header.person_id),
         personal=scan.personal,
         notes=tuple(dict.fromkeys([*notes, *geometry.notes])),
         localizer=scan.localizer,

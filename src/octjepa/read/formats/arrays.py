@@ -62,7 +62,26 @@ _DEMOGRAPHIC = {
     "EthnicGroup": ("race", "ethnicity", "hispanic"),
 }
 _SPACING = ("spacing_mm", "voxel_spacing_mm")
-_NO_LABEL = re.compile(r"[\\/^]|\.\w{2,5}$|\d{4}-?\d\d-?\d\d")  # a path, a file name, a person's name, a date
+# Words of classes: diagnoses, stages, grades, groups. A text of other words may name a person and is left out.
+_CLASS_TEXT = """
+    normal healthy control controls disease diseased abnormal positive negative yes no true false present absent none
+    mild moderate severe early intermediate late advanced very low medium high grade stage level class type group
+    suspected suspect confirmed definite possible questionable gradable ungradable unknown other mixed untreated treated
+    amd armd dry wet neovascular nonneovascular exudative atrophic geographic atrophy ga cnv mnv drusen drusenoid pcv
+    rap diabetic diabetes retinopathy dr npdr pdr dme dmo csme proliferative nonproliferative non referable vision
+    threatening macular macula edema oedema cystoid cme csc cscr csr central
+    serous chorioretinopathy rvo brvo crvo rao
+    occlusion vein artery retinal glaucoma poag pacg oag ntg ocular hypertension oht myopia myopic pathologic hole mh
+    erm epiretinal membrane vmt vma vid traction schisis retinoschisis fluid irf srf ped hemorrhage haemorrhage scar
+    fibrosis cataract uveitis stargardt rp retinitis pigmentosa dystrophy
+    male female m f man woman asian black white hispanic latino caucasian african american native pacific islander
+    od os ou right left train training val validation test fold of and or with without the to
+"""
+_CLASS_WORDS = frozenset(_CLASS_TEXT.split())
+_IDENTIFYING = re.compile(
+    r"patient|person|subject|name|operator|physician|doctor|nurse|hospital|clinic(?!al)|institut|mail|phone|address"
+    r"|birth|dob$|mrn|ssn|passport|insur|contact|comment|remark|note|free_?text|(^|_)id$|uid"
+)
 _LABEL_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
 
 
@@ -134,6 +153,15 @@ def _plain(value: object) -> float | str | None:
     return None
 
 
+def _is_class(text: str) -> bool:
+    """Whether a text consists of words of `_CLASS_WORDS`, numbers of three digits at most and single letters."""
+    parts = re.findall(r"[^\W\d_]+|\d+", text.lower())
+    return bool(parts) and all(
+        part in _CLASS_WORDS or (part.isdecimal() and len(part) <= 3) or (len(part) == 1 and part.isascii())
+        for part in parts
+    )
+
+
 def _text(values: list[object]) -> str:
     plain = _plain(values[0]) if len(values) == 1 else None
     return f"{plain:g}" if isinstance(plain, float) else plain or ""
@@ -170,12 +198,14 @@ def array_metadata(small: Mapping[str, np.ndarray], shapes: Mapping[str, Sequenc
                 header[role] = f"{header.get(role, '')} {_text(values)}".strip()
         elif role := _role(key, _FIELDS):
             header[role] = _text(values)
+        elif _IDENTIFYING.search(key):
+            continue  # patient, fullname, operator, hospital, email_address: a name or a number of somebody
         elif _LABEL_NAME.fullmatch(name) and array.dtype.kind in "biufSU":
             personal += [field_name] if (field_name := _role(key, _DEMOGRAPHIC)) else []
             for index, value in enumerate(values):
                 plain = _plain(value)
-                if plain is None or (isinstance(plain, str) and _NO_LABEL.search(plain)):
-                    continue  # the text may name the person, and is no class of anything
+                if plain is None or (isinstance(plain, str) and not _is_class(plain)):
+                    continue  # the text may name the person
                 labels[name if len(values) == 1 else f"{name}_{index}"] = plain
     others = sum(len(_squeezed(shape)) == 3 for shape in shapes.values()) - 1
     notes = (f"arrays_left_out={others}",) if others > 0 else ()
