@@ -237,12 +237,10 @@ def storable_labels(
     labels: Mapping[str, float | str], name: str, birth_date: str, person_id: str
 ) -> dict[str, float | str]:
     """`labels` without texts that hold the person's name, birth date or id."""
-    identity = person_id.strip().casefold()
     return {
         key: value
         for key, value in labels.items()
-        if not isinstance(value, str)
-        or not (identifies_person(value, name, birth_date) or (identity and identity in value.casefold()))
+        if not isinstance(value, str) or not repeats_personal_text(value, name, birth_date, (person_id,))
     }
 
 

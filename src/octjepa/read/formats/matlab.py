@@ -46,6 +46,7 @@ _COMPLEX, _LOGICAL = 0x0800, 0x0200  # flags
 _MAX_AXES = 32
 _MAX_NAME_BYTES = 64  # MATLAB's own limit is 63
 _MAX_TEXT = 64  # characters of a text that becomes a label
+_LARGEST_CHUNK = 16 << 20  # bytes of a chunk of HDF5 that is larger than its array
 _WINDOW = 4096  # bytes at the start of an array that hold the tags of its flags, shape, name and values
 # What the parsers of NumPy and h5py raise for damaged bytes.
 _DAMAGED = (
@@ -208,7 +209,9 @@ def _check_dataset(data: Any) -> None:
     """
     check_size(data.shape, data.dtype.itemsize)
     if data.chunks is not None:
-        check_memory(array_bytes(data.chunks, data.dtype.itemsize), "one of its chunks")
+        chunk = array_bytes(data.chunks, data.dtype.itemsize)
+        if chunk > max(_LARGEST_CHUNK, array_bytes(data.shape, data.dtype.itemsize)):
+            raise rejection("size_implausible", f"a chunk of {chunk >> 20} MiB, larger than the array that it is of")
     packed = data.id.get_storage_size()
     check_memory(array_bytes(data.shape, data.dtype.itemsize), "its values", packed, DEFLATE_RATIO**2)
 
