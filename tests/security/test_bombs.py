@@ -25,7 +25,7 @@ before, after = 0, 0
 try:
     from octjepa.read.reader import read_volume
 except ImportError:
-    from octjepa.ingest import read_volume
+    from octjepa.read.reader import read_volume
 from octjepa.errors import VolumeRejected
 try:
     read_volume(sys.argv[1], spacing_mm=(0.1, 0.004, 0.01))
