@@ -34,7 +34,7 @@ REASONS: dict[str, Reason] = {
         "an image of another kind (photograph, en face, flow, height map, segmentation)", "nothing to do", lost=False
     ),
     "not_retina": Reason(
-        "by its header or its shape another part of the eye than the retina, or an animal's eye",
+        "by its header, shape or layers something else than a human retina",
         "none; correct the header where it is a human retina",
         lost=False,
     ),
