@@ -148,6 +148,12 @@ def test_labels_and_identity_inside_an_archive(tmp_path: Path) -> None:
     assert volume.laterality == "OD"
 
 
+@pytest.mark.parametrize("name", ["pattern", "scan_pattern"])
+def test_a_pattern_that_a_member_states_is_used(tmp_path: Path, name: str) -> None:
+    np.savez(tmp_path / "star.npz", oct_bscans=PIXELS, spacing_mm=SPACING, **{name: "radial"})
+    assert read_volume(tmp_path / "star.npz").pattern == "radial"
+
+
 def test_which_array_is_the_scan(tmp_path: Path) -> None:
     np.savez(tmp_path / "one.npz", anything=PIXELS[None], other=PIXELS[0])
     assert np.array_equal(read_volume(tmp_path / "one.npz", spacing_mm=SPACING).pixels, PIXELS)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from tokenize import TokenError
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from octjepa.read.intensity import check_size, to_uint8
 from octjepa.read.memory_budget import DEFLATE_RATIO, array_bytes, check_memory
 from octjepa.read.raw_scan import AxisSpacing, FrameGeometry, HeaderFields, RawScan, StoredAxes
 from octjepa.reasons import rejection
+from octjepa.volume import Pattern
 
 _LAYOUT = "DHW"
 _HEADER_LIMIT = 10_000  # NumPy's own, of a header that it parses as a Python literal
@@ -95,6 +96,7 @@ class ArrayMetadata:
     personal: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     axes: str = ""
+    pattern: Pattern | None = None
 
 
 def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
@@ -179,6 +181,7 @@ def array_metadata(small: Mapping[str, np.ndarray], shapes: Mapping[str, Sequenc
     header: dict[str, Any] = {}
     spacing_mm: AxisSpacing = (None, None, None)
     axes = ""
+    pattern: Pattern | None = None
     labels: dict[str, float | str] = {}
     personal: list[str] = []
     for name, array in small.items():
@@ -187,6 +190,8 @@ def array_metadata(small: Mapping[str, np.ndarray], shapes: Mapping[str, Sequenc
             if len(values) != 3 or not all(isinstance(value, int | float) for value in values):
                 raise rejection("broken_header", "its spacing_mm is not three numbers (slice, depth, column)")
             spacing_mm = (float(values[0]), float(values[1]), float(values[2]))
+        elif key in ("pattern", "scan_pattern"):
+            pattern = next((known for known in get_args(Pattern) if known in _text(values).lower()), None)
         elif key == "axes":
             axes = axes_word(",".join(map(str, values)))
             if not axes:
@@ -209,7 +214,9 @@ def array_metadata(small: Mapping[str, np.ndarray], shapes: Mapping[str, Sequenc
                 labels[name if len(values) == 1 else f"{name}_{index}"] = plain
     others = sum(len(_squeezed(shape)) == 3 for shape in shapes.values()) - 1
     notes = (f"arrays_left_out={others}",) if others > 0 else ()
-    return ArrayMetadata(HeaderFields(**header), spacing_mm, labels, tuple(dict.fromkeys(personal)), notes, axes)
+    return ArrayMetadata(
+        HeaderFields(**header), spacing_mm, labels, tuple(dict.fromkeys(personal)), notes, axes, pattern
+    )
 
 
 def array_scan(format: str, values: np.ndarray, metadata: ArrayMetadata, layout: str) -> RawScan:
@@ -226,7 +233,7 @@ def array_scan(format: str, values: np.ndarray, metadata: ArrayMetadata, layout:
     pixels = to_uint8(values, notes)
     return RawScan(
         format, pixels, FrameGeometry.unknown(len(pixels)), metadata.header, spacing_mm=metadata.spacing_mm,
-        notes=tuple(notes), labels=metadata.labels, personal=metadata.personal,
+        notes=tuple(notes), pattern=metadata.pattern, labels=metadata.labels, personal=metadata.personal,
         axes=StoredAxes(convention=layout, stated=metadata.axes),
     )  # fmt: skip
 
