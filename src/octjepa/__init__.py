@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from octjepa.model import VJEPA3D
     from octjepa.read.reader import read_volume
     from octjepa.store import Store
+    from octjepa.tasks.segmenter.inference import load_segmenter
     from octjepa.volume import OCTVolume
 
 __version__ = "0.1.0"
@@ -27,6 +28,7 @@ __all__ = [
     "from_pretrained",
     "load_encoder",
     "load_external",
+    "load_segmenter",
     "read_volume",
 ]
 
@@ -38,6 +40,7 @@ _MODULES = {
     "from_pretrained": "octjepa.encoders.hub",
     "load_encoder": "octjepa.encoders",
     "load_external": "octjepa.encoders.external",
+    "load_segmenter": "octjepa.tasks.segmenter.inference",
     "read_volume": "octjepa.read.reader",
 }
 

@@ -167,9 +167,10 @@ def draw_scene(seed: int, index: int, ranges: SceneRanges, slices: int = 6) -> S
     rng = generator("phantom", seed, _SIZE, ranges.name, index)
     pitch_mm = float(np.exp(rng.uniform(np.log(0.03), np.log(0.4))))
     anatomy = _draw_anatomy(rng, ranges, slices, pitch_mm)
-    contents = _draw_disease(rng, ranges, anatomy)
+    contrast = _contrast(rng, ranges)
+    contents = _draw_disease(rng, ranges, anatomy, contrast["onl"])
     _place(rng, contents.disease, anatomy)
-    power = _power(rng, ranges, anatomy, contents)
+    power = _power(rng, ranges, anatomy, contents, contrast)
     boundaries, classes = _truth(contents)
     decibel = np.log10(np.maximum(power, 10 ** (LOWEST_DB / 10), out=power), out=power)
     decibel *= 10 * STEPS_PER_DB
@@ -239,7 +240,7 @@ def _place(rng: np.random.Generator, disease: Disease, anatomy: Anatomy) -> None
 # --- disease
 
 
-def _draw_disease(rng: np.random.Generator, ranges: SceneRanges, anatomy: Anatomy) -> _Contents:
+def _draw_disease(rng: np.random.Generator, ranges: SceneRanges, anatomy: Anatomy, onl_db: float) -> _Contents:
     """Lesions from the outer retina inwards: inner layers move with what lies below them."""
     zero = np.zeros_like(anatomy.u_mm)
     surfaces = anatomy.surfaces_um
@@ -272,6 +273,8 @@ def _draw_disease(rng: np.random.Generator, ranges: SceneRanges, anatomy: Anatom
         _add_disc(rng, anatomy, contents)
     low, high = ranges.fluid_db
     common = rng.uniform(low, high)
+    if rng.random() < 0.15 * ranges.optics:  # turbid fluid, about as bright as the outer nuclear layer or brighter
+        common = onl_db + rng.normal(0.5, 2.0)
     for _ in disease.cysts:
         base = common + rng.normal(0, 0.8 if ranges.optics else 0)
         slope = rng.normal(0, 1.5) if ranges.optics else 0.0
@@ -488,11 +491,14 @@ def _contrast(rng: np.random.Generator, ranges: SceneRanges) -> dict[str, float]
 
 
 def _power(
-    rng: np.random.Generator, ranges: SceneRanges, anatomy: Anatomy, contents: _Contents
+    rng: np.random.Generator,
+    ranges: SceneRanges,
+    anatomy: Anatomy,
+    contents: _Contents,
+    contrast: dict[str, float],
 ) -> Float[np.ndarray, "D H W"]:
     """Backscattered power of every voxel, in units of the noise floor."""
     disease = contents.disease
-    contrast = _contrast(rng, ranges)
     tops, values = tissue_sheets(anatomy, disease, rng.normal(0, 1 + ranges.optics), rng, contrast)
     s = disease.surfaces_um
     values = values.copy()

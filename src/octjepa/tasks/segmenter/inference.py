@@ -29,7 +29,10 @@ from torch.nn import functional
 from octjepa.errors import OctjepaError
 from octjepa.model.boundary_unet import STRIDE, BoundaryUNet, NetworkSize, decode_boundaries
 from octjepa.phantom.random_scene import BOUNDARIES, CLASSES, COLUMN_MM, ROW_MM
+from octjepa.read.reader import read_volume
+from octjepa.volume import OCTVolume
 
+PACKAGED: Final = Path(__file__).parents[2] / "weights" / "segmenter"
 NEIGHBOUR_MM: Final = 0.3  # farther B-scans are not shown to the network; training had pitches of 0.03 to 0.4 mm
 _BATCH: Final = 8
 _LARGEST_COLUMNS: Final = 2048  # of the resampled B-scan
@@ -79,8 +82,8 @@ class Segmentation:
         return self.boundaries_px * np.float32(1000 * self.spacing_mm[1])
 
     @property
-    def thickness_um(self) -> Float[np.ndarray, "D W"]:
-        """From the ILM to Bruch's membrane."""
+    def thickness(self) -> Float[np.ndarray, "D W"]:
+        """Thickness of the retina in um, from the ILM to Bruch's membrane."""
         return self.boundaries_um[-1] - self.boundaries_um[0]
 
     def fluid_mm3(self) -> dict[str, float]:
@@ -92,9 +95,20 @@ class Segmentation:
 class Segmenter:
     """The network with its calibration. `predict` segments pixels."""
 
-    def __init__(self, network: BoundaryUNet, calibration: Calibration | None = None) -> None:
+    def __init__(self, network: nn.Module, calibration: Calibration | None = None) -> None:
         self.network = network.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.calibration = calibration or Calibration()
+
+    def segment(self, volume: OCTVolume | str | Path) -> Segmentation:
+        """Segments a volume or the scan in a file.
+
+        B-scans are taken alone in radial and circle scans, and where the positions of B-scans are uncertain.
+        Raises OctjepaError as `predict` does, and VolumeRejected for a file that is not an OCT scan.
+        """
+        if not isinstance(volume, OCTVolume):
+            volume = read_volume(volume)
+        alone = volume.pattern in ("radial", "circle") or "slice" in volume.uncertain
+        return self.predict(volume.pixels, volume.spacing_mm, volume.slice_positions_mm, sparse=alone)
 
     def predict(
         self,
@@ -122,8 +136,12 @@ class Segmenter:
         return Segmentation(out.boundaries, out.error_um, out.classes, out.fluid, out.confidence, spacing_mm)
 
 
-def load_segmenter_folder(folder: Path) -> Segmenter:
-    """Loads `segmenter.safetensors` and `segmenter.json` from `folder`. Raises OctjepaError: missing or damaged."""
+def load_segmenter(folder: str | Path | None = None) -> Segmenter:
+    """The packaged network, or the one in `folder`.
+
+    Loads `segmenter.safetensors` and `segmenter.json`. Raises OctjepaError if a file is missing or damaged.
+    """
+    folder = PACKAGED if folder is None else Path(folder)
     try:
         tensors = load_file(folder / "segmenter.safetensors")
         record = json.loads((folder / "segmenter.json").read_text())
@@ -227,7 +245,7 @@ def _logits(network: nn.Module, stacked: Tensor, flip: bool) -> Float[Tensor, "N
 
 
 @contextmanager
-def _statistics(network: BoundaryUNet, images: Tensor, near: np.ndarray, share: float) -> Iterator[nn.Module]:
+def _statistics(network: nn.Module, images: Tensor, near: np.ndarray, share: float) -> Iterator[nn.Module]:
     """The network with a `share` of the scan's own statistics in its batch normalisation."""
     if share <= 0:
         yield network
@@ -246,6 +264,13 @@ def _statistics(network: BoundaryUNet, images: Tensor, near: np.ndarray, share: 
         norm.running_mean = (1 - share) * mean + share * norm.running_mean  # type: ignore[operator]
         norm.running_var = (1 - share) * variance + share * norm.running_var  # type: ignore[operator]
     yield adapted.eval()
+
+
+def adapted_logits(segmenter: Segmenter, images: Float[Tensor, "D H W"], share: float) -> Float[Tensor, "D O H W"]:
+    """Logits of standardised neighbouring B-scans at the network's spacing, with a `share` of their own statistics."""
+    near = _neighbours(len(images), 0.0, None, sparse=False)
+    with torch.inference_mode(), _statistics(segmenter.network, images, near, share) as network:
+        return _logits(network, _stacked(images, near, np.arange(len(images))), segmenter.calibration.flip)
 
 
 @dataclass(eq=False)

@@ -86,7 +86,10 @@ class Trainer:
         self.settings, self.out, self.device = settings, out, device
         self.checkpoint = checkpoints / _CHECKPOINT
         self.network = BoundaryUNet(NetworkSize()).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.earlier: dict[str, object] = {}
         if init is not None:
+            record = init.with_suffix(".json")  # how the weights to start from were trained
+            self.earlier = json.loads(record.read_text()) if record.is_file() else {"weights": init.name}
             self.network.load_state_dict({k: v.float() for k, v in load_file(init).items()})
         fused = device.type == "cuda"
         self.optimizer = torch.optim.AdamW(
@@ -204,7 +207,7 @@ class Trainer:
         record = {
             "settings": vars(self.settings), "progress": vars(self.progress), "validation": result,
             "device": torch.cuda.get_device_name() if self.device.type == "cuda" else platform.processor() or "cpu",
-            "torch": torch.__version__,
+            "torch": torch.__version__, "continued_from": self.earlier,
         }  # fmt: skip
         text = json.dumps(record, indent=1).encode()
         write_atomic(self.out / "segmenter.json", lambda file: file.write(text))

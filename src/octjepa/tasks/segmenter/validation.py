@@ -105,7 +105,7 @@ def dice_at(score: np.ndarray, truth: np.ndarray, threshold: float) -> float:
     """Dice of `score >= threshold` and `truth`; 1.0 if both are empty."""
     marked = score >= threshold
     total = np.count_nonzero(marked) + np.count_nonzero(truth)
-    return 2 * np.count_nonzero(marked & truth) / total if total else 1.0
+    return float(2 * np.count_nonzero(marked & truth) / total) if total else 1.0
 
 
 def average_precision(score: np.ndarray, truth: np.ndarray, steps: int = 4096) -> float:
