@@ -55,9 +55,17 @@ def main() -> None:
             "absolute_um": score.absolute_um.round(1).tolist(), "mean_um": round(float(score.absolute_um.mean()), 2),
             "dice": round(score.dice, 3),
         }  # fmt: skip
+    signed = np.stack([eye.signed_um for eye in eyes])
+    shifted_um = np.stack([eye.absolute_um for eye in eyes])
+    for k, error_um in enumerate(errors):
+        others = np.delete(signed, k, axis=0).mean(0)
+        for boundary in (5, 6):
+            shifted_um[k, boundary] = np.nanmean(np.abs(error_um[:, boundary] - others[boundary]))
     out = {
         "eyes": lines,
         "pooled": asdict(pooled_score(eyes)),
+        "shifted_um": shifted_um.mean(0).round(2).tolist(),
+        "mean_um_shifted": round(float(shifted_um.mean()), 2),
         "graders_um": np.mean(graders, axis=0).round(2).tolist(),
     }
     print(json.dumps(out, indent=1))
