@@ -11,7 +11,7 @@ Parts are imported at their first use: listing names imports nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.resources import files
@@ -27,12 +27,19 @@ class Registry(Generic[T]):
     """The parts of one `kind`, a noun for messages such as "objective".
 
     `modules` maps built-in names to the modules that register them on import; `modules_of` lists a folder of modules
-    named like their parts. Packages add parts by entry points of the group `entry_point_group`.
+    named like their parts. A registry in a lower layer declares only the `names` of built-in parts; the layer that has
+    them says by `locate` which modules hold them. Packages add parts by entry points of the group `entry_point_group`.
     """
 
-    def __init__(self, kind: str, entry_point_group: str, modules: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        entry_point_group: str,
+        modules: Mapping[str, str] | None = None,
+        names: Iterable[str] = (),
+    ) -> None:
         self.kind, self.group = kind, entry_point_group
-        self._modules = dict(modules or {})
+        self._modules: dict[str, str] = {**dict.fromkeys(names, ""), **(modules or {})}
         self._parts: dict[str, T] = {}  # by decorator
         self._loaded: dict[str, T] = {}  # from entry points
 
@@ -46,6 +53,12 @@ class Registry(Generic[T]):
             return part
 
         return add
+
+    def locate(self, modules: Mapping[str, str]) -> None:
+        """Says which modules register the built-in parts. Raises ValueError for a name that was not declared."""
+        if unknown := modules.keys() - self._modules.keys():
+            raise ValueError(f"{self.kind} {sorted(unknown)}: not declared where the registry is made")
+        self._modules |= modules
 
     def names(self) -> list[str]:
         """All names, sorted: built in, registered by a decorator, and declared by installed packages."""
@@ -62,8 +75,11 @@ class Registry(Generic[T]):
         """The part called `name`, imported now if need be.
 
         Raises UsageError: no such name, two packages declare it, or the package that declares it fails to import.
+        RuntimeError: the package that holds a built-in part has not been imported (an error in octjepa).
         """
         if name not in self._parts and name in self._modules:
+            if not self._modules[name]:
+                raise RuntimeError(f"{self.kind} {name!r}: import the package that holds it first")
             import_module(self._modules[name])
         if name in self._parts:
             return self._parts[name]

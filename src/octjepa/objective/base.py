@@ -21,6 +21,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from octjepa.recipe.objectives import FACTS, OBJECTIVES
+from octjepa.registry import modules_of
+
+OBJECTIVES.locate(modules_of("octjepa.objective.methods"))
 
 Tokens = Float[Tensor, "b m f"]
 Scalar = Float[Tensor, ""]

@@ -49,12 +49,7 @@ class CheckpointRecipe(Section):
 TRACKERS: Registry[Any] = Registry(
     "tracker",
     "octjepa.trackers",
-    {
-        "wandb": "octjepa.train.tracking.wandb",
-        "wandb_offline": "octjepa.train.tracking.wandb",
-        "tensorboard": "octjepa.train.tracking.tensorboard",
-        "mlflow": "octjepa.train.tracking.mlflow",
-    },
+    names=("wandb", "wandb_offline", "tensorboard", "mlflow"),
 )
 
 
