@@ -169,7 +169,7 @@ def draw_scene(seed: int, index: int, ranges: SceneRanges, slices: int = 6) -> S
     anatomy = _draw_anatomy(rng, ranges, slices, pitch_mm)
     contrast = _contrast(rng, ranges)
     contents = _draw_disease(rng, ranges, anatomy, contrast["onl"])
-    _place(rng, contents.disease, anatomy)
+    _set_depth(rng, contents.disease, anatomy)
     power = _power(rng, ranges, anatomy, contents, contrast)
     boundaries, classes = _truth(contents)
     decibel = np.log10(np.maximum(power, 10 ** (LOWEST_DB / 10), out=power), out=power)
@@ -224,8 +224,8 @@ def _draw_anatomy(rng: np.random.Generator, ranges: SceneRanges, slices: int, pi
     return Anatomy(surfaces, u, v, draw_vessels(u, v, traits, rng), (0.0, 0.0), scan, scan)
 
 
-def _place(rng: np.random.Generator, disease: Disease, anatomy: Anatomy) -> None:
-    """Shifts everything in depth, in place, so that the retina lies somewhere in the window of the scene."""
+def _set_depth(rng: np.random.Generator, disease: Disease, anatomy: Anatomy) -> None:
+    """Shifts everything in depth, in position, so that the retina lies somewhere in the window of the scene."""
     window = ROWS * ROW_MM * 1000
     top, bottom = float(disease.surfaces_um[ILM].min()), float(disease.surfaces_um[BM].max())
     room = window - (bottom - top)
@@ -395,14 +395,14 @@ def _add_oedema(rng: np.random.Generator, ranges: SceneRanges, anatomy: Anatomy,
     shapes = np.zeros_like(u)
     for _ in range(count):
         half = float(np.clip(rng.lognormal(np.log(0.09), 0.5), 0.025, 0.4))
-        place = centre[0] + rng.normal(0, 0.5 * reach), centre[1] + rng.normal(0, 0.5 * reach)
+        position = centre[0] + rng.normal(0, 0.5 * reach), centre[1] + rng.normal(0, 0.5 * reach)
         tall = min(scale * rng.uniform(0.5, 2.5) * half * 1000, 320)
-        np.maximum(shapes, tall * _oval(rng, anatomy, place, half, rng.uniform(0.8, 2)), out=shapes)
+        np.maximum(shapes, tall * _oval(rng, anatomy, position, half, rng.uniform(0.8, 2)), out=shapes)
     if count:
         _inner_nuclear_cysts(rng, contents, shapes, rng.uniform(0.2, 0.9))
     if rng.random() < 0.4:  # a central cyst fills the pit
-        place = float(rng.normal(0, 0.08)), float(rng.normal(0, 0.08))
-        oval = _oval(rng, anatomy, place, rng.uniform(0.12, 0.5), rng.uniform(0.8, 1.3))
+        position = float(rng.normal(0, 0.08)), float(rng.normal(0, 0.08))
+        oval = _oval(rng, anatomy, position, rng.uniform(0.12, 0.5), rng.uniform(0.8, 1.3))
         dome = oval * np.float32(scale * rng.uniform(120, 430))
         if rng.random() < 0.75:
             _inner_nuclear_cysts(rng, contents, dome, rng.uniform(0.4, 0.9))
@@ -414,8 +414,8 @@ def _add_oedema(rng: np.random.Generator, ranges: SceneRanges, anatomy: Anatomy,
         shapes = np.zeros_like(u)
         for _ in range(int(rng.integers(1, 8))):
             half = rng.uniform(0.02, 0.1)
-            place = centre[0] + rng.normal(0, 0.6 * reach), centre[1] + rng.normal(0, 0.6 * reach)
-            np.maximum(shapes, rng.uniform(20, 90) * _oval(rng, anatomy, place, half, 1.2), out=shapes)
+            position = centre[0] + rng.normal(0, 0.6 * reach), centre[1] + rng.normal(0, 0.6 * reach)
+            np.maximum(shapes, rng.uniform(20, 90) * _oval(rng, anatomy, position, half, 1.2), out=shapes)
         room = _push_apart(surfaces, 0.6 * shapes, RNFL_GCL, IPL_INL, 0.0)
         fits = np.minimum(shapes, 0.9 * np.maximum(room - 4, 0))
         _pocket(disease, surfaces[RNFL_GCL] + rng.uniform(0.1, 0.8) * (room - fits), fits)
@@ -446,8 +446,8 @@ def _add_free_fluid(rng: np.random.Generator, anatomy: Anatomy, disease: Disease
     spread = rng.uniform(0.2, 1.3)
     for _ in range(int(rng.integers(1, 14))):
         half = float(np.clip(rng.lognormal(np.log(rng.choice((0.05, 0.12, 0.3))), 0.4), 0.02, 0.9))
-        place = cu + rng.normal(0, spread), cv + rng.normal(0, spread)
-        shape = _oval(rng, anatomy, place, half, rng.uniform(0.8, 2.5))
+        position = cu + rng.normal(0, spread), cv + rng.normal(0, spread)
+        shape = _oval(rng, anatomy, position, half, rng.uniform(0.8, 2.5))
         roof, floor = surfaces[ILM] + rng.uniform(15, 60), surfaces[EZ] - rng.uniform(0, 30)
         low, high = np.sort(rng.random(2))
         high = max(high, low + 0.12)

@@ -7,10 +7,10 @@ import torch
 
 from octjepa.phantom.random_scene import AS_IS, STRONG, draw_scene
 from octjepa.tasks.segmenter.calibrate import (
-    _DISPLAYS,
-    _boundary_temperatures,
-    _class_temperature,
-    _Outputs,
+    DISPLAYS,
+    EyeOutputs,
+    boundary_temperatures,
+    fitted_class_temperature,
     phantom_eye,
 )
 from octjepa.tasks.segmenter.image_formation import SIZE, Draws
@@ -24,10 +24,10 @@ def test_overconfident_logits_get_a_temperature_above_one() -> None:
     layers = -0.5 * ((row - guess[:, :, None]) / 1.5) ** 2  # but is sure to 1.5 rows
     classes = torch.randint(0, 4, (6, SIZE, 40))
     voxels = 6.0 * torch.nn.functional.one_hot((classes + (torch.rand(classes.shape) < 0.3)) % 4, 4)
-    outputs = _Outputs(torch.cat([layers, voxels.permute(0, 3, 1, 2)], 1), rows, classes)
-    temperatures = np.array(_boundary_temperatures(outputs))
+    outputs = EyeOutputs(torch.cat([layers, voxels.permute(0, 3, 1, 2)], 1), rows, classes)
+    temperatures = np.array(boundary_temperatures(outputs))
     assert (temperatures > 2.5).all()  # (3 / 1.5) squared is 4
-    assert _class_temperature(outputs) > 1.5
+    assert fitted_class_temperature(outputs) > 1.5
 
 
 def test_every_bscan_of_an_eye_has_its_own_truth() -> None:
@@ -45,7 +45,7 @@ def test_every_bscan_of_an_eye_has_its_own_truth() -> None:
 
 def test_displays_differ_and_keep_the_geometry() -> None:
     scene = draw_scene(3, 1, STRONG, 3)
-    images = {name: phantom_eye(scene, Draws(1, torch.device("cpu")), name).images for name in _DISPLAYS}
+    images = {name: phantom_eye(scene, Draws(1, torch.device("cpu")), name).images for name in DISPLAYS}
     plain = images["as_formed"].flatten()
     for name, image in images.items():
         correlation = float(torch.corrcoef(torch.stack([plain, image.flatten()]))[0, 1])

@@ -15,8 +15,8 @@ from octjepa.tasks.segmenter.inference import (
     Calibration,
     Segmentation,
     Segmenter,
-    _neighbours,
     load_segmenter,
+    near_bscans,
     without_fill,
 )
 
@@ -67,10 +67,10 @@ def test_any_spacing_maps_back_to_native_rows(shape: tuple[int, int, int], spaci
 
 
 def test_far_neighbours_are_not_shown() -> None:
-    assert _neighbours(3, 0.12, None, sparse=False).tolist() == [[-1, 0, 1], [0, 1, 2], [1, 2, -1]]
-    assert _neighbours(3, 0.5, None, sparse=False).tolist() == [[-1, 0, -1], [-1, 1, -1], [-1, 2, -1]]
-    assert _neighbours(3, 0.1, None, sparse=True).tolist() == [[-1, 0, -1], [-1, 1, -1], [-1, 2, -1]]
-    uneven = _neighbours(3, 0.5, np.array([0.0, 0.1, 1.0]), sparse=False)
+    assert near_bscans(3, 0.12, None, sparse=False).tolist() == [[-1, 0, 1], [0, 1, 2], [1, 2, -1]]
+    assert near_bscans(3, 0.5, None, sparse=False).tolist() == [[-1, 0, -1], [-1, 1, -1], [-1, 2, -1]]
+    assert near_bscans(3, 0.1, None, sparse=True).tolist() == [[-1, 0, -1], [-1, 1, -1], [-1, 2, -1]]
+    uneven = near_bscans(3, 0.5, np.array([0.0, 0.1, 1.0]), sparse=False)
     assert uneven.tolist() == [[-1, 0, 1], [0, 1, -1], [-1, 2, -1]]
     network = BrightRow()
     pixels, spacing = scan((2, 200, 168), 80), (0.12, 0.0078, 0.036)

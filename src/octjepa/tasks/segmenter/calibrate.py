@@ -66,7 +66,7 @@ def phantom_eye(scene: Scene, draws: Draws, display: str) -> PhantomEye:
     rows = (torch.arange(SIZE) + offset).round().long()
     inside = (rows >= 0) & (rows < power.shape[2])
     moved = classes[:, rows.clamp(0, power.shape[2] - 1)][:, :, window] * inside.view(1, -1, 1)
-    images = _DISPLAYS[display](batch.images[0])
+    images = DISPLAYS[display](batch.images[0])
     images = (images - images.mean((1, 2), keepdim=True)) / (images.std((1, 2), keepdim=True) + 1e-3)
     return PhantomEye(images, truth[:, :, window] - offset, moved.long(), display)
 
@@ -91,7 +91,7 @@ def _striped(images: Tensor) -> Tensor:
     return images + 0.25 * rows + 0.15 * torch.sin(torch.arange(images.shape[2]) * 1.3)
 
 
-_DISPLAYS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+DISPLAYS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "as_formed": lambda images: images,
     "equalised": _equalised,
     "smoothed": _smoothed,
@@ -103,13 +103,13 @@ _DISPLAYS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 def calibration_eyes(count: int, seed: int = SEED) -> list[PhantomEye]:
     """`count` phantom eyes; every second one is as formed, the others take turns in the other displays."""
     draws = Draws(seed, torch.device("cpu"))
-    names = list(_DISPLAYS)
+    names = list(DISPLAYS)
     kinds = [names[0] if k % 2 else names[1 + k // 2 % (len(names) - 1)] for k in range(count)]
     return [phantom_eye(draw_scene(seed, k, SHIFTED, _SLICES), draws, kind) for k, kind in enumerate(kinds)]
 
 
 @dataclass(frozen=True, eq=False)
-class _Outputs:
+class EyeOutputs:
     """Logits of all eyes `[N, 12, H, W]` in half precision, and the truth."""
 
     logits: Tensor
@@ -121,9 +121,9 @@ class _Outputs:
         return torch.isfinite(self.boundaries[:, 7])[:, None].expand_as(self.classes)
 
 
-def _outputs(segmenter: Segmenter, eyes: list[PhantomEye], share: float) -> _Outputs:
+def _outputs(segmenter: Segmenter, eyes: list[PhantomEye], share: float) -> EyeOutputs:
     logits = [adapted_logits(segmenter, eye.images, share).half() for eye in eyes]
-    return _Outputs(
+    return EyeOutputs(
         torch.cat(logits), torch.cat([eye.boundaries for eye in eyes]), torch.cat([eye.classes for eye in eyes])
     )
 
@@ -138,7 +138,7 @@ class CalibrationMetrics:
     average_precision: float
 
 
-def _metrics(outputs: _Outputs, threshold: float | None = None) -> tuple[CalibrationMetrics, float]:
+def _metrics(outputs: EyeOutputs, threshold: float | None = None) -> tuple[CalibrationMetrics, float]:
     """Metrics at `threshold`, or at the threshold with the largest Dice; and that threshold."""
     error = _errors_um(outputs, 1.0)
     p = torch.softmax(outputs.logits[:, 8:].float(), 1)
@@ -156,7 +156,7 @@ def _metrics(outputs: _Outputs, threshold: float | None = None) -> tuple[Calibra
     return metrics, threshold
 
 
-def _errors_um(outputs: _Outputs, temperature: float | Tensor) -> Tensor:
+def _errors_um(outputs: EyeOutputs, temperature: float | Tensor) -> Tensor:
     """Absolute errors `[N, 8, W]` in um, NaN where nothing is graded."""
     rows = torch.cat([decode_boundaries(part[:, :8], temperature).rows for part in outputs.logits.split(32)])
     truth = outputs.boundaries
@@ -164,7 +164,7 @@ def _errors_um(outputs: _Outputs, temperature: float | Tensor) -> Tensor:
     return torch.where(known, (rows - truth).abs() * ROW_UM, torch.nan)
 
 
-def _boundary_temperatures(outputs: _Outputs) -> tuple[float, ...]:
+def boundary_temperatures(outputs: EyeOutputs) -> tuple[float, ...]:
     """The temperature of each boundary that makes the true rows most probable."""
     truth = outputs.boundaries.clamp(0, SIZE - 1)
     known = torch.isfinite(outputs.boundaries) & (outputs.boundaries == truth)
@@ -181,7 +181,8 @@ def _boundary_temperatures(outputs: _Outputs) -> tuple[float, ...]:
     return tuple(best)
 
 
-def _class_temperature(outputs: _Outputs) -> float:
+def fitted_class_temperature(outputs: EyeOutputs) -> float:
+    """The temperature of the class logits that makes the true classes most probable."""
     graded = outputs.graded()
     losses = []
     for t in _TEMPERATURES:
@@ -199,7 +200,7 @@ def calibrate(segmenter: Segmenter, eyes: list[PhantomEye]) -> tuple[Calibration
     allowed = [share for share, m in metrics.items() if m.median_um <= 1.05 * least]
     share = max(allowed, key=lambda s: metrics[s].average_precision)
     outputs = by_share[share]
-    temperatures = _boundary_temperatures(outputs)
+    temperatures = boundary_temperatures(outputs)
     scale = torch.tensor(temperatures)
     spread = torch.cat([decode_boundaries(part[:, :8], scale).spread_rows for part in outputs.logits.split(32)])
     error = _errors_um(outputs, scale) / ROW_UM
@@ -208,8 +209,8 @@ def calibrate(segmenter: Segmenter, eyes: list[PhantomEye]) -> tuple[Calibration
         round(float(error[:, k][known[:, k]].clamp(max=20).mean() / spread[:, k][known[:, k]].mean()), 3)
         for k in range(8)
     ]
-    class_temperature = _class_temperature(outputs)
-    voxels = _Outputs(
+    class_temperature = fitted_class_temperature(outputs)
+    voxels = EyeOutputs(
         torch.cat([outputs.logits[:, :8], outputs.logits[:, 8:] / class_temperature], 1),
         outputs.boundaries,
         outputs.classes,

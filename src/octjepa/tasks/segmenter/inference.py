@@ -124,7 +124,7 @@ class Segmenter:
         images beyond 1024 x 2048.
         """
         _check(pixels, spacing_mm)
-        near = _neighbours(len(pixels), spacing_mm[0], slice_positions_mm, sparse)
+        near = near_bscans(len(pixels), spacing_mm[0], slice_positions_mm, sparse)
         shape = _network_shape(pixels.shape[1:], spacing_mm)
         images = _prepared(pixels, shape)
         out = _Result.empty(pixels.shape)
@@ -178,7 +178,7 @@ def _network_shape(shape: tuple[int, ...], spacing_mm: tuple[float, float, float
     return rows, columns
 
 
-def _neighbours(count: int, pitch_mm: float, positions_mm: np.ndarray | None, sparse: bool) -> np.ndarray:
+def near_bscans(count: int, pitch_mm: float, positions_mm: np.ndarray | None, sparse: bool) -> np.ndarray:
     """`[D, 3]`: index of the previous B-scan, of the B-scan itself and of the next one; -1 for none that is near."""
     index = np.arange(count)
     near = np.stack([index - 1, index, index + 1], 1)
@@ -268,7 +268,7 @@ def _statistics(network: nn.Module, images: Tensor, near: np.ndarray, share: flo
 
 def adapted_logits(segmenter: Segmenter, images: Float[Tensor, "D H W"], share: float) -> Float[Tensor, "D O H W"]:
     """Logits of standardised neighbouring B-scans at the network's spacing, with a `share` of their own statistics."""
-    near = _neighbours(len(images), 0.0, None, sparse=False)
+    near = near_bscans(len(images), 0.0, None, sparse=False)
     with torch.inference_mode(), _statistics(segmenter.network, images, near, share) as network:
         return _logits(network, _stacked(images, near, np.arange(len(images))), segmenter.calibration.flip)
 
@@ -286,6 +286,7 @@ class _Result:
 
     @classmethod
     def empty(cls, shape: tuple[int, ...]) -> _Result:
+        """Arrays for a scan of `shape`, not yet filled."""
         d, h, w = shape
         layers = (np.empty((8, d, w), np.float32) for _ in range(2))
         boundaries, error = layers
