@@ -28,8 +28,9 @@ from octjepa.distributed.runtime import Runtime
 from octjepa.files import write_json
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe
+from octjepa.train.engine import take_step
 from octjepa.train.optimizer import build_optimizer, update_target
-from octjepa.train.step import accumulate, take_step
+from octjepa.train.step import accumulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 

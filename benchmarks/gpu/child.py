@@ -26,10 +26,11 @@ from octjepa.files import write_json
 from octjepa.model import VJEPA3D
 from octjepa.progress import set_quiet
 from octjepa.store import Store
+from octjepa.train.engine import take_step
 from octjepa.train.loop import pretrain
 from octjepa.train.optimizer import build_optimizer, update_target
 from octjepa.train.setup import shard
-from octjepa.train.step import accumulate, take_step
+from octjepa.train.step import accumulate
 
 from .learn import read_row
 from .settings import FULL, REHEARSAL, SMALLEST, Settings

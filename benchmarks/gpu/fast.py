@@ -22,11 +22,12 @@ from octjepa.files import read_json_lines
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe
 from octjepa.train.data import choose_cohort
+from octjepa.train.engine import take_step
 from octjepa.train.machine import loader_workers
 from octjepa.train.optimizer import build_optimizer, update_target
 from octjepa.train.plan import peak_bytes, plan
 from octjepa.train.setup import check_compiler
-from octjepa.train.step import accumulate, take_step
+from octjepa.train.step import accumulate
 from octjepa.views.cuts import DeviceLookup
 from octjepa.views.device_store import DeviceStore
 from octjepa.views.loader import Batch, training_batches

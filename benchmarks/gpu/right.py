@@ -26,9 +26,10 @@ from octjepa.files import read_json_lines
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe
 from octjepa.train import loop
+from octjepa.train.engine import take_step
 from octjepa.train.optimizer import build_optimizer, update_target
 from octjepa.train.plan import peak_bytes
-from octjepa.train.step import accumulate, take_step
+from octjepa.train.step import accumulate
 
 from .campaign import ROOT, Campaign, Figures, Step, kill, tensors_equal
 from .device import WaitCounter, driver_waits, forget, peak_memory, pinned

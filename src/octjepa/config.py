@@ -216,6 +216,8 @@ def with_earlier_defaults(stored: dict[str, Any]) -> dict[str, Any]:
     first = "stem" not in stored.get("model", {})
     for section, defaults in _BEFORE.items():
         recipe[section] = {**defaults, **recipe.get(section, {})}
+    if isinstance(recipe.get("machine"), dict):
+        recipe["machine"].pop("overlap", None)  # gradients were summed during the backward pass, with the same result
     if first:  # the versions without a choice of stems
         if recipe["model"].get("positions") != "sincos":
             recipe["model"].setdefault("rope_base", 10_000.0)

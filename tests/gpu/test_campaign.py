@@ -22,8 +22,9 @@ from benchmarks.gpu.wheels import applies, collect, name_of, needs_of
 
 from octjepa.doctor.checks import Check
 from octjepa.errors import UsageError
+from octjepa.train.engine import take_step
 from octjepa.train.optimizer import build_optimizer, update_target
-from octjepa.train.step import accumulate, take_step
+from octjepa.train.step import accumulate
 from synthetic import small_recipe
 
 CPU = torch.device("cpu")

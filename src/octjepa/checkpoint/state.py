@@ -1,6 +1,8 @@
-"""The state of a run, saved to and loaded from a checkpoint: weights, Adam moments, the number of updates done.
+"""The state that a training resumes from: weights, Adam moments, and the number of updates done.
 
-Nothing else is needed for an exact resume: order, masks and augmentation are functions of the update number.
+`snapshot` and `fill` copy the state of any network and its optimizer; pretraining and the supervised trainings
+(`octjepa.train.learner`) both use them. `save` and `load` add what a checkpoint of a pretraining records. Nothing else
+is needed for an exact resume: order, masks and augmentation are functions of the update number.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from octjepa.checkpoint.folder import read_manifest, read_tensors, write_folder
 from octjepa.checkpoint.location import MANIFEST, Location
@@ -21,18 +23,48 @@ from octjepa.recipe import Recipe
 
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimiser.safetensors"
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
-def snapshot(model: VJEPA3D, optimizer: torch.optim.AdamW) -> dict[str, dict[str, Tensor]]:
-    """Copies on the host of all that a checkpoint holds, by file: training may go on while they are written.
+def snapshot(network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+    """Copies on the host of weights and moments, by file: training may go on while they are written.
 
-    Where the model is sharded over ranks, every rank must call it; each gets the full tensors.
+    Where the network is sharded over ranks, every rank must call it; each gets the full tensors.
     """
-    tensors = {MODEL_FILE: model.state_dict(), OPTIMIZER_FILE: _moments(model, optimizer)}
+    moments = {
+        f"{kind}/{name}": value
+        for name, parameter in network.named_parameters()
+        if parameter in optimizer.state
+        for kind, value in optimizer.state[parameter].items()
+        if kind in MOMENTS
+    }
     return {
         file: {name: full_tensor(value).detach().to("cpu", copy=True) for name, value in content.items()}
-        for file, content in tensors.items()
+        for file, content in {MODEL_FILE: network.state_dict(), OPTIMIZER_FILE: moments}.items()
     }
+
+
+def fill(folder: Location, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Fills network and optimizer in place from the files of `snapshot` in `folder`.
+
+    Raises CheckpointError when a file is damaged, and RuntimeError, as torch does, when the weights are those of
+    another network.
+    """
+    network.load_state_dict(read_tensors(folder, MODEL_FILE))
+    parameters = dict(network.named_parameters())
+    for key, value in read_tensors(folder, OPTIMIZER_FILE).items():
+        kind, _, name = key.partition("/")
+        parameter = parameters[name]
+        on_host = kind == "step" and not skips_on_device(optimizer)
+        optimizer.state[parameter][kind] = value if on_host else value.to(parameter.device)
+
+
+def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer skips a step without help of the host (`found_inf`): torch's fused ones, and that of XLA.
+
+    Such an optimizer counts its steps on the device, too.
+    """
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def save(
@@ -77,13 +109,12 @@ def load(folder: Location, model: VJEPA3D, optimizer: torch.optim.AdamW, recipe:
             "Give the recipe it was made with, or start a new run with another --out."
         )
     try:
-        model.load_state_dict(read_tensors(folder, MODEL_FILE))
+        fill(folder, model, optimizer)
     except RuntimeError as error:
         raise WrongCheckpointError(
             f"checkpoint {folder} was made by a version whose {recipe.objective.name} is another network: go on with "
             f"that version, or start a new run with another --out ({str(error).splitlines()[-1].strip()})"
         ) from None
-    _fill_moments(read_tensors(folder, OPTIMIZER_FILE), model, optimizer)
     return manifest["update"], int(manifest.get("skipped_updates", 0))
 
 
@@ -110,20 +141,3 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
-
-
-def _moments(model: VJEPA3D, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
-    return {
-        f"{kind}/{name}": optimizer.state[parameter][kind]
-        for name, parameter in model.named_parameters()
-        if parameter in optimizer.state
-        for kind in ("exp_avg", "exp_avg_sq", "step")
-    }
-
-
-def _fill_moments(stored: dict[str, Tensor], model: VJEPA3D, optimizer: torch.optim.AdamW) -> None:
-    parameters = dict(model.named_parameters())
-    for key, value in stored.items():
-        kind, _, name = key.partition("/")
-        parameter = parameters[name]
-        optimizer.state[parameter][kind] = value.to(parameter.device)  # fused AdamW wants `step` there too

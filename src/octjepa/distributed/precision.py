@@ -136,12 +136,10 @@ def agree_on_precision(requested: str, read_recorded: Callable[[], str | None], 
     """`fp32` or `bf16` for a run, the same on every rank, which `runtime` computes in from now on.
 
     `requested` is the recipe's; `read_recorded` is called on rank 0 and returns what a run that resumes began with,
-    else None. Raises on every rank what it raises. `runtime.precision_reason` says why, on rank 0.
+    else None. Raises on every rank what it raises. `runtime.precision_reason` says why.
     """
-    chosen: list[str] = []
-    runtime.run_on_rank_zero(lambda: chosen.extend(_choose(requested, read_recorded(), runtime)))
-    precision, runtime.precision_reason = chosen or ("", "rank 0 chose it")
-    runtime.precision = str(runtime.broadcast_object(precision))
+    choice = runtime.run_on_rank_zero(lambda: _choose(requested, read_recorded(), runtime))
+    runtime.precision, runtime.precision_reason = choice
     return runtime.precision
 
 

@@ -10,22 +10,22 @@ import logging
 import os
 import resource
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from octjepa.distributed import xla
-from octjepa.distributed.overlap import GradientBuckets
 from octjepa.distributed.precision import AUTO, choose_precision
 from octjepa.errors import OctjepaError, UsageError
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 TIMEOUT = timedelta(minutes=10)  # a rank that sends nothing for so long is taken for dead
 HEARTBEAT_SECONDS = 60.0  # between two messages of a rank 0 that works while the others wait
 _BUSY = "busy"  # the message of rank 0 while it works
@@ -39,6 +39,13 @@ class RankZeroError(OctjepaError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(f"rank 0: {message}")
         self.exit_code = exit_code
+
+
+class _Outcome(NamedTuple, Generic[T]):
+    """What a function returned on rank 0, or the message and exit code of its error."""
+
+    result: T | None
+    failure: tuple[str, int] | None
 
 
 class Runtime:
@@ -56,7 +63,6 @@ class Runtime:
             choose_precision(AUTO, self.device) if precision == AUTO else (precision, "requested")
         )
         self.sharded = False  # whether FSDP2 shards the model over the ranks
-        self._buckets: GradientBuckets | None = None
         # torch.cuda has it, others may; it asks the driver, and never waits for the device
         self._utilisation = getattr(getattr(torch, self.device.type, None), "utilization", None)
 
@@ -93,28 +99,30 @@ class Runtime:
         _communicate(lambda: dist.all_gather_object(gathered, mine))
         return [text for texts_of_rank in gathered for text in texts_of_rank]
 
-    def run_on_rank_zero(self, function: Callable[[], object]) -> None:
-        """Calls `function` on rank 0 while the others wait. If it raises an OctjepaError, every rank raises one.
+    def run_on_rank_zero(self, function: Callable[[], T]) -> T:
+        """Calls `function` on rank 0 while the others wait, and returns its result on every rank.
 
-        It may take any time (a large checkpoint on its way to a bucket): a heartbeat tells the others that it works.
+        If it raises an OctjepaError, every rank raises one. The result has to be picklable. It may take any time (a
+        large checkpoint on its way to a bucket): a heartbeat tells the others that rank 0 still works.
         """
         if self.world_size == 1:
-            function()
-            return
+            return function()
+        outcome: _Outcome[T] | str = _BUSY
         error: OctjepaError | None = None
         if self.rank == 0:
             with _heartbeat():
                 try:
-                    function()
+                    outcome = _Outcome(function(), None)
                 except OctjepaError as raised:
-                    error = raised
-        outcome: Any = _BUSY
-        while outcome == _BUSY:
-            outcome = self.broadcast_object(None if error is None else (str(error), error.exit_code))
+                    error, outcome = raised, _Outcome(None, (str(raised), raised.exit_code))
+        sent = outcome
+        while not isinstance(outcome := self.broadcast_object(sent), _Outcome):
+            pass  # rank 0 still works
         if error is not None:
             raise error
-        if outcome is not None:
-            raise RankZeroError(*outcome)
+        if outcome.failure is not None:
+            raise RankZeroError(*outcome.failure)
+        return cast(T, outcome.result)
 
     def broadcast_object(self, value: Any) -> Any:
         """Returns rank 0's `value` on every rank."""
@@ -141,39 +149,12 @@ class Runtime:
             _communicate(lambda: dist.all_reduce(tensor))
         return tensor
 
-    def overlap(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """From now on gradients are summed during the backward passes that `open_gradients` precedes."""
-        if self.world_size > 1 and not self.sharded and self.device.type != "xla":  # FSDP2 and XLA have their own ways
-            self._buckets = GradientBuckets(parameters, _communicate)
-
-    def open_gradients(self, earlier: Sequence[Mapping[torch.nn.Parameter, Tensor]]) -> bool:
-        """The next backward pass gives this rank's last gradients, which are summed over the ranks as they come.
-
-        `earlier`: sums of the micro-batches before, added to them in turn from the last to the first. False where
-        gradients are not summed during the pass.
-        """
-        if self._buckets is not None:
-            self._buckets.open(earlier)
-        return self._buckets is not None
-
-    def send_zero_gradients(self) -> None:
-        """This rank has no gradients for the update; the others, which sum theirs during the pass, wait for it."""
-        if self._buckets is not None:
-            self._buckets.send_zeros()
-
-    def discard_gradients(self) -> None:
-        """Ends sums that `open_gradients` began and that no rank will use."""
-        if self._buckets is not None:
-            self._buckets.discard()
-
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Replaces every gradient by its sum over the ranks, several at once; ends the sums that are on their way.
+        """Replaces every gradient by its sum over the ranks, several at once.
 
-        For two ranks the sum is to the bit what one process adds; for more its order is the backend's.
+        It is called when all ranks agreed that each has its gradients, so that no rank waits for one that ran out of
+        memory (docs/decisions/0004). For two ranks the sum is to the bit what one process adds; for more its order is the backend's.
         """
-        if self._buckets is not None and self._buckets.is_open:
-            self._buckets.finish()
-            return
         if self.sharded or (self.world_size == 1 and not dist.is_initialized()):  # FSDP2 has summed them
             return
         if self.device.type == "xla":

@@ -73,6 +73,8 @@ def adamw(groups: list[dict[str, Any]], rate: float, betas: tuple[float, float])
     """
 
     class AdamW(_library("torch_xla.amp.syncfree").AdamW):  # type: ignore[misc]
+        _step_supports_amp_scaling = True  # torch's mark of an optimizer that obeys `found_inf`
+
         def step(self, closure: None = None) -> None:
             _complete(self)
             found_inf = getattr(self, "found_inf", None)

@@ -97,10 +97,8 @@ def embed_store(
                     shown.advance(len(parts[number]))
         _wait_for_all(runtime, job, len(parts))
         seconds = time.perf_counter() - started
-        counts: list[float] = []
         join = partial(_join, out, job, parts, rows, store, encoder, weights, leaked)
-        runtime.run_on_rank_zero(lambda: counts.extend(join()))
-        counts = runtime.broadcast_object(counts)
+        counts = runtime.run_on_rank_zero(join)
     computed = sum(len(parts[number]) for number in todo)
     figures: dict[str, Any] = {
         "rows": len(rows),

@@ -89,8 +89,6 @@ class MachineRecipe(Section):
     devices: Positive | None = machine(None)  # number of devices that the recipe is meant for; null: any
     # every device holds the whole model, or a shard of it (FSDP2; for models that do not fit on one device)
     parallel: Literal["replicated", "sharded"] = machine("replicated")
-    # gradients are summed over the devices during the backward pass, where a device takes its share at once
-    overlap: StrictBool = machine(True)
     micro_batch: Positive | None = machine(None)  # volumes a device takes at once; null: the whole share
     # processes that make samples; null: 0 on a CPU, else one less than the device's share of cores, at most 16
     loader_workers: Annotated[int, Field(ge=0)] | None = machine(None)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -132,41 +133,58 @@ def start_from(
 
     Raises UsageError (nothing to resume from, other data), CheckpointError (no checkpoint is whole).
     """
-    start = Start()
-    inherited: Iterable[str] = ()
-
-    def load(checkpoint: Location) -> tuple[int, int]:
-        nonlocal inherited
-        done = state.load(checkpoint, model, optimizer, recipe)
-        inherited = set(folder.read_manifest(checkpoint).get("trained_on", ())) - set(ids)
-        return done
-
-    def read() -> None:
-        nonlocal start, inherited
-        if resume:
-            if checkpoint_dir is None:
-                raise UsageError("checkpoint.dir is null, so this run wrote no checkpoint and cannot be resumed")
-            check_data(out, store, ids, recipe)
-            start = _newest(out, checkpoint_dir, load)
-            if read_summary(out) is None:
-                record_code_change(out, start.update)
-        if start.update == 0:  # a resumed run may have been stopped before its first checkpoint
-            inherited = start_weights(model, recipe) - set(ids)
-        own = store.table.loc[store.table["volume_id"].isin(ids), "sop_instance_uid"]
-        uids = {uid_key(uid) for uid in text_column(own) if uid}
-        start = replace(start, inherited=tuple(sorted({*inherited, *uids})))
-
-    runtime.run_on_rank_zero(read)
+    start = runtime.run_on_rank_zero(
+        lambda: _read_start(out, checkpoint_dir, store, ids, model, optimizer, recipe, resume)
+    )
     _broadcast_state(model, optimizer, runtime)
-    result: Start = runtime.broadcast_object(start)
-    return result
+    return start
 
 
-def _newest(out: Path, checkpoint_dir: Location, load: Callable[[Location], tuple[int, int]]) -> Start:
-    """The start from the newest whole checkpoint; `load` fills the model and returns the updates done and skipped."""
+def _read_start(
+    out: Path,
+    checkpoint_dir: Location | None,
+    store: Store,
+    ids: list[str],
+    model: VJEPA3D,
+    optimizer: torch.optim.AdamW,
+    recipe: Recipe,
+    resume: bool,
+) -> Start:
+    """`start_from` on rank 0."""
+    start = Start()
+    if resume:
+        if checkpoint_dir is None:
+            raise UsageError("checkpoint.dir is null, so this run wrote no checkpoint and cannot be resumed")
+        check_data(out, store, ids, recipe)
+        start = _newest(out, checkpoint_dir, partial(_load, model, optimizer, recipe))
+        if read_summary(out) is None:
+            record_code_change(out, start.update)
+    inherited = set(start.inherited)
+    if start.update == 0:  # a resumed run may have been stopped before its first checkpoint
+        inherited = set(start_weights(model, recipe))
+    own = store.table.loc[store.table["volume_id"].isin(ids), "sop_instance_uid"]
+    uids = {uid_key(uid) for uid in text_column(own) if uid}
+    return replace(start, inherited=tuple(sorted({*(inherited - set(ids)), *uids})))
+
+
+class _Loaded(NamedTuple):
+    """A checkpoint that was loaded: updates done, how many of them were skipped, and what it was trained on."""
+
+    update: int
+    skipped: int
+    trained_on: tuple[str, ...]
+
+
+def _load(model: VJEPA3D, optimizer: torch.optim.AdamW, recipe: Recipe, checkpoint: Location) -> _Loaded:
+    update, skipped = state.load(checkpoint, model, optimizer, recipe)
+    return _Loaded(update, skipped, tuple(folder.read_manifest(checkpoint).get("trained_on", ())))
+
+
+def _newest(out: Path, checkpoint_dir: Location, load: Callable[[Location], _Loaded]) -> Start:
+    """The start from the newest whole checkpoint, whose `trained_on` is inherited; `load` fills the model."""
     loaded = folder.load_newest(checkpoint_dir, load)
     if loaded is not None:
-        return _start_with_lines(out, *loaded)
+        return replace(_start_with_lines(out, loaded.update, loaded.skipped), inherited=loaded.trained_on)
     last = last_saved(out)
     if last is not None:
         raise UsageError(
@@ -200,40 +218,30 @@ def go_back(
     or going back did not help before.
     """
     first = min(volumes)
-    start = Start()
 
-    def read() -> None:
-        nonlocal start
-        known = (
-            []
-            if checkpoint_dir is None
-            else [
-                checkpoint
-                for checkpoint in folder.list_checkpoints(checkpoint_dir)
-                if folder.update_number(checkpoint) <= first
-            ]
-        )
-        if checkpoint_dir is None or not known:
+    def read() -> Start:
+        checkpoints = [] if checkpoint_dir is None else folder.list_checkpoints(checkpoint_dir)
+        earlier = [checkpoint for checkpoint in checkpoints if folder.update_number(checkpoint) <= first]
+        if checkpoint_dir is None or not earlier:
             raise OctjepaError(_cannot_go_back(first, "and there is no checkpoint before them"))
         if runtime.sharded:  # the shards on each rank stay as they are: the run ends, and a resume reads it
-            manifest = folder.read_manifest(known[-1])
+            manifest = folder.read_manifest(earlier[-1])
             update, skipped = int(manifest["update"]), int(manifest.get("skipped_updates", 0))
         else:
-            update, skipped = state.load(known[-1], model, optimizer, recipe)
+            update, skipped = state.load(earlier[-1], model, optimizer, recipe)
         before = _start_with_lines(out, update, skipped)
         if sum("left_out" in line for line in before.lines if line["update"] == update) >= _RETURNS:
             raise OctjepaError(
-                _cannot_go_back(first, f"for the {_RETURNS + 1}th time after {location_name(known[-1])}")
+                _cannot_go_back(first, f"for the {_RETURNS + 1}th time after {location_name(earlier[-1])}")
             )
         folder.remove_later(checkpoint_dir, update)
         excluded = dict.fromkeys([*before.excluded, *(name for names in volumes.values() for name in names)])
-        start = Start(update, skipped, tuple(excluded), before.lines)
+        return Start(update, skipped, tuple(excluded), before.lines)
 
-    runtime.run_on_rank_zero(read)
+    start = runtime.run_on_rank_zero(read)
     if not runtime.sharded:
         _broadcast_state(model, optimizer, runtime)
-    result: Start = runtime.broadcast_object(start)
-    return result
+    return start
 
 
 def _broadcast_state(model: VJEPA3D, optimizer: torch.optim.AdamW, runtime: Runtime) -> None:
@@ -247,7 +255,7 @@ def _broadcast_state(model: VJEPA3D, optimizer: torch.optim.AdamW, runtime: Runt
         return
     for parameter in (parameter for parameter in model.parameters() if parameter.requires_grad):
         moments = optimizer.state[parameter]
-        for kind in ("step", "exp_avg", "exp_avg_sq"):
+        for kind in state.MOMENTS:
             empty = torch.zeros((), device=parameter.device) if kind == "step" else torch.zeros_like(parameter)
             runtime.broadcast_tensor(moments.setdefault(kind, empty))
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from octjepa.checkpoint import state
 from octjepa.checkpoint.folder import load_newest, prune, read_manifest, read_tensors, write_folder
 from octjepa.checkpoint.location import Location
 from octjepa.errors import CheckpointError, WrongCheckpointError
@@ -18,13 +19,13 @@ from octjepa.train.adamw import AdamW
 from octjepa.train.guards import SKIPPED_IN_A_ROW, SpikeGuard
 
 STATES = "checkpoints"  # the folder of the states that a training resumes from
-_NETWORK, _MOMENTS, _BEST = "network.safetensors", "optimiser.safetensors", "best.safetensors"
+_BEST_FILE = "best.safetensors"
 _COUNTS = ("skipped", "best_update", "best_loss", "waited", "done")
 
 
 @dataclass(eq=False)
 class Learner:
-    """A network, the optimizer of its `parameters`, and its validation results so far.
+    """A network, its optimizer, and its validation results so far.
 
     updates: after so many it is done. patience: validations after update `patience_from` without a better loss, after
     which it is done earlier; None: never. spike_factor: as in pretraining; None: only gradients that are not finite are
@@ -36,7 +37,6 @@ class Learner:
     network: nn.Module
     optimizer: torch.optim.AdamW
     updates: int
-    parameters: list[nn.Parameter] = field(default_factory=list)
     patience: int | None = None
     patience_from: int = 0
     spike_factor: float | None = None
@@ -50,7 +50,6 @@ class Learner:
     best: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.parameters = self.parameters or list(self.network.parameters())
         self._skipped_in_a_row = 0
         self._guards = {start: SpikeGuard(self.spike_factor) for start in sorted({0, *self.guard_starts})}
 
@@ -145,13 +144,7 @@ def load_weights(network: nn.Module, tensors: dict[str, Tensor], folder: Any) ->
 
 def save_state(folder: Path, learner: Learner, fingerprint: str) -> None:
     """Writes `folder/step-<update>`, and keeps the state before it, should it be damaged. Raises CheckpointError."""
-    names: dict[Tensor, str] = {parameter: name for name, parameter in learner.network.named_parameters()}
-    moments = {
-        f"{kind}/{names[parameter]}": value
-        for parameter, state in learner.optimizer.state.items()
-        for kind, value in state.items()
-    }
-    tensors = {_NETWORK: host_weights(learner.network), _MOMENTS: moments, _BEST: learner.best}
+    tensors = state.snapshot(learner.network, learner.optimizer) | {_BEST_FILE: learner.best}
     about = {"kind": "state of a supervised training", "fingerprint": fingerprint}
     write_folder(folder, learner.update, tensors, about | {name: getattr(learner, name) for name in _COUNTS})
     prune(folder, 2)
@@ -163,24 +156,22 @@ def load_state(folder: Path, learner: Learner, fingerprint: str) -> int:
     A damaged state is reported, and the one before it taken. Raises CheckpointError (none is whole),
     WrongCheckpointError (a training of another fingerprint: other settings, weights or labels).
     """
-    return load_newest(folder, lambda state: _load_state(state, learner, fingerprint)) or 0
+    return load_newest(folder, lambda location: _load_state(location, learner, fingerprint)) or 0
 
 
-def _load_state(state: Location, learner: Learner, fingerprint: str) -> int:
+def _load_state(location: Location, learner: Learner, fingerprint: str) -> int:
     """Fills `learner` from a saved state and returns its update. Raises WrongCheckpointError: another fingerprint."""
-    about = read_manifest(state)
+    about = read_manifest(location)
     if about["fingerprint"] != fingerprint:
         raise WrongCheckpointError(
-            f"{state} was begun with another recipe, encoder, store or labels: give what it was begun with, or remove "
-            "the folder"
+            f"{location} was begun with another recipe, encoder, store or labels: give what it was begun with, or "
+            "remove the folder"
         )
-    weights, moments, best = (read_tensors(state, name) for name in (_NETWORK, _MOMENTS, _BEST))
-    load_weights(learner.network, weights, state)
-    parameters, fused = dict(learner.network.named_parameters()), learner.optimizer.defaults["fused"]
-    for key, value in moments.items():
-        kind, _, name = key.partition("/")
-        moved = value if kind == "step" and not fused else value.to(parameters[name].device)
-        learner.optimizer.state[parameters[name]][kind] = moved
+    best = read_tensors(location, _BEST_FILE)
+    try:
+        state.fill(location, learner.network, learner.optimizer)
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights of {location} do not fit their recipe: {error}") from None
     for name in _COUNTS:
         setattr(learner, name, about[name])
     learner.best, learner.update = best, int(about["update"])

@@ -28,6 +28,7 @@ from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.train.checkpointing import CheckpointWriter, go_back, write_checkpoint
 from octjepa.train.data import batch_shares
+from octjepa.train.engine import MicroBatcher, take_step
 from octjepa.train.guards import (
     FROZEN_AFTER,
     LEAK_CHECK_EVERY,
@@ -43,7 +44,7 @@ from octjepa.train.monitor import MonitorSet, run_monitor
 from octjepa.train.optimizer import learning_rate, momentum, set_learning_rate, update_target, warmup_updates
 from octjepa.train.run_folder import SUMMARY, read_summary, recorded_precision
 from octjepa.train.setup import Run, prepare_run
-from octjepa.train.step import MicroBatcher, accumulate, take_step
+from octjepa.train.step import PretrainingMemory, accumulate
 from octjepa.train.tracking import RunLogger, open_logger
 from octjepa.train.validate import summary_metrics, without_augmentation
 from octjepa.views.loader import Batch
@@ -140,7 +141,7 @@ class Trainer:
         self.frozen_target = FrozenTargetCheck(run.model)
         self.throughput = ThroughputMeter(recipe.train.global_batch)
         self.unreadable = UnreadableVolumes(run.out, len(run.training_ids), start.lines)
-        self.micro_batcher = MicroBatcher(recipe, run.runtime, run.micro_batch)
+        self.micro_batcher = MicroBatcher(run.runtime, run.micro_batch, PretrainingMemory(recipe))
         # the encoder that a checkpoint of now would be loaded as
         self.encoder = "student" if recipe.exported_encoder == "student" else "target"
         for line in start.lines:
@@ -159,14 +160,10 @@ class Trainer:
             if update == first or update % LEAK_CHECK_EVERY == 0:
                 check_leak(model, batch)
 
-            # Forward and backward, until the micro-batches fit into the memory of every rank; flags of all ranks.
-            while True:
-                step = partial(accumulate, model, batch, recipe_at_update(recipe, update, run.total), runtime, update)
-                values = self.micro_batcher.try_step(model, step, update)
-                flags = self.sync_flags(batch, out_of_memory=values is None, without_batch=failure is not None)
-                if flags.without_batch or not flags.out_of_memory:
-                    break
-                self.micro_batcher.reduce_micro_batch(model, update)
+            # Forward and backward, in micro-batches that fit into the memory of every rank; flags of all ranks.
+            step = partial(accumulate, model, batch, recipe_at_update(recipe, update, run.total), runtime, update)
+            agree = partial(self.sync_flags, batch, failure is not None)
+            values, flags = self.micro_batcher.run([model], step, agree, update)
             if values is None or flags.without_batch:
                 self.end_without_batch(update, failure)
 
@@ -178,7 +175,7 @@ class Trainer:
             update_target(model.target_encoder, model.context_encoder, ema_momentum, values["healthy"])
 
             # Log: the metrics of this update are on their way, those of the update before are written.
-            metrics.push(update, values, self.metrics_line(update, rate, ema_momentum, flags, batch))
+            metrics.push(update, [values], self.metrics_line(update, rate, ema_momentum, flags, batch))
             if update % LEAK_CHECK_EVERY <= FROZEN_AFTER or update - first <= FROZEN_AFTER:
                 self.frozen_target.check(model, ema_momentum)
             done = update + 1
@@ -226,7 +223,7 @@ class Trainer:
             return before, error
         return batch, None
 
-    def sync_flags(self, batch: Batch, out_of_memory: bool, without_batch: bool) -> StepFlags:
+    def sync_flags(self, batch: Batch, without_batch: bool, out_of_memory: bool) -> StepFlags:
         """What all ranks have to know before the step."""
         return sync_flags(
             self.run.runtime,
@@ -314,7 +311,6 @@ class Trainer:
     def end_without_batch(self, update: int, failure: OctjepaError | None) -> NoReturn:
         """Some rank has no batch: no rank takes `update`, and the run ends with a checkpoint and the cause."""
         runtime = self.run.runtime
-        runtime.discard_gradients()
         causes = runtime.all_gather([] if failure is None else [str(failure)])
         self.metrics.flush()
         if update > self.saved and not self.metrics.must_go_back:

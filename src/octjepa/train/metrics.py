@@ -1,7 +1,6 @@
 """Metrics of each update, from the device to metrics.jsonl, the spike guard and the loss alarm; and the throughput.
 
-Metrics are read one update late, when the device already has the next update: logging never makes it wait. Where the
-loop must know them at once, before a checkpoint or a validation, `MetricsBuffer.flush` reads what is on its way.
+Metrics are read one update late (`octjepa.train.engine.LateMetrics`), so that logging never makes the device wait.
 """
 
 from __future__ import annotations
@@ -9,14 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, NamedTuple, Self
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from octjepa.distributed.runtime import Runtime
 from octjepa.progress import Bar
+from octjepa.train.engine import LateMetrics
 from octjepa.train.guards import CollapseAlarms, SpikeGuard
 from octjepa.train.tracking import RunLogger
 
@@ -40,18 +36,8 @@ def slow_reading_message(idle: float, store: str, workers: int) -> str:
     )
 
 
-class _Pending(NamedTuple):
-    """Metrics of one update on their way to the host: `values` are valid after `copied`."""
-
-    update: int
-    names: list[str]
-    values: Tensor
-    copied: torch.Event | None
-    line: Mapping[str, Any]
-
-
-class MetricsBuffer:
-    """Writes a line for each update; a context manager that flushes at the end.
+class MetricsBuffer(LateMetrics):
+    """Writes the line of each pretraining update to metrics.jsonl; the spike guard and the loss alarm follow it.
 
     `skipped` counts the updates that were not taken; `must_go_back` is set by too many of them in a row. `volume_ids`
     gives the volumes of an update (from 0).
@@ -67,50 +53,30 @@ class MetricsBuffer:
         skipped: int,
         runtime: Runtime,
     ) -> None:
-        self._logger, self._guard, self._alarms, self._bar, self._volume_ids = (
-            logger, guard, alarms, progress, volume_ids,
-        )  # fmt: skip
-        self._runtime = runtime
+        super().__init__(runtime)
+        self._logger, self._guard, self._alarms = logger, guard, alarms
+        self._bar, self._volume_ids = progress, volume_ids
         self.skipped, self.must_go_back = skipped, False
-        self._pending: _Pending | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.flush()  # whatever ended the run, the line of its last whole update is kept
-
-    def push(self, update: int, metrics: Mapping[str, Tensor], line: Mapping[str, Any]) -> None:
-        """Starts copying the scalars `metrics` of `update` (from 0) to the host and writes the update before."""
-        packed = torch.stack([value.float() for value in metrics.values()])
-        values, copied = self._runtime.start_copy(packed)
-        before, self._pending = self._pending, _Pending(update, list(metrics), values, copied, line)
-        self._write(before)
-
-    def flush(self) -> None:
-        """Writes the update that is on its way."""
-        before, self._pending = self._pending, None
-        self._write(before)
 
     def go_back(self, skipped: int) -> None:
         """Drops what is on its way: the run continues from an earlier checkpoint, with `skipped` updates skipped."""
-        self._pending, self.must_go_back, self.skipped = None, False, skipped
+        self.discard()
+        self.must_go_back, self.skipped = False, skipped
 
-    def _write(self, pending: _Pending | None) -> None:
-        """Writes the line of an update whose metrics have arrived; the guard and the alarms follow it."""
-        if pending is None or self.must_go_back:  # updates after too many skipped ones will be taken back
+    def write(self, update: int, steps: list[dict[str, float]], about: Mapping[str, Any]) -> None:
+        """Writes the line of an update (from 0); `about` holds what the host knows of it."""
+        if self.must_go_back:  # updates after too many skipped ones will be taken back
             return
-        if pending.copied is not None:
-            pending.copied.synchronize()
-        values = dict(zip(pending.names, pending.values.tolist(), strict=True))
+        values = steps[0]
         healthy = bool(values.pop("healthy"))
-        self.must_go_back = self._guard.follow(pending.update, healthy, values["train/grad_norm"])
+        values["train/grad_norm"] = values.pop("grad_norm")
+        self.must_go_back = self._guard.follow(update, healthy, values["train/grad_norm"])
         self.skipped += not healthy
         self._alarms.follow_line(values)
-        line = {**values, **pending.line}
+        line = {**values, **about}
         if not healthy:
-            line["skipped"] = self._volume_ids(pending.update)
-        self._logger.write(pending.update + 1, line)
+            line["skipped"] = self._volume_ids(update)
+        self._logger.write(update + 1, line)
         self._bar.advance()
         self._bar.say(f"loss {values['train/loss']:.3f} cosine {values['train/cosine']:.3f}")
 

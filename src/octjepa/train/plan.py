@@ -28,6 +28,7 @@ from octjepa.objective.loss import training_loss
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.train.data import batch_shares
+from octjepa.train.engine import is_out_of_memory, take_step
 from octjepa.train.machine import choose_for_machine, compiles, describe_choices, loader_workers
 from octjepa.train.optimizer import (
     build_optimizer,
@@ -39,7 +40,7 @@ from octjepa.train.optimizer import (
     warmup_updates,
 )
 from octjepa.train.setup import check_compiler
-from octjepa.train.step import accumulate, is_out_of_memory, micro_batch_too_large, take_step
+from octjepa.train.step import accumulate, micro_batch_too_large
 from octjepa.views.loader import TrainingDataset, collate
 
 _FP32_BYTES = 4

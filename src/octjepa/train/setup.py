@@ -101,15 +101,10 @@ class Run:
             print_choices(runtime.device, runtime.precision, runtime.precision_reason, choices)
 
     def shard_and_compile(self) -> None:
-        """Shards the model over the ranks or overlaps their sums with the backward pass, and compiles its blocks.
-
-        Raises as `check_compiler`.
-        """
+        """Shards the model over the ranks, and compiles its blocks. Raises as `check_compiler`."""
         if self.recipe.machine.parallel == "sharded" and self.runtime.world_size > 1:
             self.model, self.optimizer = shard(self.model, self.optimizer, self.recipe, self.runtime)
             self.runtime.sharded = True
-        elif self.recipe.machine.overlap:
-            self.runtime.overlap(self.model.parameters())
         if compiles(self.recipe, self.runtime.device, self.total - self.start.update):
             check_compiler(self.runtime.device)
             self.model.compile_blocks()

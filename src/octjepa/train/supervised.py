@@ -1,27 +1,22 @@
 """The supervised training loop, which fine-tuning, the segmentation decoder and the probes share.
 
-An update: next batch, gradients in micro-batches, flags summed over the ranks, a clipped step, figures on their way to
-the host; then, where they are due, validation with early stopping, and a saved state. The figures of an update are
-read while the next one runs, so that no step waits for the device. A step whose loss or gradient is not finite, or
-whose gradient norm is a spike, changes nothing. Where memory runs out, every rank halves its micro-batch and takes the
-same batch again. A task computes its batches from the number of the update alone, so a training that resumes from a
-saved state has the weights of one that was never interrupted.
+`train_supervised` shows an update from top to bottom: next batch, forward and backward, flags of all ranks, optimizer
+step, log, validation with early stopping, saved state. Each part is `octjepa.train.engine`'s, as in pretraining. A task
+computes its batches only from the number of the update, so a training that resumes from a saved state has the weights
+of one that was never interrupted.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
-import torch
 from torch import Tensor
 
 from octjepa.distributed.runtime import Runtime
@@ -29,9 +24,9 @@ from octjepa.distributed.signals import Interrupted, StepFlags, StopRequest, sto
 from octjepa.errors import OctjepaError
 from octjepa.files import Journal, read_json_lines
 from octjepa.progress import Bar, bar
+from octjepa.train.engine import LateMetrics, MicroBatcher, MicroLoss, accumulate_gradients, take_step
 from octjepa.train.guards import SKIPPED_IN_A_ROW
 from octjepa.train.learner import STATES, Learner, load_state, save_state
-from octjepa.train.step import is_out_of_memory
 
 METRICS = "metrics.jsonl"
 _log = logging.getLogger(__name__)
@@ -101,39 +96,46 @@ def train_supervised(
     if folder is not None and len(learners) != 1:
         raise ValueError(f"{len(learners)} learners cannot share one folder of states")
     update = _resume(learners, runtime, folder, fingerprint)
-    micro_batch = settings.micro_batch
+    micro_batcher = MicroBatcher(runtime, settings.micro_batch, _SupervisedMemory())
     journal = Journal(folder / METRICS) if folder is not None and runtime.rank == 0 else None
     if journal is not None:
         journal.truncate(update)
     with (
         stop_request() if folder is not None else nullcontext(StopRequest()) as request,
         _progress(settings, update) as progress,
-        _LateFigures(settings, journal, runtime, progress) as figures,
+        _SupervisedMetrics(settings, journal, runtime, progress) as metrics,
     ):
         batches = task.batches(update)
         while active := [learner for learner in learners if not learner.done]:
+            # Next batch, with the learning rates and frozen layers of this update.
             values = task.begin_update(update)
             batch = next(batches)
-            losses, flags, micro_batch = _gradients(
-                task, active, batch, update, micro_batch, request.signal_number, runtime
-            )
-            steps = [
-                (learner, take_step(learner, loss, learner.norm_limit(update), settings.clip_norm, runtime))
-                for learner, loss in zip(active, losses, strict=True)
-                if loss is not None
-            ]
-            figures.push(update, steps, values)
+
+            # Forward and backward, in micro-batches that fit into the memory of every rank; flags of all ranks.
+            gradients = partial(_accumulate, task, active, batch, update)
+            agree = partial(_sync_flags, runtime, request, task.unreadable_count(batch))
+            sums, flags = micro_batcher.run([learner.network for learner in active], gradients, agree, update)
+            assert sums is not None  # every rank has a batch
+
+            # Optimizer step of each learner that has samples in the batch, unless its gradient is not finite or a spike.
+            trained = [(learner, losses) for learner, losses in zip(active, sums, strict=True) if losses]
+            steps = [_take_step(learner, losses, update, settings, runtime) for learner, losses in trained]
+
+            # Log: the metrics of this update are on their way, those of the update before are written.
+            metrics.push(update, steps, ([learner for learner, _ in trained], values))
             update += 1
             if flags.unreadable:
                 _log.warning("update %d: %d volumes could not be read, others stood in", update, flags.unreadable)
+
+            # Validation with early stopping; saved state.
             if update in settings.validations:
-                figures.settle()
+                metrics.flush()
                 _validate(task, active, update, journal, progress)
             for learner in active:
                 learner.update, learner.done = update, learner.done or update >= learner.updates
             ended = all(learner.done for learner in learners)
             if folder is not None and (ended or flags.stop_signal or update % settings.save_every == 0):
-                figures.settle()
+                metrics.flush()
                 runtime.run_on_rank_zero(partial(save_state, folder / STATES, learners[0], fingerprint))
             if flags.stop_signal and not ended:
                 raise Interrupted(
@@ -168,72 +170,29 @@ def _resume(learners: Sequence[Learner], runtime: Runtime, folder: Path | None, 
     return update
 
 
-def _gradients(
-    task: SupervisedTask[Any],
-    active: Sequence[Learner],
-    batch: Any,
-    update: int,
-    micro_batch: int,
-    signal_number: int,
-    runtime: Runtime,
-) -> tuple[list[Tensor | None], StepFlags, int]:
-    """(this rank's share of each learner's loss, what the ranks agreed on, the micro-batch that fits into memory)."""
-    while True:
-        losses: list[Tensor | None] | None = None
-        try:
-            losses = [_accumulate(task.losses(learner, batch, update, micro_batch)) for learner in active]
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-        flags = sync_flags(
-            runtime, signal_number=signal_number, out_of_memory=losses is None, unreadable=task.unreadable_count(batch)
+def _accumulate(
+    task: SupervisedTask[Any], active: Sequence[Learner], batch: Any, update: int, micro_batch: int
+) -> list[dict[str, Tensor]]:
+    """Leaves the gradient of each learner in its network; its loss, or nothing where the batch has no sample of it."""
+    return [
+        accumulate_gradients(
+            learner.network,
+            (MicroLoss(loss, {"loss": loss.detach()}) for loss in task.losses(learner, batch, update, micro_batch)),
         )
-        if losses is not None and not flags.out_of_memory:
-            return losses, flags, micro_batch
-        for learner in active:
-            learner.optimizer.zero_grad(set_to_none=True)
-        gc.collect()
-        if torch.accelerator.is_available():
-            torch.accelerator.empty_cache()
-        if micro_batch == 1:
-            raise OctjepaError(f"update {update + 1}: a single sample does not fit into memory: use a device with more")
-        micro_batch //= 2
-        _log.warning(
-            "out of memory at update %d: every rank now takes %d samples at once, and more often; the batch stays as "
-            "it is",
-            update + 1, micro_batch,
-        )  # fmt: skip
+        for learner in active
+    ]
 
 
-def _accumulate(terms: Iterator[Tensor]) -> Tensor | None:
-    """The sum of the terms, detached, after the gradient of each; None where there is no term."""
-    total: Tensor | None = None
-    for term in terms:
-        term.backward()
-        total = term.detach() if total is None else total + term.detach()
-    return total
+def _sync_flags(runtime: Runtime, request: StopRequest, unreadable: int, out_of_memory: bool) -> StepFlags:
+    """What all ranks have to know before the step."""
+    return sync_flags(runtime, signal_number=request.signal_number, out_of_memory=out_of_memory, unreadable=unreadable)
 
 
-def take_step(learner: Learner, loss: Tensor, norm_limit: float, clip_norm: float | None, runtime: Runtime) -> Tensor:
-    """Sums loss and gradients over the ranks, clips, and steps where both are finite and the norm is within its limit.
-
-    Returns [loss, gradient norm before clipping, 1 where the step was taken], on the device.
-    """
-    loss = runtime.sum_over_ranks(loss.clone())
-    parameters = [parameter for parameter in learner.parameters if parameter.grad is not None]
-    runtime.sum_gradients(parameters)
-    if clip_norm is None:
-        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-    else:
-        norm = torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
-    healthy = torch.isfinite(norm) & torch.isfinite(loss) & (norm <= norm_limit)
-    if learner.optimizer.defaults["fused"]:
-        learner.optimizer.found_inf = (~healthy).float()  # type: ignore[attr-defined] # read by step()
-        learner.optimizer.step()
-    elif bool(healthy):
-        learner.optimizer.step()
-    learner.optimizer.zero_grad(set_to_none=True)
-    return torch.stack([loss.float(), norm.float(), healthy.float()])
+def _take_step(
+    learner: Learner, losses: dict[str, Tensor], update: int, settings: LoopSettings, runtime: Runtime
+) -> dict[str, Tensor]:
+    limit = learner.norm_limit(update)
+    return take_step(learner.network, learner.optimizer, losses, runtime, settings.clip_norm, limit)
 
 
 def _validate(
@@ -251,48 +210,40 @@ def _validate(
     progress.say(f"val {sum(shown) / len(shown):.3f}" if shown else "")
 
 
-class _LateFigures:
-    """The figures of an update, read from the device while the next one runs, for the guard and the journal."""
+class _SupervisedMetrics(LateMetrics):
+    """Tells each learner of its update, and writes the journal's line."""
 
     def __init__(self, settings: LoopSettings, journal: Journal | None, runtime: Runtime, progress: Bar) -> None:
-        self._settings, self._journal, self._runtime, self._bar = settings, journal, runtime, progress
-        self._sent: tuple[int, list[Learner], Tensor | None, torch.Event | None, dict[str, Any]] | None = None
+        super().__init__(runtime)
+        self._settings, self._journal, self._bar = settings, journal, progress
 
-    def __enter__(self) -> Self:
-        return self
+    def write(self, update: int, steps: list[dict[str, float]], about: tuple[list[Learner], dict[str, Any]]) -> None:
+        """`about`: the learners that had samples, and what the journal holds of the update.
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with suppress(OctjepaError) if error is not None else nullcontext():
-            self.settle()  # whatever ended the training, the line of its last whole update is kept
-
-    def push(self, update: int, steps: Sequence[tuple[Learner, Tensor]], values: dict[str, Any]) -> None:
-        """Starts the figures of `steps` on their way to the host, and settles the update before."""
-        host, event = self._runtime.start_copy(torch.stack([step for _, step in steps])) if steps else (None, None)
-        before, self._sent = self._sent, (update, [learner for learner, _ in steps], host, event, values)
-        self._settle(before)
-
-    def settle(self) -> None:
-        """Reads what is on its way. Raises OctjepaError: too many updates in a row were skipped."""
-        before, self._sent = self._sent, None
-        self._settle(before)
-
-    def _settle(
-        self, sent: tuple[int, list[Learner], Tensor | None, torch.Event | None, dict[str, Any]] | None
-    ) -> None:
-        """Waits for the figures of an update, passes them to the learners and writes them into the journal."""
-        if sent is None:
-            return
-        update, learners, host, event, values = sent
-        if event is not None:
-            event.synchronize()
-        for learner, (loss, norm, healthy) in zip(learners, [] if host is None else host.tolist(), strict=True):
-            lost = learner.follow_update(update, bool(healthy), norm)
+        Raises OctjepaError: too many updates in a row were skipped.
+        """
+        learners, values = about
+        for learner, step in zip(learners, steps, strict=True):
+            healthy = bool(step["healthy"])
+            lost = learner.follow_update(update, healthy, step["grad_norm"])
             if self._journal is not None:
-                known = {"loss": loss, "grad_norm": norm} if healthy else {"skipped": True}
-                self._journal.append({"update": update + 1, **known, **values})
+                taken = {"loss": step["loss"], "grad_norm": step["grad_norm"]} if healthy else {"skipped": True}
+                self._journal.append({"update": update + 1, **taken, **values})
             if lost:
                 raise OctjepaError(
                     f"{learner.name}: {SKIPPED_IN_A_ROW} updates in a row without a finite gradient that is no spike: "
                     f"lower {self._settings.rates}"
                 )
         self._bar.advance()
+
+
+class _SupervisedMemory:
+    """What a supervised training says when memory runs out (`octjepa.train.engine.MemoryAdvice`)."""
+
+    def out_of_memory(self, micro_batch: int) -> str | None:
+        """A single sample cannot be divided."""
+        return "a single sample does not fit into memory: use a device with more" if micro_batch == 1 else None
+
+    def halved(self, micro_batch: int) -> str:
+        """The batch stays."""
+        return f"every rank now takes {micro_batch} samples at once, and more often; the batch stays as it is"

@@ -60,7 +60,7 @@ def test_a_stopped_tuning_says_143_and_goes_on_to_the_same_weights(alone, tune, 
     out, message = alone
     with monkeypatch.context() as patch:
         ending(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        with pytest.raises(Interrupted, match="stopped after update 5 of 8; its checkpoint is written") as stopped:
+        with pytest.raises(Interrupted, match="stopped after update 4 of 8; its checkpoint is written") as stopped:
             tune(tmp_path / "out", *QUICK)
     assert stopped.value.exit_code == 143
     resumed = tune(tmp_path / "out", *QUICK, resume=True)

@@ -166,22 +166,18 @@ def _finetune(
     theirs = isinstance(encoder, TunableExternal)
     frozen = network_hash(encoder.encoder) if theirs else weights_hash(encoder)
     found = ProbeResult()
-    prepared: list[TuningData] = []
-    ledgers: list[Ledger] = []
-    opened: list[TestSet] = []
 
-    def prepare() -> None:
-        ledgers.append(Ledger.of(labels, ledger_folder, COMMAND))
-        prepared.append(prepare_tuning_data(recipe, encoder, checkpoint, store, labels, targets, found, subgroups))
-        open_folder(out, recipe, encoder, frozen, store, prepared[0], runtime)
+    def prepare() -> tuple[Ledger, TuningData, dict[str, Any] | None]:
+        ledger = Ledger.of(labels, ledger_folder, COMMAND)
+        prepared = prepare_tuning_data(recipe, encoder, checkpoint, store, labels, targets, found, subgroups)
+        open_folder(out, recipe, encoder, frozen, store, prepared, runtime)
+        return ledger, prepared, read_results(out)
 
-    runtime.run_on_rank_zero(prepare)
-    finished = runtime.broadcast_object(read_results(out) if runtime.rank == 0 else None)
+    ledger, data, finished = runtime.run_on_rank_zero(prepare)
     if finished is not None:  # by a call of the same recipe, encoder and labels, as open_folder found
         runtime.run_on_rank_zero(lambda: _clean(out))  # a kill may have come in between
         _check_measured(subgroups, finished, out)
         return dict(finished)
-    data: TuningData = runtime.broadcast_object(prepared[0] if prepared else None)
     tuned = [_tune(data.name, encoder, out, recipe, data, store, runtime, found)]
     if recipe.scratch:
         untrained = encoder.untrained().to(runtime.device)
@@ -190,20 +186,19 @@ def _finetune(
         found.add_note(f"{data.name} is of another project: drop_path was not applied")
     table = _frozen_embeddings(checkpoint, store, frozen_path, frozen, data, runtime)
     used = _measured(data, tuned, table)
-    runtime.run_on_rank_zero(lambda: opened.append(data.evaluation.open_test_set(ledgers[0], used, found)))
+    test_set = runtime.run_on_rank_zero(lambda: data.evaluation.open_test_set(ledger, used, found))
     test = {run.name: (predict_split(run.network, data, store, "test", runtime), run.shifts) for run in tuned}
-    payload: list[dict[str, Any]] = []
 
-    def finish() -> None:
-        paired = evaluate(data, table, test, opened[0], found)
+    def finish() -> dict[str, Any]:
+        paired = evaluate(data, table, test, test_set, found)
         ours = {"val": (tuned[0].val, tuned[0].shifts), "test": test[data.name]}
         write_predictions(out / _PREDICTIONS, data, recipe.level, ours)
-        payload.append(_payload(data, found, paired, tuned[0].saved, out))
-        write_json(out / RESULTS, payload[0])
+        payload = _payload(data, found, paired, tuned[0].saved, out)
+        write_json(out / RESULTS, payload)
         _clean(out)
+        return payload
 
-    runtime.run_on_rank_zero(finish)
-    return dict(runtime.broadcast_object(payload[0] if payload else None))
+    return runtime.run_on_rank_zero(finish)
 
 
 @dataclass(frozen=True)
@@ -241,11 +236,8 @@ def _tune(
         found.add_note(f"{name}: nobody with labels in val, so nothing was chosen: the last weights stay")
     if runtime.rank == 0 and learner.skipped:
         found.add_note(f"{name}: {learner.skipped} updates without a finite gradient were skipped")
-    saved: list[Path] = []
-    runtime.run_on_rank_zero(
-        lambda: saved.append(save_tuned(folder / TUNED_FOLDER, network, recipe, data, shifts, update))
-    )
-    return _TunedRun(name, network, folder, val, shifts, saved[0] if saved else folder)
+    saved = runtime.run_on_rank_zero(lambda: save_tuned(folder / TUNED_FOLDER, network, recipe, data, shifts, update))
+    return _TunedRun(name, network, folder, val, shifts, saved)
 
 
 def _frozen_embeddings(

@@ -161,10 +161,9 @@ def train(
         trained["encoder"] = network
         groups += layer_decay_groups(network, decoder_recipe.lr, decoder_recipe.encoder_decay)
     head = DecoderHead(network, decoder, prior, recipe, blind)
-    parameters = [parameter for group in groups for parameter in group["params"]]
     task = DecoderTask(head, decoder_recipe, seed, volumes("train"), volumes("val"), groups)
     updates = decoder_recipe.updates
-    learner = Learner("decoder", trained, task.optimizer, updates, parameters)
+    learner = Learner("decoder", trained, task.optimizer, updates)
     settings = LoopSettings(
         "segment", updates, decoder_recipe.batch,
         {math.ceil(updates * part / _VALIDATIONS) for part in range(1, _VALIDATIONS + 1)}, clip_norm=1.0,
