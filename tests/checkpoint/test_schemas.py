@@ -27,8 +27,7 @@ from octjepa.recipe import Preprocessing
 from octjepa.store import Store
 from octjepa.store.contract import OLDEST_SCHEMA, SCHEMA_VERSION, contract_text
 from octjepa.store.index import COLUMNS, decode_labels
-from octjepa.train.run_folder import check_data, data_hash
-from synthetic import MemoryStore, small_recipe
+from synthetic import small_recipe
 
 
 @pytest.mark.parametrize(
@@ -158,17 +157,12 @@ def test_the_index_of_the_first_stores_is_read(tmp_path: Path) -> None:
     assert decode_labels(found) == {}
 
 
-def test_a_run_of_the_first_versions_goes_on(tmp_path: Path) -> None:
-    """Its run.json has no hash of the chunks: the contents alone are compared."""
+def test_a_stored_recipe_may_hold_a_key_that_no_longer_decides_anything() -> None:
+    """`machine.overlap` only said when gradients are summed, and is in the recipes of exported encoders."""
     recipe = small_recipe()
-    store = MemoryStore(recipe.preprocessing)
-    names = list(store.volumes)[:12]
-    about = {"data_hash": data_hash(store, names), "volumes": 12}
-    (tmp_path / "run.json").write_text(json.dumps(about))
-    check_data(tmp_path, store, names, recipe)
-    (tmp_path / "run.json").write_text(json.dumps(about | {"chunks_hash": "another"}))
-    with pytest.raises(UsageError, match="no longer holds the 12 training volumes"):
-        check_data(tmp_path, store, names, recipe)
+    stored = recipe.model_dump(mode="json")
+    stored["machine"]["overlap"] = True
+    assert stored_recipe(stored, "of the test") == recipe
 
 
 def test_a_stored_recipe_with_a_key_of_another_version_names_the_way_out() -> None:

@@ -115,7 +115,7 @@ def load(folder: Location, model: VJEPA3D, optimizer: torch.optim.AdamW, recipe:
             f"checkpoint {folder} was made by a version whose {recipe.objective.name} is another network: go on with "
             f"that version, or start a new run with another --out ({str(error).splitlines()[-1].strip()})"
         ) from None
-    return manifest["update"], int(manifest.get("skipped_updates", 0))
+    return manifest["update"], int(manifest["skipped_updates"])
 
 
 def read_recipe(folder: Location) -> Recipe:

@@ -153,7 +153,8 @@ class Runtime:
         """Replaces every gradient by its sum over the ranks, several at once.
 
         It is called when all ranks agreed that each has its gradients, so that no rank waits for one that ran out of
-        memory (docs/decisions/0004). For two ranks the sum is to the bit what one process adds; for more its order is the backend's.
+        memory (docs/decisions/0004). For two ranks the sum is to the bit what one process adds; for more its order is
+        the backend's.
         """
         if self.sharded or (self.world_size == 1 and not dist.is_initialized()):  # FSDP2 has summed them
             return

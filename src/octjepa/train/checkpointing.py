@@ -177,7 +177,7 @@ class _Loaded(NamedTuple):
 
 def _load(model: VJEPA3D, optimizer: torch.optim.AdamW, recipe: Recipe, checkpoint: Location) -> _Loaded:
     update, skipped = state.load(checkpoint, model, optimizer, recipe)
-    return _Loaded(update, skipped, tuple(folder.read_manifest(checkpoint).get("trained_on", ())))
+    return _Loaded(update, skipped, tuple(folder.read_manifest(checkpoint)["trained_on"]))
 
 
 def _newest(out: Path, checkpoint_dir: Location, load: Callable[[Location], _Loaded]) -> Start:
@@ -226,7 +226,7 @@ def go_back(
             raise OctjepaError(_cannot_go_back(first, "and there is no checkpoint before them"))
         if runtime.sharded:  # the shards on each rank stay as they are: the run ends, and a resume reads it
             manifest = folder.read_manifest(earlier[-1])
-            update, skipped = int(manifest["update"]), int(manifest.get("skipped_updates", 0))
+            update, skipped = int(manifest["update"]), int(manifest["skipped_updates"])
         else:
             update, skipped = state.load(earlier[-1], model, optimizer, recipe)
         before = _start_with_lines(out, update, skipped)

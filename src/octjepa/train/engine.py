@@ -1,7 +1,7 @@
-"""The training engine: what every training loop of octjepa calls, and no loop writes again.
+"""The training engine: the parts of an update that all training loops of octjepa share.
 
-`accumulate_gradients` takes the losses of micro-batches and leaves their gradient in the network. `MicroBatcher` runs it
-with a micro-batch that fits into the memory of every rank. `take_step` sums over the ranks, clips, and takes the
+`accumulate_gradients` takes the losses of micro-batches and leaves their gradient in the network. `MicroBatcher` runs
+it with a micro-batch that fits into the memory of every rank. `take_step` sums over the ranks, clips, and takes the
 optimizer step unless an update is unhealthy. `LateMetrics` reads the metrics of an update while the next one runs. The
 state that a training resumes from is written and read by `octjepa.checkpoint.state`.
 

@@ -124,9 +124,9 @@ def check_recipe(out: Path, recipe: Recipe) -> None:
 
 def check_data(out: Path, store: Store, volume_ids: Sequence[str], recipe: Recipe) -> None:
     """Raises UsageError when a resumed run would see other volumes than it began with, or the same in another form."""
-    started, chunks = _read_json(out / _RUN_FILE), chunks_hash(store, volume_ids, recipe)
-    # the first runs did not note the hash of their chunks
-    if started.get("data_hash") != data_hash(store, volume_ids) or started.get("chunks_hash", chunks) != chunks:
+    started = _read_json(out / _RUN_FILE)
+    hashes = data_hash(store, volume_ids), chunks_hash(store, volume_ids, recipe)
+    if (started.get("data_hash"), started.get("chunks_hash")) != hashes:
         raise UsageError(
             f"store {store.location} no longer holds the {started.get('volumes')} training volumes that run {out} "
             f"began with ({len(volume_ids)} now, or other contents): resume with that store, split as it was, or start "

@@ -80,8 +80,9 @@ class PretrainingMemory:
     def halved(self, micro_batch: int) -> str:
         """The value for the recipe."""
         return (
-            f"every rank now takes {micro_batch} volumes at once, and more often; the global batch stays "
-            f"{self.recipe.train.global_batch}. Put machine.micro_batch={micro_batch} into the recipe to start with that"
+            f"every rank now takes {micro_batch} volumes at once, and more often; the global batch "
+            f"stays {self.recipe.train.global_batch}. Put machine.micro_batch={micro_batch} into the recipe to start "
+            "with that"
         )
 
 

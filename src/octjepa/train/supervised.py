@@ -117,7 +117,7 @@ def train_supervised(
             sums, flags = micro_batcher.run([learner.network for learner in active], gradients, agree, update)
             assert sums is not None  # every rank has a batch
 
-            # Optimizer step of each learner that has samples in the batch, unless its gradient is not finite or a spike.
+            # Optimizer step of each learner with samples in the batch, unless its gradient is not finite or a spike.
             trained = [(learner, losses) for learner, losses in zip(active, sums, strict=True) if losses]
             steps = [_take_step(learner, losses, update, settings, runtime) for learner, losses in trained]
 
