@@ -28,7 +28,7 @@ def trained(tmp_path: Path) -> Path:
     model = VJEPA3D.from_recipe(recipe)
     ids = [row["volume_id"] for row in rows if row["split"] == "train"]
     tensors = state.snapshot(model, build_optimizer(model, recipe.train))
-    state.save(tmp_path / "run" / "checkpoints", 4, tensors, recipe, 0, ids)
+    state.save(tmp_path / "run" / "checkpoints", 4, tensors, state.Record(recipe, 0, ids))
     from octjepa.config import to_yaml
 
     (tmp_path / "run" / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")

@@ -117,16 +117,16 @@ except OctjepaError as error:
 told["refused_read"] = pretrain(recipe, store(recipe), out / "refused_read", resume=True)
 
 # rank 0 takes long over the checkpoint of a stopped run
-honest_save = loop.state.save
+honest_save = checkpointing.state.save
 def slow(*arguments):
     time.sleep(3)
     return honest_save(*arguments)
-loop.state.save, loop.accumulate = slow, stopping
+checkpointing.state.save, loop.accumulate = slow, stopping
 try:
     pretrain(recipe, store(recipe), out / "slow")
 except OctjepaError as error:
     told["slow"] = sorted(path.name for path in (out / "slow" / "checkpoints").glob("step-*"))
-loop.state.save, loop.accumulate = honest_save, right
+checkpointing.state.save, loop.accumulate = honest_save, right
 
 # a rank has another copy of the store
 other = MemoryStore(recipe.preprocessing, train=12 + 2 * rank, val=8 - 2 * rank)

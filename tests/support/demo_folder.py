@@ -109,7 +109,7 @@ def fill_run(path: Path) -> None:
     torch.manual_seed(0)
     model = VJEPA3D.from_recipe(recipe)
     tensors = state.snapshot(model, build_optimizer(model, recipe.train))
-    state.save(path / "checkpoints", 2, tensors, recipe, 0, ())
+    state.save(path / "checkpoints", 2, tensors, state.Record(recipe, 0, ()))
 
 
 def probe_of(low: float, high: float) -> dict[str, Any]:

@@ -59,7 +59,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from octjepa.errors import OctjepaError
-from octjepa.train import loop
+from octjepa.train import checkpointing, loop
 from octjepa.train.loop import pretrain
 from ranks import SIXTEEN, recipe_of
 from synthetic import MemoryStore

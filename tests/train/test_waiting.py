@@ -44,11 +44,11 @@ SLOW_SAVES = (
     + IMPATIENT
     + """
 runtime.TIMEOUT = timedelta(seconds=8)  # a busy machine starts two ranks seconds apart
-honest_save = loop.state.save
+honest_save = checkpointing.state.save
 def slow(*arguments):
     time.sleep(10)
     return honest_save(*arguments)
-loop.state.save = slow
+checkpointing.state.save = slow
 recipe = recipe_of(checkpoint={"every_updates": 3})
 pretrain(recipe, MemoryStore(recipe.preprocessing), out / "slow")
 """

@@ -8,6 +8,7 @@ is needed for an exact resume: order, masks and augmentation are functions of th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -67,30 +68,34 @@ def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
-def save(
-    parent: Location,
-    update: int,
-    tensors: Mapping[str, Mapping[str, Tensor]],
-    recipe: Recipe,
-    skipped_updates: int,
-    trained_on: Sequence[str],
-    score: float | None = None,
-    encoder: str = "target",
-) -> Location:
-    """Writes `tensors` of `snapshot` as `parent/step-<update>`; raises CheckpointError when disk or bucket refuses.
+@dataclass(frozen=True)
+class Record:
+    """What a checkpoint of a pretraining records with its weights.
 
-    `trained_on` are the ids (content hashes) of the training volumes, and the `uid_key` of those that have a UID: they
-    are stored with the weights, so that no encoder is tested on eyes it was trained on. `score` is the online probe's,
-    by which the best checkpoint is kept; `encoder` (target or student) the one that the checkpoint is loaded as.
+    recipe: that of the run. skipped_updates: how many were not taken. trained_on: ids (content hashes) of the training
+    volumes, and the `uid_key` of those that have a UID; they are stored with the weights, so that no encoder is tested
+    on eyes it was trained on. score: the online probe's, by which the best checkpoint is kept. encoder: the one that
+    the checkpoint is loaded as, target or student.
     """
+
+    recipe: Recipe
+    skipped_updates: int
+    trained_on: Sequence[str]
+    score: float | None = None
+    encoder: str = "target"
+
+
+def save(parent: Location, update: int, tensors: Mapping[str, Mapping[str, Tensor]], record: Record) -> Location:
+    """Writes `tensors` of `snapshot` as `parent/step-<update>`; raises CheckpointError when disk or bucket refuses."""
+    recipe = record.recipe
     about = {
         "science_hash": science_hash(recipe),
         "contract_hash": science_hash(recipe.preprocessing),
         "recipe": recipe.model_dump(mode="json"),
-        "skipped_updates": skipped_updates,
-        "trained_on": sorted(trained_on),
-        "score": score,
-        "encoder": encoder,
+        "skipped_updates": record.skipped_updates,
+        "trained_on": sorted(record.trained_on),
+        "score": record.score,
+        "encoder": record.encoder,
     }
     return write_folder(parent, update, tensors, about)
 

@@ -82,27 +82,35 @@ class CheckpointWriter:
             self._thread.join()
 
 
+def snapshot(model: VJEPA3D, optimizer: torch.optim.AdamW, runtime: Runtime) -> dict[str, dict[str, Tensor]]:
+    """`state.snapshot` on rank 0, which writes it; empty on the others. All ranks gather the shards of a model."""
+    return state.snapshot(model, optimizer) if runtime.rank == 0 or runtime.sharded else {}
+
+
 def write_checkpoint(
     out: Path,
     checkpoint_dir: Location,
     update: int,
     tensors: dict[str, dict[str, Tensor]],
-    recipe: Recipe,
-    skipped: int,
-    ids: list[str],
-    score: float | None,
-    encoder: str,
+    record: state.Record,
     logger: RunLogger,
     prune: bool,
 ) -> None:
     """What `CheckpointWriter` runs: saves `tensors` and, if `prune`, removes checkpoints that are too old."""
     logger.sync()  # a checkpoint is never ahead of the lines that a resume needs
-    state.save(checkpoint_dir, update, tensors, recipe, skipped, ids, score, encoder)
+    state.save(checkpoint_dir, update, tensors, record)
     location = child(checkpoint_dir, f"step-{update:08d}")
     record_saved(out, update, location)
     logger.checkpoint(update, location)
     if prune:
-        folder.prune(checkpoint_dir, recipe.checkpoint.keep_last, recipe.checkpoint.keep_every_updates)
+        kept = record.recipe.checkpoint
+        folder.prune(checkpoint_dir, kept.keep_last, kept.keep_every_updates)
+
+
+def best_checkpoint(checkpoint_dir: Location | None) -> str | None:
+    """The name of the checkpoint that the online probe scored best; None where there is none."""
+    best = None if checkpoint_dir is None else folder.best_checkpoint(checkpoint_dir)
+    return None if best is None else location_name(best)
 
 
 @dataclass(frozen=True)

@@ -9,25 +9,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from octjepa.checkpoint import folder, state
-from octjepa.checkpoint.location import location_name
-from octjepa.distributed.precision import agree_on_precision, with_precision
-from octjepa.distributed.runtime import distributed_context
+from octjepa.checkpoint.state import Record
 from octjepa.distributed.signals import Interrupted, StepFlags, StopRequest, stop_request, sync_flags
 from octjepa.errors import OctjepaError
-from octjepa.files import write_json
-from octjepa.locks import writer_lock
 from octjepa.objective.loss import recipe_at_update
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.store import Store
-from octjepa.train.checkpointing import CheckpointWriter, go_back, write_checkpoint
-from octjepa.train.data import batch_shares
+from octjepa.train.checkpointing import CheckpointWriter, best_checkpoint, go_back, snapshot, write_checkpoint
 from octjepa.train.engine import MicroBatcher, take_step
 from octjepa.train.guards import (
     FROZEN_AFTER,
@@ -42,13 +35,12 @@ from octjepa.train.guards import (
 from octjepa.train.metrics import MetricsBuffer, ThroughputMeter, slow_reading_message
 from octjepa.train.monitor import MonitorSet, run_monitor
 from octjepa.train.optimizer import learning_rate, momentum, set_learning_rate, update_target, warmup_updates
-from octjepa.train.run_folder import SUMMARY, read_summary, recorded_precision
-from octjepa.train.setup import Run, prepare_run
+from octjepa.train.run_folder import read_summary, write_summary
+from octjepa.train.setup import Run, started_run
 from octjepa.train.step import PretrainingMemory, accumulate
 from octjepa.train.tracking import RunLogger, open_logger
 from octjepa.train.validate import summary_metrics, without_augmentation
 from octjepa.views.loader import Batch
-from octjepa.views.workers import translate_worker_errors
 
 _log = logging.getLogger(__name__)
 
@@ -60,16 +52,11 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     data, a run in the way or being written), ContractError (store made otherwise), CheckpointError (resume failed, disk
     full), PretextAlarm (the task is broken) and Interrupted (a signal arrived; a checkpoint was written).
     """
-    with translate_worker_errors(), distributed_context() as runtime, ExitStack() as lock:
-        batch_shares(recipe, runtime.world_size)  # refuses a batch that these ranks cannot share, before they confer
-        runtime.run_on_rank_zero(lambda: lock.enter_context(writer_lock(out)))
-        recorded = partial(recorded_precision, out, resume)
-        recipe = with_precision(recipe, agree_on_precision(recipe.train.precision, recorded, runtime))
-        run = prepare_run(recipe, store, out, resume, runtime)
+    with started_run(recipe, store, out, resume) as run:
         if run.start.update == run.total:
-            finished = runtime.broadcast_object(read_summary(out) if run.is_writer else None)
+            finished = run.runtime.run_on_rank_zero(partial(read_summary, out))
             if finished is not None:
-                return dict(finished)
+                return finished
         run.print_choices()
         run.shard_and_compile()
         return _train(run)
@@ -95,9 +82,7 @@ def _train(run: Run) -> dict[str, Any]:
         result, centred = trainer.final_validation()
         runtime.run_on_rank_zero(writer.wait)
 
-    summary: dict[str, Any] = {}
-    if run.is_writer:
-        best = None if run.checkpoint_dir is None else folder.best_checkpoint(run.checkpoint_dir)
+    def summarise() -> dict[str, Any]:
         relative_dir = recipe.checkpoint.dir
         summary = {
             "updates": run.total,
@@ -110,11 +95,13 @@ def _train(run: Run) -> dict[str, Any]:
             **trainer.throughput.summary(),
             "skipped_updates": metrics.skipped,
             "alarms": alarms.tripped,
-            "best": None if best is None else location_name(best),
+            "best": best_checkpoint(run.checkpoint_dir),
             "checkpoint": None if relative_dir is None else f"{relative_dir.rstrip('/')}/step-{run.total:08d}",
         }
-        write_json(run.out / SUMMARY, summary)
-    return dict(runtime.broadcast_object(summary))
+        write_summary(run.out, summary)
+        return summary
+
+    return runtime.run_on_rank_zero(summarise)
 
 
 class Trainer:
@@ -281,13 +268,14 @@ class Trainer:
         self.saved = done
         if run.checkpoint_dir is None:
             return
-        tensors = state.snapshot(run.model, run.optimizer) if run.is_writer or run.runtime.sharded else {}
+        tensors = snapshot(run.model, run.optimizer, run.runtime)
         run.runtime.run_on_rank_zero(self.writer.wait)  # for the checkpoint before; every rank waits for rank 0
         if run.is_writer:
-            prune = not self.guard.skipped  # the run may have to go back to before the skipped updates
             seen = [*run.training_ids, *run.start.inherited]
-            about = (run.recipe, self.metrics.skipped, seen, score, self.encoder, self.logger, prune)
-            self.writer.start(partial(write_checkpoint, run.out, run.checkpoint_dir, done, tensors, *about))
+            record = Record(run.recipe, self.metrics.skipped, seen, score, self.encoder)
+            prune = not self.guard.skipped  # the run may have to go back to before the skipped updates
+            destination = run.out, run.checkpoint_dir
+            self.writer.start(partial(write_checkpoint, *destination, done, tensors, record, self.logger, prune))
 
     def go_back(self, done: int) -> int:
         """Too many updates in a row were skipped: loads the checkpoint before them, excludes their volumes, and returns

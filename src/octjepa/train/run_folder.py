@@ -134,6 +134,11 @@ def check_data(out: Path, store: Store, volume_ids: Sequence[str], recipe: Recip
         )
 
 
+def write_summary(out: Path, summary: Mapping[str, Any]) -> None:
+    """Writes the summary of a finished run."""
+    write_json(out / SUMMARY, summary)
+
+
 def read_summary(out: Path) -> dict[str, Any] | None:
     """The summary of a finished run; None while it is not finished."""
     return _read_json(out / SUMMARY) if (out / SUMMARY).is_file() else None

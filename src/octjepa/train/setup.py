@@ -7,14 +7,18 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from octjepa.checkpoint.location import Location, parse_location
-from octjepa.distributed.runtime import Runtime
+from octjepa.distributed.precision import agree_on_precision, with_precision
+from octjepa.distributed.runtime import Runtime, distributed_context
 from octjepa.errors import UsageError
+from octjepa.locks import writer_lock
 from octjepa.model import VJEPA3D
 from octjepa.model.blocks import Block
 from octjepa.recipe import Recipe
@@ -31,11 +35,12 @@ from octjepa.train.machine import (
     print_choices,
 )
 from octjepa.train.optimizer import build_optimizer, lr_curve, total_updates
-from octjepa.train.run_folder import chunks_hash, code_hash, data_hash, open_run
+from octjepa.train.run_folder import chunks_hash, code_hash, data_hash, open_run, recorded_precision
 from octjepa.train.validate import evaluate
 from octjepa.views.cuts import DeviceLookup
 from octjepa.views.device_store import DeviceStore
 from octjepa.views.loader import Batch, TrainingDataset, training_batches
+from octjepa.views.workers import translate_worker_errors
 
 _log = logging.getLogger(__name__)
 
@@ -108,6 +113,20 @@ class Run:
         if compiles(self.recipe, self.runtime.device, self.total - self.start.update):
             check_compiler(self.runtime.device)
             self.model.compile_blocks()
+
+
+@contextmanager
+def started_run(recipe: Recipe, store: Store, out: Path, resume: bool) -> Iterator[Run]:
+    """Joins the processes, locks the folder `out` on rank 0, and opens or resumes the run; raises as `pretrain`.
+
+    Inside the context, the death of a loader process is an OctjepaError that names its cause.
+    """
+    with translate_worker_errors(), distributed_context() as runtime, ExitStack() as lock:
+        batch_shares(recipe, runtime.world_size)  # refuses a batch that these ranks cannot share, before they confer
+        runtime.run_on_rank_zero(lambda: lock.enter_context(writer_lock(out)))
+        recorded = partial(recorded_precision, out, resume)
+        recipe = with_precision(recipe, agree_on_precision(recipe.train.precision, recorded, runtime))
+        yield prepare_run(recipe, store, out, resume, runtime)
 
 
 def prepare_run(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Runtime) -> Run:
