@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from octjepa.checkpoint import warm_start as warm_start_module
 from octjepa.checkpoint.warm_start import start_weights, warm_start
 from octjepa.cohort.recorded_scans import uid_key
 from octjepa.encoders import load_encoder
@@ -19,7 +20,7 @@ from octjepa.model import VJEPA3D
 from octjepa.model.encoder import Encoder
 from octjepa.model.vjepa2 import from_vjepa2, to_vjepa2, vjepa2_config
 from octjepa.recipe import Recipe
-from octjepa.train import checkpointing, loop
+from octjepa.train import loop
 from octjepa.train.loop import pretrain
 from octjepa.train.optimizer import update_target
 from synthetic import MemoryStore, small_recipe
@@ -250,13 +251,13 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_warm_again(
         with pytest.raises(KeyboardInterrupt):
             loop.pretrain(recipe, store, tmp_path / "run")
     warmed: list[str] = []
-    begin = checkpointing.start_weights
+    begin = warm_start_module.start_weights
 
     def noted(model: VJEPA3D, recipe: Recipe) -> frozenset[str]:
         warmed.append(recipe.name)
         return begin(model, recipe)
 
-    monkeypatch.setattr(checkpointing, "start_weights", noted)
+    monkeypatch.setattr(warm_start_module, "start_weights", noted)
     loop.pretrain(recipe, store, tmp_path / "run", resume=True)
     assert warmed == ["small"]
 

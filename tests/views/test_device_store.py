@@ -8,9 +8,9 @@ import torch
 from octjepa.checkpoint import folder
 from octjepa.errors import UsageError
 from octjepa.train.loop import pretrain
-from octjepa.train.machine import choose_data_on, compiles, loader_workers
+from octjepa.train.machine import choose_data_on, compiles, loader_workers, stored_bytes
 from octjepa.views.cuts import DeviceLookup, cut_batches, make_patches
-from octjepa.views.device_store import DeviceStore, stored_bytes
+from octjepa.views.device_store import DeviceStore
 from octjepa.views.loader import TrainingDataset, training_batches
 from synthetic import MemoryStore, small_recipe
 

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from octjepa.canonical.native_mapping import NativeMap
 from octjepa.config import science_hash
 from octjepa.errors import ContractError, UsageError
 from octjepa.files import Journal, write_atomic
@@ -64,6 +63,8 @@ from octjepa.volume import CanonicalVolume
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from octjepa.canonical.native_mapping import NativeMap
 
 SPLIT_NAMES = ("train", "val", "test")
 Storage = DiskStorage | BucketStorage  # where the files of a store are
@@ -265,6 +266,8 @@ class Store:
 
         Raises UsageError if the store has no such volume, DamagedVolume if its geometry cannot be read.
         """
+        from octjepa.canonical.native_mapping import NativeMap  # training needs no native geometry
+
         entries = self.table[self.table["volume_id"] == volume_id].to_dict("records")
         if not entries:
             raise UsageError(f"the store {self.location} has no volume {volume_id}")

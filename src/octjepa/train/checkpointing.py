@@ -20,7 +20,6 @@ from torch import Tensor
 
 from octjepa.checkpoint import folder, state
 from octjepa.checkpoint.location import Location, child, location_name
-from octjepa.checkpoint.warm_start import start_weights
 from octjepa.cohort.recorded_scans import uid_key
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import OctjepaError, UsageError
@@ -168,7 +167,10 @@ def _read_start(
         if read_summary(out) is None:
             record_code_change(out, start.update)
     inherited = set(start.inherited)
-    if start.update == 0:  # a resumed run may have been stopped before its first checkpoint
+    if start.update == 0 and (recipe.model.warm_start or recipe.objective.teacher):
+        # few runs start from other weights; a resumed run may have been stopped before its first checkpoint
+        from octjepa.checkpoint.warm_start import start_weights
+
         inherited = set(start_weights(model, recipe))
     own = store.table.loc[store.table["volume_id"].isin(ids), "sop_instance_uid"]
     uids = {uid_key(uid) for uid in text_column(own) if uid}

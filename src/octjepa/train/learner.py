@@ -15,8 +15,8 @@ from octjepa.checkpoint import state
 from octjepa.checkpoint.folder import load_newest, prune, read_manifest, read_tensors, write_folder
 from octjepa.checkpoint.location import Location
 from octjepa.errors import CheckpointError, WrongCheckpointError
-from octjepa.train.adamw import AdamW
 from octjepa.train.guards import SKIPPED_IN_A_ROW, SpikeGuard
+from octjepa.train.optimizer import AdamW
 
 STATES = "checkpoints"  # the folder of the states that a training resumes from
 _BEST_FILE = "best.safetensors"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 import os
 import shutil
 import sys
@@ -23,8 +24,6 @@ from octjepa.model.blocks import PLAIN_TOKENS, trains_by_plain_products
 from octjepa.objective.base import get_objective
 from octjepa.progress import is_quiet
 from octjepa.recipe import Recipe
-from octjepa.views.cuts import host_only
-from octjepa.views.device_store import stored_bytes
 
 MOST_WORKERS = 16
 COMPILE_FROM = 1000  # updates: building the blocks takes a minute or so
@@ -162,6 +161,18 @@ def choose_attention(recipe: Recipe, device: torch.device) -> Choice:
     if max(lengths) <= PLAIN_TOKENS:
         return Choice("plain products", found)
     return Choice(f"plain products up to {PLAIN_TOKENS} tokens, else scaled_dot_product_attention", found)
+
+
+def host_only(recipe: Recipe) -> str | None:
+    """Which of the recipe's augmentations only the host computes; None where there is none."""
+    views = recipe.views
+    names = ("rotation_degrees", "zoom", "blur", "speckle", "halves")
+    return next((f"views.{name}" for name in names if getattr(views, name)), None)
+
+
+def stored_bytes(recipe: Recipe, volumes: int) -> int:
+    """Bytes of the voxels of so many stored volumes."""
+    return volumes * math.prod(recipe.preprocessing.stored_size)
 
 
 def choose_data_on(recipe: Recipe, device: torch.device, volumes: int) -> Choice:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -37,10 +38,12 @@ from octjepa.train.machine import (
 from octjepa.train.optimizer import build_optimizer, lr_curve, total_updates
 from octjepa.train.run_folder import chunks_hash, code_hash, data_hash, open_run, recorded_precision
 from octjepa.train.validate import evaluate
-from octjepa.views.cuts import DeviceLookup
-from octjepa.views.device_store import DeviceStore
 from octjepa.views.loader import Batch, TrainingDataset, training_batches
 from octjepa.views.workers import translate_worker_errors
+
+if TYPE_CHECKING:
+    from octjepa.views.cuts import DeviceLookup
+    from octjepa.views.device_store import DeviceStore
 
 _log = logging.getLogger(__name__)
 
@@ -155,11 +158,6 @@ def prepare_run(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: 
     optimizer = build_optimizer(model, recipe.train)
     start = start_from(out, checkpoint_dir, store, training_ids, model, optimizer, recipe, runtime, resume)
     dataset.exclude(start.excluded)
-    on_device: DeviceStore | DeviceLookup | None = None
-    if choices["data_on"].value == "device":
-        on_device = DeviceStore(store, recipe, training_ids, runtime.device)
-    elif choices["data_on"].value == "patches":
-        on_device = DeviceLookup(runtime.device)
     return Run(
         recipe=recipe,
         store=store,
@@ -175,8 +173,23 @@ def prepare_run(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: 
         optimizer=optimizer,
         start=start,
         choices=choices,
-        on_device=on_device,
+        on_device=views_on_device(choices["data_on"].value, store, recipe, training_ids, runtime.device),
     )
+
+
+def views_on_device(
+    data_on: str, store: Store, recipe: Recipe, volume_ids: list[str], device: torch.device
+) -> DeviceStore | DeviceLookup | None:
+    """What makes views on the device, by the choice `data_on`; None where the host makes them."""
+    if data_on == "device":
+        from octjepa.views.device_store import DeviceStore  # only runs on a GPU need it
+
+        return DeviceStore(store, recipe, volume_ids, device)
+    if data_on == "patches":
+        from octjepa.views.cuts import DeviceLookup
+
+        return DeviceLookup(device)
+    return None
 
 
 def shard(

@@ -69,13 +69,6 @@ class CutBatch(NamedTuple):
         return self.batch._replace(context_view=context, target_view=target)
 
 
-def host_only(recipe: Recipe) -> str | None:
-    """Which of the recipe's augmentations only the host computes; None where there is none."""
-    views = recipe.views
-    names = ("rotation_degrees", "zoom", "blur", "speckle", "halves")
-    return next((f"views.{name}" for name in names if getattr(views, name)), None)
-
-
 def make_cut(volume: CanonicalVolume, recipe: Recipe, epoch: int) -> Cut:
     """The draw of a training sample; reads no voxel."""
     draw = draw_sample(volume, recipe, epoch)

@@ -19,11 +19,6 @@ from octjepa.views.cuts import CutBatch, cut_batches, make_cut
 from octjepa.views.loader import Batch, TrainingDataset
 
 
-def stored_bytes(recipe: Recipe, volumes: int) -> int:
-    """Bytes that so many stored volumes take."""
-    return volumes * int(np.prod(recipe.preprocessing.stored_size))
-
-
 class DeviceStore:
     """Stored volumes of `volume_ids` on `device`, each read when it is first needed."""
 
