@@ -178,7 +178,7 @@ def prepare_run(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: 
 
 
 def views_on_device(
-    data_on: str, store: Store, recipe: Recipe, volume_ids: list[str], device: torch.device
+    data_on: int | str, store: Store, recipe: Recipe, volume_ids: list[str], device: torch.device
 ) -> DeviceStore | DeviceLookup | None:
     """What makes views on the device, by the choice `data_on`; None where the host makes them."""
     if data_on == "device":
