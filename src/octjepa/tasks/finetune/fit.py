@@ -30,7 +30,7 @@ from octjepa.errors import OctjepaError, UsageError
 from octjepa.evaluate.label_fractions import TooFewLabelsError
 from octjepa.evaluate.measurements import MACRO
 from octjepa.evaluate.probe import ProbeResult
-from octjepa.evaluate.protocol import Ledger, TestSet
+from octjepa.evaluate.protocol import Ledger
 from octjepa.evaluate.results import Row, TunedChoice, TunedPaired, to_json
 from octjepa.evaluate.subgroups import SubgroupColumn
 from octjepa.files import write_json
