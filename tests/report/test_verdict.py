@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from octjepa.metrics.findings import Fault
 from octjepa.report.cohort import summarise_cohort
 from octjepa.report.contents import Contents, Training
 from octjepa.report.figures.curves import CHARTS, training_charts
@@ -44,7 +45,7 @@ def test_one_result_that_does_not_hold_is_enough(results: list[Headline], word: 
 
 def test_faults_alarms_and_a_loss_that_is_no_number_are_broken() -> None:
     for run, faults in (
-        (contents(line(1)), [{"kind": "leaked_person", "what": "two people are in two splits"}]),
+        (contents(line(1)), [Fault("leaked_person", "two people are in two splits")]),
         (contents(line(1), {"update": 2, "train/loss": float("nan")}), []),
         (contents(line(1), line(2, **{"monitor/lidar": 1.0, "alarms": {"rankme": "collapse"}})), []),
     ):

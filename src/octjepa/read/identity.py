@@ -168,7 +168,7 @@ def _without_personal_texts(header: HeaderFields, notes: list[str]) -> HeaderFie
     if not dropped:
         return header
     notes.append(f"personal_text_dropped={len(dropped)}")
-    return replace(header, **dropped)
+    return replace(header, **dropped)  # type: ignore[arg-type] # every name in it is a text field
 
 
 def identify(header: HeaderFields, path: PurePath, row: ManifestRow | None) -> Identity:

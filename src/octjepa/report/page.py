@@ -68,7 +68,7 @@ def render(contents: Contents) -> str:
     root = contents.root
     cohort = (sections["cohort"].values or {}).get("summary")
     results = headlines(contents, cohort)
-    shown_faults = [{**fault, "what": without_paths(fault["what"], root)} for fault in faults(contents, cohort)]
+    shown_faults = [replace(fault, what=without_paths(fault.what, root)) for fault in faults(contents, cohort)]
     return render_template(
         "report.html.j2",
         contents=contents,

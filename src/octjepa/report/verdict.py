@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from octjepa.metrics.findings import Fault
 from octjepa.report.contents import Contents
 from octjepa.report.headlines import Headline
 
@@ -23,7 +24,7 @@ class OverallVerdict:
 
 
 def overall_verdict(
-    contents: Contents, headlines: Sequence[Headline], faults: Sequence[Mapping[str, str]]
+    contents: Contents, headlines: Sequence[Headline], faults: Sequence[Fault]
 ) -> OverallVerdict | None:
     """Healthy, suspicious, broken or not known, from the results that the page shows below; None for a mere store.
 
@@ -33,11 +34,13 @@ def overall_verdict(
     """
     if contents.kind == "store":
         return None
-    broken = [f"{fault['what']}" for fault in faults]
+    broken = [fault.what for fault in faults]
     broken += _training_faults(contents)
     broken += [_reason(one) for one in headlines if one.title == "Files read" and one.verdict == "bad"]
     if broken:
-        return OverallVerdict("broken", "Do not use these figures before the following is mended.", tuple(broken))
+        return OverallVerdict(
+            "broken", "Do not use these results until the following problems are fixed.", tuple(broken)
+        )
     weak = [one for one in headlines if one.verdict in ("bad", "open")]
     if weak:
         sentence = "It ran as it should, but it does not show that what was learned is worth having."

@@ -84,7 +84,7 @@ class LeaderboardRow:
     trainings: list[Training]
     target: Target
     draws: Draws
-    people: list[str]
+    people: Sequence[str]
     _estimates: dict[str, list[Estimate]] = field(default_factory=dict)
 
     @cached_property

@@ -151,7 +151,11 @@ def _x(value: float, scale: tuple[float, float]) -> float:
 def _row(result: Row, chance: float | None, scale: tuple[float, float], ours: bool) -> ForestRow:
     figures = {"value": finite(result.value), "low": finite(result.low), "high": finite(result.high)}
     marks = _chance_line(chance, scale) + _interval(figures, scale, ours)
-    return ForestRow(replace(result, **figures), ours, _drawing(marks, "ours" if ours else "baseline"))
+    return ForestRow(
+        replace(result, value=figures["value"], low=figures["low"], high=figures["high"]),
+        ours,
+        _drawing(marks, "ours" if ours else "baseline"),
+    )
 
 
 def _chance_line(chance: float | None, scale: tuple[float, float]) -> str:
