@@ -78,8 +78,8 @@ def printable(text: str, limit: int = 20_000) -> str:
     Line ends and tabs stay.
     """
     text = text if len(text) <= limit else f"{text[:limit]} ... ({len(text) - limit:,} more characters)"
-    kept = "\n\t"
-    return "".join(one if one.isprintable() or one in kept else one.encode("unicode_escape", "replace").decode()
+    allowed = "\n\t"
+    return "".join(one if one.isprintable() or one in allowed else one.encode("unicode_escape", "replace").decode()
                    for one in text)  # fmt: skip
 
 

@@ -228,7 +228,7 @@ def assert_one_reason(*words: object) -> str:
 
 
 @pytest.mark.parametrize("bomb", YAML_BOMBS)
-def test_recipes_of_strangers_are_refused_with_the_file(tmp_path: Path, bomb: str) -> None:
+def test_recipes_from_outside_are_refused_with_the_file(tmp_path: Path, bomb: str) -> None:
     run = a_run(tmp_path / "run")
     (run / "recipe.yaml").write_text(YAML_BOMBS[bomb], encoding="utf-8")
     assert "recipe.yaml" in assert_one_reason("plan", run / "recipe.yaml")
@@ -269,7 +269,7 @@ def test_stored_recipes_of_a_wrong_form_are_refused(tmp_path: Path, content: str
 
 @pytest.mark.parametrize("name", ["run.json", "metrics.jsonl"])
 @pytest.mark.parametrize("bomb", JSON_BOMBS)
-def test_runs_of_strangers_are_refused_with_the_file(tmp_path: Path, name: str, bomb: str) -> None:
+def test_runs_from_outside_are_refused_with_the_file(tmp_path: Path, name: str, bomb: str) -> None:
     run = a_run(tmp_path / "run")
     (run / name).write_bytes(JSON_BOMBS[bomb] + b"\n" + b'{"update": 2}\n' * (name == "metrics.jsonl"))
     if name == "metrics.jsonl" and bomb == "nothing":
@@ -279,7 +279,7 @@ def test_runs_of_strangers_are_refused_with_the_file(tmp_path: Path, name: str, 
 
 @pytest.mark.parametrize("name", ["store.json", "volumes.parquet", "ignored.json"])
 @pytest.mark.parametrize("bomb", JSON_BOMBS)
-def test_stores_of_strangers_are_refused_with_the_file(tmp_path: Path, name: str, bomb: str) -> None:
+def test_stores_from_outside_are_refused_with_the_file(tmp_path: Path, name: str, bomb: str) -> None:
     store = store_of(tmp_path / "store", [index_entry(1)])
     from octjepa.ingest.source_flow import _FILE
 

@@ -24,17 +24,17 @@ from octjepa.errors import CheckpointError, OctjepaError, UsageError
 @pytest.fixture(autouse=True)
 def contacts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
     """Every address that anything tried to reach or to look up; none may be."""
-    asked: list[object] = []
+    contacts: list[object] = []
 
     def refuse(*words: Any) -> None:
-        asked.append(words[1:] or words)
+        contacts.append(words[1:] or words)
         raise ConnectionRefusedError("no network in this test")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket.socket, "connect_ex", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    yield asked
-    assert asked == []
+    yield contacts
+    assert contacts == []
 
 
 @pytest.fixture

@@ -102,8 +102,8 @@ def write_checkpoint(
     record_saved(out, update, location)
     logger.checkpoint(update, location)
     if prune:
-        kept = record.recipe.checkpoint
-        folder.prune(checkpoint_dir, kept.keep_last, kept.keep_every_updates)
+        settings = record.recipe.checkpoint
+        folder.prune(checkpoint_dir, settings.keep_last, settings.keep_every_updates)
 
 
 def best_checkpoint(checkpoint_dir: Location | None) -> str | None:

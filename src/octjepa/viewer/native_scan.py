@@ -143,9 +143,9 @@ class NativeScan:
 
 def _sector_notes(inside: Float[np.ndarray, " 9"], measured: Float[np.ndarray, " 9"], eye: str) -> list[str]:
     """Why sectors have no mean, one sentence for each reason. Shares are from 0 to 1."""
-    told = [bool(eye) or not name.endswith(("nasal", "temporal")) for name in SECTORS]
+    is_named = [bool(eye) or not name.endswith(("nasal", "temporal")) for name in SECTORS]
     beyond, missing = [], []
-    for name, share_inside, share_measured, known in zip(SECTORS, inside, measured, told, strict=True):
+    for name, share_inside, share_measured, known in zip(SECTORS, inside, measured, is_named, strict=True):
         name = name.replace("_", " ")
         if known and share_inside < MIN_COVERED:
             beyond.append(f"{name} ({share_inside:.0%} in the scan)")

@@ -285,9 +285,9 @@ def transformers_keys(config: Mapping[str, Any], where: str) -> dict[str, Any]:
             f"{where}: the key {shown(unknown[0])} is not read from a folder, because a key may fetch files or load "
             "code: remove it if the encoder does not need it"
         )
-    kept = {key: value for key, value in config.items() if key in _SHAPE_KEYS}
-    check_values(kept, where)
-    return {**kept, "model_type": kind}
+    shape = {key: value for key, value in config.items() if key in _SHAPE_KEYS}
+    check_values(shape, where)
+    return {**shape, "model_type": kind}
 
 
 def monai_arguments(network: str, arguments: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -219,8 +219,8 @@ def compare_with_strongest(rows: Sequence[LeaderboardRow]) -> list[RecipePaired]
         strongest = next((row for row in members if row.name == best), None)
         if strongest is not None:
             differences += [row.difference(strongest) for row in members if not is_baseline(row.name)]
-    kept = [one.name for one in fields(RecipePaired)]
-    return [RecipePaired(**{name: getattr(one, name) for name in kept}) for one in differences]
+    names = [one.name for one in fields(RecipePaired)]
+    return [RecipePaired(**{name: getattr(one, name) for name in names}) for one in differences]
 
 
 def training_details(

@@ -65,7 +65,7 @@ def _orientation(image: Image.Image) -> int:
     return orientation if orientation in range(1, 9) else 1
 
 
-def _upright(number: int, image: Image.Image) -> Image.Image:
+def _with_exif_orientation(number: int, image: Image.Image) -> Image.Image:
     """A picture turned as its EXIF orientation says. Raises VolumeRejected frames_broken."""
     try:
         return ImageOps.exif_transpose(image)
@@ -219,7 +219,7 @@ def read_images(folder: Path) -> RawScan:
                     yield number, _frame(number, image)
                 else:
                     notes.append("exif_orientation_applied")
-                    yield number, _frame(number, _upright(number, image))
+                    yield number, _frame(number, _with_exif_orientation(number, image))
 
     pictures = sum(Path(name).suffix.lower() in IMAGE_SUFFIXES and not name.startswith(".") for name in names)
     others = pictures - len(scan)
