@@ -45,6 +45,11 @@ _MODULES = {
 }
 
 
+def __dir__() -> list[str]:
+    """The public names, which are imported on first use."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'octjepa' has no attribute {name!r}")

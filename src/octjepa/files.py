@@ -10,6 +10,7 @@ import errno
 import fcntl
 import json
 import os
+import resource
 import shutil
 import stat
 import tempfile
@@ -25,6 +26,12 @@ _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
 
 
 def _write_error(error: OSError, path: Path) -> OctjepaError:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if error.errno == errno.EFBIG or (error.errno is None and limit != resource.RLIM_INFINITY):
+        return OctjepaError(
+            f"cannot write {path}: files may have at most {limit} bytes here; raise the limit (ulimit -f) and run the "
+            "same command again"
+        )
     # NumPy reports a short write without an error number.
     if error.errno in {errno.ENOSPC, errno.EDQUOT, None}:
         return OctjepaError(f"the disk is full while writing {path}; free some space and run the same command again")

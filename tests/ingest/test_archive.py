@@ -224,6 +224,10 @@ HOSTILE: dict[str, tuple[zipfile.ZipInfo, str]] = {
     "link": (entry("1001/link", stat.S_IFLNK | 0o777), "link"),
     "pipe": (entry("1001/pipe", stat.S_IFIFO | 0o666), "link"),
     "device": (entry("1001/device", stat.S_IFBLK | 0o666), "link"),
+    "control": (entry("a\x1b[2J.dcm"), "name_unsafe"),
+    "direction": (entry("a\u202emcd.exe"), "name_unsafe"),
+    "isolate": (entry("a\u2067b.dcm"), "name_unsafe"),
+    "option": (entry("folder/-rf"), "name_unsafe"),
     "long": (entry("n" * 300 + ".dcm"), "name_too_long"),
     "deep": (entry("d/" * 2000 + "a.dcm"), "name_too_long"),
 }

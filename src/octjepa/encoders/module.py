@@ -62,10 +62,15 @@ class VolumeEncoder(nn.Module):
 def prepare_volume(volume: str | Path | OCTVolume | CanonicalVolume, preprocessing: Preprocessing) -> CanonicalVolume:
     """Any volume by the contract `preprocessing`; one of a store as it is.
 
-    Raises VolumeRejected for a file that cannot be read.
+    Raises VolumeRejected for a file that cannot be read, UsageError for an array, which has no spacing.
     """
     if isinstance(volume, CanonicalVolume):
         return volume
+    if not isinstance(volume, str | Path | OCTVolume):
+        raise UsageError(
+            f"a volume is a path or an octjepa.OCTVolume, not {type(volume).__name__}: an array has no spacing. Use "
+            "octjepa.OCTVolume(pixels, spacing_mm=(slice, depth, column), provenance={}, person_id=..., device=...)"
+        )
     from octjepa.canonical.pipeline import canonicalise
     from octjepa.read.reader import read_volume
 

@@ -24,6 +24,7 @@ REFUSALS = {
     "path_escapes": "its name leads out of the target: absolute, with .., a drive letter or a backslash",
     "link": "a link or a special file, no regular file",
     "name_collides": "another member has this name, or one that differs in case or accents only",
+    "name_unsafe": "its name holds control characters or marks that turn the direction of text, or begins with -",
     "name_too_long": "its name, or a part of it, is longer than file systems allow",
     "encrypted": "encrypted: expand it with its password by the program that made it",
     "compression_unknown": "compressed by a method that is not read here",
@@ -32,6 +33,8 @@ REFUSALS = {
     "damaged": "its content is not what the archive's table promises",
     "other_file": "another file has its path: remove that one, or choose another target",
 }
+# Control characters, and the marks that change the direction of text: a name with them is shown as another name.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _METHODS = {ZIP_STORED, ZIP_DEFLATED, ZIP_BZIP2, ZIP_LZMA}
 _CALLED = {9: "Deflate64", 93: "Zstandard", 95: "XZ", 99: "AES"}
 _RATIO, _RATIO_FROM_BYTES = 200, 64 << 20  # noise of OCT halves at best; small tables and masks may shrink a lot
@@ -132,6 +135,8 @@ def _fault(info: ZipInfo, parts: Sequence[str]) -> tuple[str, str]:
         return "path_escapes", ""
     if kind not in {0, stat.S_IFREG}:
         return "link", ""
+    if _UNSAFE.search(name) or any(part.startswith("-") for part in parts):
+        return "name_unsafe", ""
     if any(len(part.encode()) > _NAME_BYTES for part in parts) or len(name.encode()) > _PATH_BYTES:
         return "name_too_long", ""
     if info.flag_bits & 0x1:

@@ -24,6 +24,8 @@ from octjepa.distributed import xla
 from octjepa.distributed.runtime import local_tensor
 from octjepa.recipe import ObjectiveRecipe, TrainRecipe
 
+_MOST_POINTS = 100_000  # updates at which a plan evaluates a schedule; a run of 100 million would take a minute
+
 
 class AdamW(torch.optim.AdamW):
     """torch's AdamW without the import of torch's compiler.
@@ -90,10 +92,20 @@ def learning_rate(update: int, total: int, train: TrainRecipe) -> float:
     return floor + (train.base_lr - floor) * (1.0 + math.cos(math.pi * share)) / 2.0
 
 
+def scheduled_updates(total: int, most: int = _MOST_POINTS) -> list[int]:
+    """The updates at which a schedule of `total` updates is evaluated: all, or at most about `most`, evenly spaced.
+
+    The first and the last update are always among them.
+    """
+    return sorted({*range(0, total, max(1, math.ceil(total / most))), total - 1})
+
+
 def lr_curve(train: TrainRecipe, total: int) -> list[float]:
-    """Learning rate of every update. Raises ValueError if it is not positive or rises after warm-up."""
-    curve = [learning_rate(update, total, train) for update in range(total)]
-    after = curve[warmup_updates(train, total) :]
+    """Learning rate of the `scheduled_updates`. Raises ValueError if it is not positive or rises after warm-up."""
+    warmup = warmup_updates(train, total)
+    updates = sorted({*scheduled_updates(total), max(0, warmup - 1)})  # the peak is at the end of the warm-up
+    curve = [learning_rate(update, total, train) for update in updates]
+    after = [rate for update, rate in zip(updates, curve, strict=True) if update >= warmup]
     if min(curve) <= 0 or any(later > earlier for earlier, later in pairwise(after)):
         raise ValueError("the learning rate is not positive, or rises after warm-up")
     return curve
@@ -116,8 +128,17 @@ def horizon_momentum(update: int, total: int, horizon: float) -> float:
 
 
 def random_start_share(total: int, recipe: ObjectiveRecipe) -> float:
-    """The weight that the random start still has in the target after `total` updates: the product of every m."""
-    return math.prod(momentum(update, total, recipe) for update in range(total))
+    """The weight that the random start still has in the target after `total` updates: the product of every m.
+
+    In runs with more than `_MOST_POINTS` updates, m is taken as constant between the updates where it is evaluated.
+    """
+    updates = scheduled_updates(total)
+    share = 1.0
+    for update, following in zip(updates, [*updates[1:], total], strict=True):
+        share *= momentum(update, total, recipe) ** (following - update)
+        if share == 0.0:
+            break
+    return share
 
 
 def cosine_momentum(update: int, total: int, base: float, final: float) -> float:
