@@ -12,10 +12,13 @@ import os
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octjepa.errors import UsageError
 from octjepa.metrics.findings import BASELINES
+
+if TYPE_CHECKING:
+    from octjepa.tasks.segmenter.scan_segmentation import SegmentedScans
 
 _FIGURE = {"value", "low", "high"}  # the keys of one, with its interval
 
@@ -132,6 +135,23 @@ def print_subgroups(scored: Sequence[Mapping[str, Any]], primary: Collection[str
             ]
     if len(lines) > 1:
         print_table(lines)
+
+
+def print_segmented(made: SegmentedScans, page: Path) -> None:
+    """Prints a line for each scan, its notes below it, the refused scans, and where the page is."""
+    lines: list[Sequence[str]] = [("scan", "eye", "central um", "intraretinal mm3", "subretinal mm3", "sub-RPE mm3")]
+    for one in made.scans:
+        central = one.thickness_um["central"]
+        volumes = ["-" if value is None else f"{value:.3f}" for value in one.fluid_mm3.values()]
+        lines.append((one.scan, one.eye or "-", "-" if central is None else f"{central:.0f}", *volumes))
+    if made.scans:
+        print_table(lines)
+    for one in made.scans:
+        for note in one.notes:
+            print(f"note on {one.scan}: {note}")
+    for refused in made.refused:
+        print(f"refused {refused.scan}: {refused.reason}: {refused.detail}; {refused.to_do}")
+    print(f"page  {page}", flush=True)
 
 
 def print_table(lines: Iterable[Sequence[str]]) -> None:

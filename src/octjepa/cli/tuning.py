@@ -20,9 +20,9 @@ from octjepa.cli.options import (
     Subgroups,
     Workers,
 )
-from octjepa.cli.output import check_output_folder, print_result, print_subgroups
+from octjepa.cli.output import check_output_folder, print_result, print_segmented, print_subgroups
 from octjepa.cli.root import app
-from octjepa.errors import TooManyLostError, UsageError
+from octjepa.errors import NothingReadError, TooManyLostError, UsageError
 
 
 @app.command()
@@ -150,46 +150,72 @@ def _segment(head: str, checkpoint: str | None, sources: list[str] | None, out: 
 
 @app.command()
 def segment(
-    recipe: Annotated[
-        str, typer.Argument(help="Name or path of a segmentation recipe; or the folder of a head to apply.")
+    scans: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SCAN...",
+            help="Scans: files, folders, globs or lists. Or a segmentation recipe with key=value, or a head's folder.",
+        ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder for the head and its results, or the segmentations.")],
-    overrides: Overrides = None,
-    checkpoint: Annotated[str | None, typer.Option("--from", help="The encoder: a run, step-* folder or file.")] = None,
-    store: Annotated[str | None, typer.Option("--store", help="The store: a folder, gs://... or s3://...")] = None,
-    labels: Annotated[
-        Path | None, typer.Option("--labels", help="Folder of label volumes; see docs/segment.md.")
+    out: Annotated[Path, typer.Option("--out", help="Folder for the results.")],
+    checkpoint: Annotated[
+        str | None, typer.Option("--from", help="With a recipe or head: the encoder, a run, step-* folder or file.")
     ] = None,
-    classes: Annotated[str | None, typer.Option("--classes", help="Comma-separated; default: all named ones.")] = None,
+    store: Annotated[
+        str | None, typer.Option("--store", help="With a recipe: the store, a folder, gs://... or s3://...")
+    ] = None,
+    labels: Annotated[
+        Path | None, typer.Option("--labels", help="With a recipe: folder of label volumes; see docs/segment.md.")
+    ] = None,
+    classes: Annotated[
+        str | None, typer.Option("--classes", help="With a recipe: comma-separated; default: all named ones.")
+    ] = None,
     scan: Annotated[list[Path] | None, typer.Option("--scan", help="A scan to apply a head to; repeatable.")] = None,
     form: Annotated[
         Literal["nifti", "dicom", "both"],
         typer.Option("--format", help="Format of the segmentations, which have the scan's geometry."),
     ] = "both",
+    spacing: Spacing = None,
+    max_lost: MaxLost = 0.2,
     ledger: Ledger = None,
     allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Segments layers and lesions. Trains and evaluates a head on an encoder, or applies a head to whole scans."""
+    """Segments layers and fluid of any scan with the packaged network; writes files, tables, pictures and a page.
+
+    With a recipe instead of scans: trains and evaluates a head on an encoder. With the folder of a head: applies it.
+    """
     from octjepa.tasks.segment.folder import is_head
 
     check_output_folder(out)
-    if is_head(recipe):
+    first, *overrides = scans
+    forms: tuple[Literal["nifti", "dicom"], ...] = ("nifti", "dicom") if form == "both" else (form,)
+    of_recipe = {"--from": checkpoint, "--store": store, "--labels": labels, "--classes": classes, "--ledger": ledger}
+    head = is_head(first)
+    if not head and not _names_recipe(first, any(value is not None for value in of_recipe.values())):
+        if scan:
+            raise UsageError("--scan is for a head; name the scans as arguments: octjepa segment SCAN... --out DIR")
+        _segment_scans(scans, out, forms, spacing, max_lost, as_json)
+        return
+    if spacing is not None:
+        raise UsageError(
+            "--spacing is for scans; a recipe takes the spacing of its --store, and a head that of each file"
+        )
+    if head:
         from octjepa.tasks.segment.predict import segment_scans
 
         if any(option is not None for option in (store, labels, classes, ledger)) or overrides:
             raise UsageError(
                 "a head is applied to --scan files as it is: --store, --labels, --classes, --ledger make a new one"
             )
-        forms: tuple[Literal["nifti", "dicom"], ...] = ("nifti", "dicom") if form == "both" else (form,)
-        print_result(segment_scans(recipe, checkpoint, scan or [], out, forms), as_json)
+        print_result(segment_scans(first, checkpoint, scan or [], out, forms), as_json)
         return
     from octjepa.store import Store
     from octjepa.tasks.segment.fit import segment_store
     from octjepa.tasks.segment.recipe import load_recipe
 
-    settings = load_recipe(recipe, overrides or ())
+    settings = load_recipe(first, overrides)
     if checkpoint is None or store is None or labels is None:
         lacking = {"--from": checkpoint, "--store": store, "--labels": labels}
         raise UsageError(f"to make a head, give {', '.join(name for name, value in lacking.items() if value is None)}")
@@ -201,3 +227,50 @@ def segment(
         made if as_json else {key: made[key] for key in ("faults", "metrics", "checkpoint", "etdrs", "figure", "notes")}
     )
     print_result(shown, as_json)
+
+
+def _names_recipe(first: str, has_recipe_options: bool) -> bool:
+    """Whether the first argument of `segment` is a recipe. Raises UsageError: neither a recipe nor a path."""
+    from octjepa import remote
+    from octjepa.tasks.segment.recipe import RECIPES
+
+    if first in RECIPES.names() or first.lower().endswith((".yaml", ".yml")):
+        return True
+    is_path = Path(first).exists() or remote.is_remote(first) or set(first) & set("*?[")
+    if has_recipe_options:  # a recipe was meant: `load_recipe` says which there are
+        return True
+    if not is_path:
+        raise UsageError(
+            f"no file or folder at {first}, and no segmentation recipe of that name (there are "
+            f"{', '.join(RECIPES.names())}): name scans, a folder of scans or a recipe"
+        )
+    return False
+
+
+def _segment_scans(
+    sources: list[str],
+    out: Path,
+    forms: tuple[Literal["nifti", "dicom"], ...],
+    spacing: str | None,
+    max_lost: float,
+    as_json: bool,
+) -> None:
+    """`octjepa segment SCAN...`: the packaged network."""
+    from octjepa.read.reader import parse_spacing
+    from octjepa.report.segmented_scans import write_page
+    from octjepa.tasks.segmenter.scan_segmentation import segment_sources
+
+    made = segment_sources(sources, out, forms, None if spacing is None else parse_spacing(spacing))
+    page = write_page(made, out)
+    payload = {**made.as_dict(), "page": str(page)}
+    if as_json:
+        print_result(payload, as_json)
+    else:
+        print_segmented(made, page)
+    lost = made.lost_share
+    if not made.scans:
+        raise NothingReadError(f"none of {len(made.refused)} scans could be segmented: {page} says why", payload)
+    if lost > max_lost:
+        raise TooManyLostError(
+            f"{lost:.0%} of the scans were refused, more than --max-lost {max_lost:.0%}: {page} says why", payload
+        )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 
 from octjepa.files import write_atomic
 from octjepa.tasks.segment.label_files import UNLABELLED
@@ -53,13 +53,21 @@ def thickness_um(codes: UInt8[np.ndarray, "N R C"], classes: int, depth_mm: floa
 def sector_index(shape: tuple[int, int], spacing_mm: tuple[float, float], scan: ScanOrientation) -> np.ndarray:
     """Index in SECTORS of each A-scan [N, C], -1 outside the grid; without the eye nasal and temporal are -2."""
     up, nasal = scan.signs
-    v = up * (np.arange(shape[0]) * spacing_mm[0] - scan.centre_mm[0])[:, None]
-    u = nasal * (np.arange(shape[1]) * spacing_mm[1] - scan.centre_mm[1])[None, :]
+    v = up * (np.arange(shape[0]) * spacing_mm[0] - scan.centre_mm[0])
+    u = nasal * (np.arange(shape[1]) * spacing_mm[1] - scan.centre_mm[1])
+    return sector_at(v, u, bool(scan.eye))
+
+
+def sector_at(
+    up_mm: Float[np.ndarray, " N"], nasal_mm: Float[np.ndarray, " C"], eye_known: bool
+) -> Int[np.ndarray, "N C"]:
+    """Index in SECTORS at distances from the centre, towards superior and nasal; -1 and -2 as in `sector_index`."""
+    v, u = up_mm[:, None], nasal_mm[None, :]
     radius = np.hypot(u, v)
     quarter = np.where(np.abs(v) >= np.abs(u), np.where(v >= 0, 0, 2), np.where(u >= 0, 1, 3))
     ring = np.digitize(radius, RADII_MM)  # 0 centre, 1 and 2 the rings, 3 outside
     sector = np.select([ring == 0, ring == 3], [0, -1], 1 + 4 * (ring - 1) + quarter)
-    if not scan.eye:
+    if not eye_known:
         sector[(sector > 0) & (quarter % 2 == 1)] = -2
     return sector
 

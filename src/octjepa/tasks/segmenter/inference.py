@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -99,8 +99,8 @@ class Segmenter:
         self.network = network.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.calibration = calibration or Calibration()
 
-    def segment(self, volume: OCTVolume | str | Path) -> Segmentation:
-        """Segments a volume or the scan in a file.
+    def segment(self, volume: OCTVolume | str | Path, advance: Callable[[int], None] | None = None) -> Segmentation:
+        """Segments a volume or the scan in a file. `advance` is called with the number of B-scans that are done.
 
         B-scans are taken alone in radial and circle scans, and where the positions of B-scans are uncertain.
         Raises OctjepaError as `predict` does, and VolumeRejected for a file that is not an OCT scan.
@@ -108,7 +108,7 @@ class Segmenter:
         if not isinstance(volume, OCTVolume):
             volume = read_volume(volume)
         alone = volume.pattern in ("radial", "circle") or "slice" in volume.uncertain
-        return self.predict(volume.pixels, volume.spacing_mm, volume.slice_positions_mm, sparse=alone)
+        return self.predict(volume.pixels, volume.spacing_mm, volume.slice_positions_mm, alone, advance)
 
     def predict(
         self,
@@ -116,6 +116,7 @@ class Segmenter:
         spacing_mm: tuple[float, float, float],
         slice_positions_mm: Float[np.ndarray, " D"] | None = None,
         sparse: bool = False,
+        advance: Callable[[int], None] | None = None,
     ) -> Segmentation:
         """Segments a scan with spacing (slice, depth, column) in mm.
 
@@ -133,6 +134,8 @@ class Segmenter:
                 index = np.arange(start, min(start + _BATCH, len(pixels)))
                 logits = _logits(network, _stacked(images, near, index), self.calibration.flip)
                 out.fill(index, logits, shape, spacing_mm[1], self.calibration)
+                if advance is not None:
+                    advance(int(index[-1]) + 1)
         return Segmentation(out.boundaries, out.error_um, out.classes, out.fluid, out.confidence, spacing_mm)
 
 

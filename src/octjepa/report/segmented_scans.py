@@ -1,0 +1,31 @@
+"""The page of `octjepa segment SCAN...`: every scan with its picture, tables and notes in one self-contained file."""
+
+from __future__ import annotations
+
+import base64
+from importlib.metadata import version
+from pathlib import Path
+
+from octjepa.files import write_atomic
+from octjepa.report.html import render_template
+from octjepa.tasks.segment.thickness import SECTORS
+from octjepa.tasks.segmenter.scan_segmentation import SegmentedScans
+
+
+def write_page(made: SegmentedScans, out: Path) -> Path:
+    """Writes `index.html` into `out`; the pictures are embedded, so the file can be passed on alone."""
+    pictures = {
+        one.scan: "data:image/png;base64," + base64.b64encode(Path(one.files["picture"]).read_bytes()).decode()
+        for one in made.scans
+    }
+    page = render_template(
+        "segmented_scans.html.j2",
+        made=made,
+        pictures=pictures,
+        sectors=SECTORS,
+        files={one.scan: {kind: Path(path).name for kind, path in one.files.items()} for one in made.scans},
+        version=version("octjepa"),
+    )
+    path = out / "index.html"
+    write_atomic(path, lambda file: file.write(page.encode()))
+    return path

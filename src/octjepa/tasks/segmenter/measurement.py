@@ -1,0 +1,315 @@
+"""Thickness per ETDRS sector and fluid volumes of a segmented scan, with notes where they should not be trusted.
+
+In: an `OCTVolume`, its `Segmentation`, and the notes and quality that preparation of the scan gives. Out: a
+`Measurement`. Every B-scan stands for half of the gap to each neighbour, so uneven rasters are weighted by area. A
+sector of which less than half is covered has no value. Radial, circle and line scans have neither sectors nor volumes,
+because their B-scans do not sample an area evenly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from octjepa.canonical.pipeline import SPARSE_FRAMES, SPARSE_GAP_MM
+from octjepa.canonical.plausibility import DOUBTFUL_NOTE
+from octjepa.notes import SPARSE_NOTE
+from octjepa.phantom.random_scene import CLASSES
+from octjepa.tasks.segment.thickness import MIN_AREA_SHARE, SECTORS, ScanOrientation, sector_areas_mm2, sector_at
+from octjepa.tasks.segmenter.fovea import ScanCentre, find_centre
+from octjepa.tasks.segmenter.inference import NEIGHBOUR_MM, Segmentation
+from octjepa.volume import OCTVolume
+
+# Name, upper and lower boundary (index in BOUNDARIES). The first is the total thickness.
+LAYERS: Final = (
+    ("retina", 0, 7), ("rnfl", 0, 1), ("gcl_ipl", 1, 2), ("inl", 2, 3), ("opl", 3, 4), ("onl_is", 4, 5), ("os", 5, 6),
+    ("rpe", 6, 7),
+)  # fmt: skip
+# Of 450 training scenes (`draw_scene(424242, k, ranges, 3)`, ranges as is, moderate, strong in turn): 0.5 and 99.5 %
+# of the thinnest and thickest 1 mm of a B-scan, and 99 % of the area of each class in a B-scan per mm of its width.
+PHANTOM_THICKNESS_UM: Final = (140.0, 715.0)
+PHANTOM_FLUID_UM: Final = {"intraretinal_fluid": 110.0, "subretinal_fluid": 49.0, "sub_rpe": 12.0}
+_UNKNOWN_UM: Final = 60.0  # an A-scan whose ILM or Bruch's membrane is expected to be this far off is not measured
+_UNSURE_UM: Final = 15.0  # of the mean over eight boundaries
+_UNSURE_SHARE: Final = 0.2
+_CUT_ROWS: Final = 2.0
+_CUT_SHARE: Final = 0.02
+_LOW_QUALITY: Final = 0.25
+_NERVE_UM: Final = 110.0  # the nerve fibre layer is this thick only near the optic disc, or under a membrane
+_NERVE_SHARE: Final = 0.02
+_REACH_MM: Final = 0.25  # a B-scan stands for no more than this on either side in the table
+_PARTLY: Final = 0.95
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """What is measured in one scan.
+
+    `layers_um` `[layer, slice, column]` in the order of `LAYERS`, NaN where an A-scan is not measured. `etdrs_um`
+    `[layer, sector]` is NaN without a value; `coverage` is the share of each sector that was measured, and
+    `sector_notes` says why a sector has no value or a doubtful one. `fluid_mm3` is None for patterns without volumes.
+    """
+
+    layers_um: Float[np.ndarray, "L D W"]
+    etdrs_um: Float[np.ndarray, "L 9"]
+    coverage: Float[np.ndarray, " 9"]
+    sector_notes: tuple[str, ...]
+    fluid_mm3: dict[str, float | None]
+    centre: ScanCentre
+    orientation: ScanOrientation
+    slice_mm: Float[np.ndarray, " D"]
+    column_mm: Float[np.ndarray, " W"]
+    has_area: bool
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Quality 0..1 and notes of the preparation of a scan (`octjepa.canonical`); `quality` is None if it failed."""
+
+    quality: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+def measure(volume: OCTVolume, found: Segmentation, preparation: Preparation) -> Measurement:
+    """Measures `found` in the geometry of `volume`."""
+    columns = volume.shape[2]
+    slice_mm = _slice_positions(volume)
+    column_mm = np.arange(columns) * volume.spacing_mm[2]
+    has_area = volume.pattern in ("raster", "unknown")
+    cut = _cut_off(found, volume)
+    known = ~cut & _seen(volume) & (found.expected_error_um[[0, 7]].max(0) < _UNKNOWN_UM)
+    um = found.boundaries_um
+    layers = np.stack([np.where(known, um[low] - um[high], np.nan) for _, high, low in LAYERS]).astype(np.float32)
+    centre = ScanCentre(float(slice_mm[[0, -1]].mean()), float(column_mm[[0, -1]].mean()), "scan", 0.0)
+    if has_area:
+        centre = find_centre(np.where(known, um[6] - um[0], np.nan), slice_mm, column_mm)
+    positioned = volume.provenance.get("slice") in ("positions", "frame_location")
+    first: Literal["inferior", "superior"] = "inferior"
+    orientation = ScanOrientation(volume.laterality or "", (centre.slice_mm, centre.column_mm), first)
+    etdrs = np.full((len(LAYERS), len(SECTORS)), np.nan)
+    coverage = np.zeros(len(SECTORS))
+    if has_area:
+        etdrs, coverage = _sector_means(layers, slice_mm, column_mm, orientation)
+    notes = _pattern_notes(volume, slice_mm) + _centre_notes(volume, centre, positioned, has_area)
+    notes += _trust_notes(volume, found, layers, cut, preparation)
+    return Measurement(
+        layers_um=layers,
+        etdrs_um=etdrs,
+        coverage=coverage,
+        sector_notes=_sector_notes(coverage, has_area, orientation),
+        fluid_mm3=_fluid_mm3(found, slice_mm, volume.spacing_mm, known | cut, has_area),
+        centre=centre,
+        orientation=orientation,
+        slice_mm=slice_mm,
+        column_mm=column_mm,
+        has_area=has_area,
+        notes=tuple(notes),
+    )
+
+
+def slice_widths_mm(slice_mm: Float[np.ndarray, " D"], single_mm: float) -> Float[np.ndarray, " D"]:
+    """The width that each B-scan stands for: half of the gap to each neighbour, the same outwards at both ends."""
+    if len(slice_mm) < 2:
+        return np.full(len(slice_mm), single_mm)
+    gaps = np.abs(np.diff(slice_mm))
+    return np.concatenate([gaps[:1], gaps]) / 2 + np.concatenate([gaps, gaps[-1:]]) / 2
+
+
+def _slice_positions(volume: OCTVolume) -> Float[np.ndarray, " D"]:
+    """Positions of B-scans in mm from the first, rising."""
+    if volume.slice_positions_mm is None or volume.pattern not in ("raster", "unknown"):
+        return np.arange(volume.shape[0]) * volume.spacing_mm[0]
+    positions = np.asarray(volume.slice_positions_mm, float)
+    return np.abs(positions - positions[0])
+
+
+def _cut_off(found: Segmentation, volume: OCTVolume) -> Bool[np.ndarray, "D W"]:
+    """A-scans whose ILM or Bruch's membrane is at an end of the depth axis."""
+    return (found.boundaries_px[0] < _CUT_ROWS) | (found.boundaries_px[7] > volume.shape[1] - 1 - _CUT_ROWS)
+
+
+def _seen(volume: OCTVolume) -> Bool[np.ndarray, "D W"]:
+    """A-scans that are not constant, as blank B-scans and registration fill are."""
+    return np.stack([np.ptp(bscan, axis=0) > 0 for bscan in volume.pixels])
+
+
+def _sector_means(
+    layers: Float[np.ndarray, "L D W"],
+    slice_mm: Float[np.ndarray, " D"],
+    column_mm: Float[np.ndarray, " W"],
+    scan: ScanOrientation,
+) -> tuple[Float[np.ndarray, "L 9"], Float[np.ndarray, " 9"]]:
+    """Means weighted by the area of every A-scan, and the share of each sector's area that was measured."""
+    up, nasal = scan.signs
+    sector = sector_at(up * (slice_mm - scan.centre_mm[0]), nasal * (column_mm - scan.centre_mm[1]), bool(scan.eye))
+    width = np.minimum(slice_widths_mm(slice_mm, 0.0), 2 * _REACH_MM)
+    column = float(column_mm[1] - column_mm[0]) if len(column_mm) > 1 else 0.0
+    area = np.broadcast_to((width * column)[:, None], sector.shape)
+    known = np.isfinite(layers[0])
+    means, covered = np.full((len(layers), len(SECTORS)), np.nan), np.zeros(len(SECTORS))
+    for index, whole in enumerate(sector_areas_mm2()):
+        inside = (sector == index) & known
+        covered[index] = min(float(area[inside].sum()) / whole, 1.0)
+        if covered[index] >= MIN_AREA_SHARE:
+            means[:, index] = np.average(layers[:, inside], axis=1, weights=area[inside])
+    return means, covered
+
+
+def _sector_notes(coverage: Float[np.ndarray, " 9"], has_area: bool, scan: ScanOrientation) -> tuple[str, ...]:
+    notes = []
+    for name, share in zip(SECTORS, coverage, strict=True):
+        if not has_area:
+            notes.append("this scan pattern has no ETDRS sectors")
+        elif not scan.eye and name.endswith(("nasal", "temporal")):
+            notes.append("right or left eye is not known")
+        elif share < MIN_AREA_SHARE:
+            notes.append(f"no value: {share:.0%} of the sector is measured, at least {MIN_AREA_SHARE:.0%} is needed")
+        else:
+            notes.append("" if share >= _PARTLY else f"from {share:.0%} of the sector")
+    return tuple(notes)
+
+
+def _fluid_mm3(
+    found: Segmentation,
+    slice_mm: Float[np.ndarray, " D"],
+    spacing_mm: tuple[float, float, float],
+    counted: Bool[np.ndarray, "D W"],
+    has_area: bool,
+) -> dict[str, float | None]:
+    """Volume of each class in the A-scans that are `counted`: neither blank nor too uncertain."""
+    if not has_area:
+        return dict.fromkeys(CLASSES[1:])
+    width = slice_widths_mm(slice_mm, spacing_mm[0])
+    face = spacing_mm[1] * spacing_mm[2]
+    volumes: dict[str, float | None] = {}
+    for code, name in enumerate(CLASSES[1:], start=1):
+        counts = np.array([np.count_nonzero((b == code) & c) for b, c in zip(found.classes, counted, strict=True)])
+        volumes[name] = float((counts * width).sum() * face)
+    return volumes
+
+
+def _pattern_notes(volume: OCTVolume, slice_mm: Float[np.ndarray, " D"]) -> list[str]:
+    """Notes about how the B-scans lie on the retina."""
+    notes = []
+    if volume.pattern not in ("raster", "unknown"):
+        notes.append(
+            f"{volume.pattern} scan: no thickness map, sectors or volumes, because B-scans do not sample an area evenly"
+        )
+        return notes
+    if volume.pattern == "unknown":
+        notes.append("the scan pattern is not known: map, sectors and volumes assume parallel B-scans")
+    axes = [axis for axis in volume.uncertain if axis in ("slice", "depth", "column")]
+    if axes:
+        what = {
+            "slice": "areas, sectors and volumes", "depth": "every thickness and volume",
+            "column": "areas, sectors and volumes",
+        }  # fmt: skip
+        notes += [
+            f"the {axis} spacing is uncertain ({_mm(volume, axis)} mm): {what[axis]} may be wrong" for axis in axes
+        ]
+    gap = float(np.median(np.diff(slice_mm))) if len(slice_mm) > 1 else 0.0
+    if len(slice_mm) < SPARSE_FRAMES or gap > SPARSE_GAP_MM:
+        notes.append(
+            f"sparse raster ({len(slice_mm)} B-scans, {gap:.2f} mm apart): map, sectors and volumes are interpolated "
+            "between distant B-scans"
+        )
+    elif gap > NEIGHBOUR_MM:
+        notes.append(f"B-scans are {gap:.2f} mm apart: small lesions between them are missed in volumes")
+    return notes
+
+
+def _mm(volume: OCTVolume, axis: str) -> str:
+    return f"{volume.spacing_mm[('slice', 'depth', 'column').index(axis)]:.4g}"
+
+
+def _centre_notes(volume: OCTVolume, centre: ScanCentre, positioned: bool, has_area: bool) -> list[str]:
+    if not has_area:
+        return []
+    notes = []
+    if centre.kind == "scan":
+        notes.append(
+            f"no foveal pit was found (certainty {centre.certainty:.2f}): the ETDRS grid is centred on the middle of "
+            "the scan"
+        )
+    if not volume.laterality:
+        notes.append("right or left eye is not known: nasal and temporal sectors are empty")
+    if not positioned:
+        notes.append("the file gives no positions of B-scans: the first one is assumed to be the inferior one")
+    return notes
+
+
+def _trust_notes(
+    volume: OCTVolume,
+    found: Segmentation,
+    layers: Float[np.ndarray, "L D W"],
+    cut: Bool[np.ndarray, "D W"],
+    preparation: Preparation,
+) -> list[str]:
+    """Notes about image, anatomy and network."""
+    notes = []
+    if (share := float(cut.mean())) > _CUT_SHARE:
+        notes.append(
+            f"the retina is cut off at the upper or lower edge in {share:.0%} of the A-scans: not measured there"
+        )
+    unknown = float((~np.isfinite(layers[0]) & ~cut).mean())
+    if unknown > _CUT_SHARE:
+        notes.append(
+            f"{unknown:.0%} of the A-scans are blank or too uncertain: neither thickness nor fluid is counted there"
+        )
+    unsure = float((found.expected_error_um.mean(0) > _UNSURE_UM).mean())
+    if unsure > _UNSURE_SHARE:
+        notes.append(
+            f"low confidence: boundaries are expected to be over {_UNSURE_UM:.0f} um off in {unsure:.0%} of the A-scans"
+        )
+    if preparation.quality is not None and preparation.quality < _LOW_QUALITY:
+        notes.append(f"low image quality ({preparation.quality:.2f} of 1)")
+    if DOUBTFUL_NOTE in preparation.notes:
+        notes.append("the layers of a retina are hardly recognised: severe disease, or not a macular scan")
+    if any(note.startswith(SPARSE_NOTE) for note in preparation.notes) and not any("sparse" in n for n in notes):
+        notes.append("sparse raster: most of the field lies between distant B-scans")
+    for code, text in (("blank_frames", "blank"), ("damaged_frames", "damaged")):
+        counts = [note.partition("=")[2] for note in preparation.notes if note.startswith(f"{code}=")]
+        notes += [f"{count} B-scans are {text}" for count in counts]
+    notes += _range_notes(volume, found, layers)
+    nerve = float(np.mean(np.nan_to_num(layers[1]) > _NERVE_UM))
+    words = f"{volume.protocol} {volume.region}".lower().split()
+    if {"disc", "disk", "onh", "optic", "rnfl", "glaucoma"} & set(words):
+        notes.append("by its protocol this is a scan of the optic disc: boundaries inside the disc have no meaning")
+    elif nerve > _NERVE_SHARE:
+        notes.append(
+            f"the nerve fibre layer is thicker than {_NERVE_UM:.0f} um in {nerve:.0%} of the field: near the disc, "
+            "or under a membrane, boundaries are not reliable"
+        )
+    return notes
+
+
+def _range_notes(volume: OCTVolume, found: Segmentation, layers: Float[np.ndarray, "L D W"]) -> list[str]:
+    """Notes where thickness or fluid is outside of what the network was trained on."""
+    notes = []
+    size = max(1, round(1.0 / volume.spacing_mm[2]))
+    means = [mean for bscan in layers[0] for mean in _running_means(bscan, size)]
+    low, high = PHANTOM_THICKNESS_UM
+    if means and (max(means) > high or min(means) < low):
+        notes.append(
+            f"the retina is {min(means):.0f} to {max(means):.0f} um thick (means of 1 mm), the training phantoms "
+            f"{low:.0f} to {high:.0f}: outside the training range"
+        )
+    depth_um = 1000 * volume.spacing_mm[1]
+    for code, name in enumerate(CLASSES[1:], start=1):
+        most = max(float((bscan == code).sum()) for bscan in found.classes) / volume.shape[2] * depth_um
+        if most > PHANTOM_FLUID_UM[name]:
+            notes.append(
+                f"more {name.replace('_', ' ')} in a B-scan than in the training phantoms: outside the training range"
+            )
+    return notes
+
+
+def _running_means(values: Float[np.ndarray, " W"], size: int) -> Sequence[float]:
+    """Means of neighbouring windows of `size` values of which at least half are known."""
+    windows = [values[start : start + size] for start in range(0, max(len(values) - size, 0) + 1, max(size // 2, 1))]
+    return [float(np.nanmean(window)) for window in windows if np.isfinite(window).mean() > 0.5]

@@ -1,0 +1,360 @@
+"""`octjepa segment SCAN...`: layers, fluid and thickness of scans with the packaged network, as files.
+
+In: files, folders, globs or lists of scans. Out, in one folder, for every scan: `NAME_boundaries.npz`,
+`NAME_classes.nii.gz`, `NAME_classes.dcm` (a DICOM Segmentation), `NAME_thickness.csv`, `NAME_fluid.csv` and `NAME.png`.
+NAME is the scan's file name, with what identifies the person masked. Scans are read, segmented and written one after
+the other, so memory holds one scan. A scan that is refused does not stop the others.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from octjepa.canonical.pipeline import canonicalise
+from octjepa.canonical.quality import looks_inverted
+from octjepa.errors import OctjepaError, UsageError, VolumeRejected, install_command
+from octjepa.files import write_atomic, write_json
+from octjepa.ingest.source_file import SourceFile
+from octjepa.ingest.sources import discover
+from octjepa.locks import writer_lock
+from octjepa.phantom.random_scene import BOUNDARIES, CLASSES
+from octjepa.progress import Bar, bar
+from octjepa.read.personal_data import mask_path, read_name_and_birth_date
+from octjepa.read.reader import SpacingOption, read_volume
+from octjepa.reasons import REASONS
+from octjepa.recipe import Preprocessing
+from octjepa.tasks.nifti import write_nifti
+from octjepa.tasks.segment.dicom_seg import write_segmentation
+from octjepa.tasks.segment.label_files import SOURCE
+from octjepa.tasks.segment.labelled_volumes import frames_reversed
+from octjepa.tasks.segment.thickness import SECTORS
+from octjepa.tasks.segmenter.inference import Segmentation, Segmenter, load_segmenter
+from octjepa.tasks.segmenter.measurement import LAYERS, Measurement, Preparation, measure
+from octjepa.tasks.segmenter.scan_picture import draw_scan
+from octjepa.volume import OCTVolume
+
+Forms = Sequence[Literal["nifti", "dicom"]]
+_UNSAFE: Final = re.compile(r"[^\w.*#=+-]+")
+_NOT_ALLOWED: Final = str.maketrans({"*": "x", "#": "_"})
+
+
+@dataclass(frozen=True)
+class SegmentedScan:
+    """One scan: its name, the files written, and what the page shows.
+
+    `thickness_um` is the total thickness per ETDRS sector and `layers_um` that of every layer, None without a value.
+    `fluid_mm3` is None per class for scan patterns without volumes. `centre` is "fovea" or "scan".
+    """
+
+    scan: str
+    files: dict[str, str]
+    thickness_um: dict[str, float | None]
+    layers_um: dict[str, dict[str, float | None]]
+    sector_notes: dict[str, str]
+    fluid_mm3: dict[str, float | None]
+    notes: tuple[str, ...]
+    eye: str
+    device: str
+    shape: tuple[int, int, int]
+    spacing_mm: tuple[float, float, float]
+    centre: str
+    centre_certainty: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**vars(self), "notes": list(self.notes), "shape": list(self.shape), "spacing_mm": list(self.spacing_mm)}
+
+
+@dataclass(frozen=True)
+class RefusedScan:
+    """A scan that was not segmented: `reason` is a code of `octjepa.reasons`."""
+
+    scan: str
+    reason: str
+    detail: str
+    to_do: str
+
+
+@dataclass
+class SegmentedScans:
+    """All scans of a call. `lost_share` counts the refused scans that are not rightly left out."""
+
+    scans: list[SegmentedScan] = field(default_factory=list)
+    refused: list[RefusedScan] = field(default_factory=list)
+
+    @property
+    def lost_share(self) -> float:
+        """Lost scans divided by lost and segmented scans."""
+        lost = sum(REASONS[one.reason].lost for one in self.refused)
+        return lost / max(lost + len(self.scans), 1)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"scans": [one.as_dict() for one in self.scans], "refused": [vars(one) for one in self.refused]}
+
+
+def segment_sources(
+    sources: Sequence[str], out: Path, forms: Forms = ("nifti", "dicom"), spacing_mm: SpacingOption = None
+) -> SegmentedScans:
+    """Segments every scan of `sources` into the folder `out`.
+
+    `spacing_mm` (slice, depth, column) takes precedence over the files. Raises UsageError: no such path, no scan found,
+    or `out` is a folder that holds a scan of `sources`.
+    """
+    found = discover(sources)
+    _check_apart(found.files, out)
+    segmenter = load_segmenter()
+    made = SegmentedScans()
+    made.refused += [
+        _refusal(refused.source.name, refused.reason, refused.detail, refused.source) for refused in found.refused
+    ]
+    names = _Names(found.files)
+    with writer_lock(out), bar("segment", len(found.files), "scan") as progress:
+        made_by = f"made automatically by octjepa {version('octjepa')}"
+        write_json(out / "classes.json", {**{str(k): name for k, name in enumerate(CLASSES) if k}, SOURCE: made_by})
+        for source in found.files:
+            people: list[tuple[str, str]] = []
+            try:
+                volume, preparation = _read(source, spacing_mm, people)
+                name = names.of(source, people)
+                made.scans.append(_segment(segmenter, volume, preparation, source, _Output(out, name, forms, progress)))
+            except VolumeRejected as error:
+                made.refused.append(_refusal(names.shown(source, people), error.reason, error.detail))
+            except MemoryError:
+                made.refused.append(
+                    _refusal(names.shown(source, people), "size_implausible", "it does not fit into memory")
+                )
+            progress.advance()
+    return made
+
+
+def _check_apart(files: Sequence[SourceFile], out: Path) -> None:
+    """Raises UsageError if results would be written next to scans, where they could replace one."""
+    target = out.resolve()
+    for file in files:
+        if isinstance(file.location, Path) and target in (file.location.resolve(), file.location.resolve().parent):
+            raise UsageError(f"{out} holds scans: give --out a folder of its own for the results")
+
+
+def _refusal(scan: str, reason: str, detail: str, source: SourceFile | None = None) -> RefusedScan:
+    if source is not None and isinstance(source.location, Path):
+        scan = mask_path(scan, *read_name_and_birth_date(source.location))
+    return RefusedScan(scan, reason, detail, REASONS[reason].action)
+
+
+class _Names:
+    """Names of output files: the scan's file name; with names of folders before it if several scans have that name."""
+
+    def __init__(self, files: Sequence[SourceFile]) -> None:
+        self._parts: dict[str, int] = {}
+        longest = max((file.name.count("/") + 1 for file in files), default=1)
+        for parts in range(1, longest + 1):
+            counts = Counter(self._last(file.name, parts) for file in files)
+            for file in files:
+                if counts[self._last(file.name, parts)] == 1:
+                    self._parts.setdefault(file.key, parts)
+        self._used: set[str] = set()
+
+    @staticmethod
+    def _last(name: str, parts: int) -> str:
+        *folders, file = name.split("/")[-parts:]
+        return "_".join([*folders, _stem(file)]).casefold()
+
+    def of(self, source: SourceFile, people: Sequence[tuple[str, str]]) -> str:
+        """A name that no other scan of this call has."""
+        masked = self.shown(source, people).split("/")[-self._parts.get(source.key, 1) :]
+        name = "_".join([*masked[:-1], _stem(masked[-1])])
+        name = _UNSAFE.sub("_", name).translate(_NOT_ALLOWED).strip("._-")[:120] or "scan"
+        unique, number = name, 1
+        while unique.casefold() in self._used:
+            number += 1
+            unique = f"{name}_{number}"
+        self._used.add(unique.casefold())
+        return unique
+
+    @staticmethod
+    def shown(source: SourceFile, people: Sequence[tuple[str, str]]) -> str:
+        """The scan's name in lists, with what identifies the person masked."""
+        person = people[-1] if people else ("", "")
+        if not people and isinstance(source.location, Path):
+            person = read_name_and_birth_date(source.location)
+        return mask_path(source.name, *person)
+
+
+def _stem(file: str) -> str:
+    """A file name without its suffixes (".nii.gz" is one); the number of a scan in its file stays."""
+    file, _, member = file.partition("#")
+    stem = re.sub(r"(\.nii|\.tar|\.ome)?\.[A-Za-z][A-Za-z0-9]{0,5}$", "", file) or file
+    return f"{stem}#{member}" if member else stem
+
+
+def _read(
+    source: SourceFile, spacing_mm: SpacingOption, people: list[tuple[str, str]]
+) -> tuple[OCTVolume, Preparation]:
+    """The scan, and what preparing it for a store says about it. Raises VolumeRejected: it is no scan of a retina."""
+    given = None if spacing_mm == "file" else spacing_mm
+    with source.local() as path:
+        volume = read_volume(
+            path, source.row, given, dataset_path=source.dataset_path, member=source.member, people=people
+        )
+    try:
+        result = canonicalise(volume, Preprocessing())
+    except VolumeRejected as error:
+        if error.reason == "size_implausible":  # too large for a store, not for B-scan after B-scan
+            return volume, Preparation()
+        if error.reason == "no_tissue" and looks_inverted(volume.pixels):
+            raise VolumeRejected(error.reason, "the intensities look inverted: expected a dark background") from None
+        raise
+    return volume, Preparation(float(result.measurements["quality"]), result.notes)
+
+
+@dataclass(frozen=True)
+class _Output:
+    folder: Path
+    name: str
+    forms: Forms
+    progress: Bar
+
+    def path(self, ending: str) -> Path:
+        return self.folder / f"{self.name}{ending}"
+
+
+def _segment(
+    segmenter: Segmenter, volume: OCTVolume, preparation: Preparation, source: SourceFile, to: _Output
+) -> SegmentedScan:
+    """Segments one scan and writes its files. Raises VolumeRejected: its B-scans are too large."""
+    slices = volume.shape[0]
+    try:
+        found = segmenter.segment(volume, lambda done: to.progress.say(f"{to.name}: B-scan {done} of {slices}"))
+    except VolumeRejected:
+        raise
+    except OctjepaError as error:
+        raise VolumeRejected("size_implausible", str(error)) from None
+    made = measure(volume, found, preparation)
+    files, notes = _write_labels(volume, found, source, to)
+    eye = volume.laterality or ""
+    etdrs = {
+        layer: {sector: _number(value, 1) for sector, value in zip(SECTORS, means, strict=True)}
+        for (layer, _, _), means in zip(LAYERS, made.etdrs_um, strict=True)
+    }
+    result = SegmentedScan(
+        scan=to.name,
+        files=files,
+        thickness_um=etdrs["retina"],
+        layers_um=etdrs,
+        sector_notes=dict(zip(SECTORS, made.sector_notes, strict=True)),
+        fluid_mm3={k: None if v is None else _number(v, 4) for k, v in made.fluid_mm3.items()},
+        notes=(*made.notes, *notes),
+        eye=eye,
+        device=volume.device,
+        shape=volume.shape,
+        spacing_mm=volume.spacing_mm,
+        centre=made.centre.kind,
+        centre_certainty=made.centre.certainty,
+    )
+    files["thickness"] = str(_write_thickness(to.path("_thickness.csv"), result, made))
+    files["fluid"] = str(_write_fluid(to.path("_fluid.csv"), result))
+    title = f"{to.name}{', ' + eye if eye else ''}"
+    files["picture"] = str(draw_scan(to.path(".png"), title, volume, found, made))
+    return result
+
+
+def _number(value: float, digits: int) -> float | None:
+    return round(float(value), digits) if np.isfinite(value) else None
+
+
+def _write_labels(
+    volume: OCTVolume, found: Segmentation, source: SourceFile, to: _Output
+) -> tuple[dict[str, str], list[str]]:
+    """Writes boundaries and classes in the order of the file's B-scans; returns the files and notes."""
+    files: dict[str, str] = {}
+    notes: list[str] = []
+    in_file = True
+    try:
+        reverse = frames_reversed(";".join(volume.notes))
+    except UsageError:
+        reverse, in_file = False, False
+        notes.append(
+            "the reader sorted, turned or dropped B-scans: label files are in the reader's order, not the file's"
+        )
+    step = -1 if reverse else 1
+    classes = np.ascontiguousarray(found.classes[::step])
+    path = to.path("_boundaries.npz")
+    arrays = {
+        "rows": found.boundaries_px[:, ::step],
+        "um": found.boundaries_um[:, ::step],
+        "expected_error_um": found.expected_error_um[:, ::step],
+        "names": np.array(BOUNDARIES),
+        "spacing_mm": np.array(found.spacing_mm),
+    }
+    write_atomic(path, lambda file: np.savez_compressed(file, **arrays))
+    files["boundaries"] = str(path)
+    if "nifti" in to.forms:
+        write_nifti(to.path("_classes.nii.gz"), classes, volume.spacing_mm)
+        files["classes"] = str(to.path("_classes.nii.gz"))
+    dicom = to.path("_classes.dcm")
+    if "dicom" in to.forms and volume.format == "dicom":
+        dicom.unlink(missing_ok=True)  # of an earlier call
+        why = _no_dicom(classes, source, in_file)
+        if not why:
+            try:
+                write_segmentation(dicom, classes, CLASSES[1:], volume.spacing_mm, source.path)
+                files["dicom_seg"] = str(dicom)
+            except UsageError:
+                why = "its frames cannot be referenced (frames were left out, or the header lacks identifiers)"
+        if why:
+            notes.append(f"no DICOM Segmentation: {why}")
+    return files, notes
+
+
+def _no_dicom(classes: np.ndarray, source: SourceFile, in_file: bool) -> str:
+    """Why there is no DICOM Segmentation; "" if one can be written."""
+    if find_spec("highdicom") is None:
+        return f"it needs highdicom: {install_command('segment')}"
+    if not classes.any():
+        return "no fluid and no sub-RPE material was found, and the format needs at least one frame"
+    if not isinstance(source.location, Path) or not source.location.is_file():
+        return "the scan is not a single file on a disk"
+    return "" if in_file else "voxels were moved when the scan was read"
+
+
+def _write_thickness(path: Path, result: SegmentedScan, made: Measurement) -> Path:
+    """Writes a row for each layer and sector."""
+    rows: list[Sequence[object]] = []
+    for layer, values in result.layers_um.items():
+        for sector, share in zip(SECTORS, made.coverage, strict=True):
+            value = values[sector]
+            rows.append((layer, sector, "" if value is None else value, f"{share:.2f}", result.sector_notes[sector]))
+    centre = [("centre", result.centre, result.centre_certainty)]
+    return _write_csv(path, ("layer", "sector", "thickness_um", "measured_share", "note"), rows, centre)
+
+
+def _write_fluid(path: Path, result: SegmentedScan) -> Path:
+    note = "; ".join(note for note in result.notes if re.search(r"volume|range|confidence|B-scans are", note))
+    rows = [(name, "" if value is None else value, note) for name, value in result.fluid_mm3.items()]
+    return _write_csv(path, ("class", "volume_mm3", "note"), rows)
+
+
+def _write_csv(
+    path: Path, columns: Sequence[str], rows: Sequence[Sequence[object]], centre: Sequence[tuple[str, str, float]] = ()
+) -> Path:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    if centre:  # what the grid is centred on is part of every row, so that a row can be copied alone
+        columns = (*columns, "centre", "centre_certainty")
+        rows = [(*row, centre[0][1], centre[0][2]) for row in rows]
+    writer.writerow(columns)
+    writer.writerows(rows)
+    write_atomic(path, lambda file: file.write(text.getvalue().encode()))
+    return path

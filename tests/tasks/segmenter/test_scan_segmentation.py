@@ -1,0 +1,262 @@
+"""`octjepa segment SCAN...`: files, JSON, notes and refusals, on phantoms of four vendors and on a real eye."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pytest
+
+from command_line import call, run
+from oct_dicom import make_dataset, save
+from octjepa.phantom import DEVICES, make_eye
+from octjepa.phantom.dicom import write_eye
+from octjepa.phantom.random_scene import BOUNDARY_SURFACES
+from octjepa.read.reader import read_volume
+from octjepa.tasks.segment.dicom_seg import read_segmentation
+from octjepa.tasks.segment.thickness import SECTORS
+from octjepa.tasks.segmenter.fovea import find_centre
+from octjepa.tasks.segmenter.inference import Segmentation
+from octjepa.tasks.segmenter.measurement import Measurement, Preparation, measure
+from octjepa.volume import OCTVolume
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def segmented(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, Any]]:
+    """Phantoms of four vendors and a damaged file through the command: (scans, results, JSON)."""
+    scans, out = tmp_path_factory.mktemp("scans"), tmp_path_factory.mktemp("made") / "results"
+    for number, device in enumerate(DEVICES):
+        write_eye(scans / f"{device} {number}.dcm", make_eye(11, 41, "OD", device), 11)
+    (scans / "broken.dcm").write_bytes(b"no scan")
+    outcome = call("segment", scans, "--out", out, "--max-lost", 0.3, "--json", "--quiet")
+    assert outcome.code == 0, outcome.err
+    return scans, out, outcome.json
+
+
+def test_every_scan_gets_files_that_are_named_after_it(segmented: tuple[Path, Path, dict[str, Any]]) -> None:
+    _, out, made = segmented
+    names = [f"{device}_{number}" for number, device in enumerate(DEVICES)]
+    assert sorted(one["scan"] for one in made["scans"]) == sorted(names)
+    for one in made["scans"]:
+        assert {"boundaries", "classes", "thickness", "fluid", "picture"} <= one["files"].keys()
+        for path in one["files"].values():
+            assert Path(path).name.startswith(one["scan"])
+            assert Path(path).parent == out
+            assert Path(path).stat().st_size > 0
+        assert Path(one["files"]["picture"]).read_bytes().startswith(b"\x89PNG")
+    assert [(one["scan"], one["reason"]) for one in made["refused"]] == [("broken.dcm", "not_dicom")]
+
+
+def test_thickness_is_that_of_the_phantom(segmented: tuple[Path, Path, dict[str, Any]]) -> None:
+    _, _, made = segmented
+    for one in made["scans"]:
+        device = one["scan"].rsplit("_", 1)[0]
+        eye = make_eye(11, 41, "OD", device)
+        surfaces = eye.truth.surfaces_px[list(BOUNDARY_SURFACES)]
+        true_um = (surfaces[7] - surfaces[0]) * eye.spacing_mm[1] * 1000
+        values = [value for value in one["thickness_um"].values() if value is not None]
+        assert set(one["thickness_um"]) == set(SECTORS)
+        assert values
+        assert np.mean(values) == pytest.approx(true_um.mean(), abs=40)
+        with Path(one["files"]["thickness"]).open() as file:
+            rows = [row for row in csv.DictReader(file) if row["layer"] == "retina"]
+        assert {row["sector"]: float(row["thickness_um"]) if row["thickness_um"] else None for row in rows} == one[
+            "thickness_um"
+        ]
+        assert all(row["thickness_um"] or row["note"] for row in rows)
+
+
+def test_labels_are_in_the_order_of_the_file(segmented: tuple[Path, Path, dict[str, Any]]) -> None:
+    scans, _, made = segmented
+    for one in made["scans"]:
+        scan = next(path for path in scans.iterdir() if path.stem.replace(" ", "_") == one["scan"])
+        volume = read_volume(scan)
+        labels = np.asarray(nibabel.load(one["files"]["classes"]).dataobj).transpose(2, 1, 0)
+        assert labels.shape == volume.shape
+        boundaries = np.load(one["files"]["boundaries"])
+        assert boundaries["rows"].shape == (8, volume.shape[0], volume.shape[2])
+        assert boundaries["um"] == pytest.approx(boundaries["rows"] * 1000 * volume.spacing_mm[1], rel=1e-4)
+        # The bright layers between EZ and Bruch's membrane, in the pixels as the file orders them.
+        pixels = volume.pixels[::-1] if "frames_reversed" in volume.notes else volume.pixels
+        depth = np.clip(boundaries["rows"][[6, 7]].mean(0).round().astype(int), 0, volume.shape[1] - 1)
+        bright = np.take_along_axis(pixels, depth[:, None], 1)[:, 0].mean((1,))
+        assert (bright > pixels.mean((1, 2))).all()
+        if "dicom_seg" in one["files"]:
+            assert np.array_equal(read_segmentation(Path(one["files"]["dicom_seg"]), volume.shape[0]).codes, labels)
+        else:
+            assert any("DICOM Segmentation" in note for note in one["notes"])
+
+
+def test_the_page_is_self_contained_and_lists_all(segmented: tuple[Path, Path, dict[str, Any]]) -> None:
+    _, out, made = segmented
+    page = Path(made["page"]).read_text()
+    assert made["page"] == str(out / "index.html")
+    assert page.count("data:image/png;base64,") == len(DEVICES)
+    assert "http" not in page
+    assert "<script" not in page
+    for one in made["scans"]:
+        assert f'alt="B-scan with layer boundaries and fluid, and thickness map, of {one["scan"]}"' in page
+        for note in one["notes"]:
+            assert note.replace("'", "&#39;") in page
+    assert "not dicom" in page
+
+
+def test_nothing_personal_is_written(tmp_path: Path) -> None:
+    eye = make_eye(11, 41, "OS", "topcon_maestro2")
+    ds = make_dataset(eye.pixels[::4], 0.3)
+    assert str(ds.PatientName) == "Doe^Jane"
+    save(ds, tmp_path / "in" / "jane_doe.dcm")
+    outcome = call("segment", tmp_path / "in", "--out", tmp_path / "out", "--json", "--quiet")
+    assert outcome.code == 0, outcome.err
+    assert "doe" not in outcome.out.lower().replace("does", "")
+    for path in (tmp_path / "out").iterdir():
+        assert "doe" not in path.name.lower()
+        content = path.read_bytes().lower()
+        assert b"doe^jane" not in content
+        assert b"jane_doe" not in content
+
+
+def test_what_is_neither_scan_nor_recipe_is_named(tmp_path: Path) -> None:
+    nothing = run("segment", tmp_path / "none.dcm", "--out", tmp_path / "out")
+    assert nothing.code == 2
+    assert "no file or folder at" in nothing.err
+    assert "segment_linear" in nothing.err
+    (tmp_path / "only.dcm").write_bytes(b"no scan")
+    refused = call("segment", tmp_path / "only.dcm", "--out", tmp_path / "out", "--json", "--quiet")
+    assert refused.code == 2
+    assert refused.json["scans"] == []
+    assert refused.json["refused"][0]["reason"] == "not_dicom"
+    beside = call("segment", tmp_path / "only.dcm", "--out", tmp_path)
+    assert beside.code == 2
+    assert not (tmp_path / "index.html").exists()
+
+
+def test_noise_is_refused_and_too_many_refused_scans_are_an_exit_code(tmp_path: Path) -> None:
+    eye = make_eye(11, 41, "OD", "zeiss_cirrus")
+    write_eye(tmp_path / "in.dcm", eye, 11)
+    noise = np.random.default_rng(3).integers(0, 255, (8, 200, 120), np.uint8)
+    save(make_dataset(noise, 0.1), tmp_path / "noise.dcm")
+    outcome = call(
+        "segment", tmp_path / "in.dcm", tmp_path / "noise.dcm", "--out", tmp_path / "out", "--json", "--quiet"
+    )
+    assert outcome.code == 3
+    assert [one["scan"] for one in outcome.json["scans"]] == ["in"]
+    assert outcome.json["refused"][0]["scan"] == "noise.dcm"
+
+
+def _flat(slices: int, pitch_mm: float, **changes: Any) -> tuple[OCTVolume, Segmentation]:
+    """A scan with a pit 1 mm right of its middle, on which no network is needed."""
+    columns, spacing = 300, (pitch_mm, 0.004, 0.02)
+    v = (np.arange(slices) - (slices - 1) / 2) * pitch_mm
+    u = (np.arange(columns) - (columns - 1) / 2) * 0.02
+    radius = np.hypot(v[:, None], u[None] - 1.0)
+    thickness_px = (300 - 120 * np.exp(-((radius / 0.5) ** 2))) / 4
+    shares = np.linspace(0, 1, 8)[:, None, None]
+    boundaries = (100 + (1 - thickness_px / 75) * 75 + shares * thickness_px).astype(np.float32)
+    shape = (slices, 250, columns)
+    pixels = np.random.default_rng(1).integers(0, 255, shape, np.uint8)
+    fields: dict[str, Any] = {
+        "pixels": pixels, "spacing_mm": spacing, "provenance": {"slice": "positions"}, "person_id": "p",
+        "device": "zeiss_cirrus", "laterality": "OD",
+    }  # fmt: skip
+    classes = np.zeros(shape, np.uint8)
+    classes[:, 120:130, 100:110] = 1
+    found = Segmentation(
+        boundaries, np.full(boundaries.shape, 4, np.float32), classes, np.zeros(shape, np.float16),
+        np.ones(shape, np.float16), spacing,
+    )  # fmt: skip
+    return OCTVolume(**(fields | changes)), found
+
+
+def _measured(slices: int, pitch_mm: float, **changes: Any) -> Measurement:
+    return measure(*_flat(slices, pitch_mm, **changes), Preparation(0.8))
+
+
+def test_the_grid_is_centred_on_the_pit() -> None:
+    made = _measured(61, 0.1)
+    assert made.centre.kind == "fovea"
+    assert made.centre.certainty > 0.9
+    assert made.centre.column_mm == pytest.approx(149.5 * 0.02 + 1.0, abs=0.1)
+    assert made.centre.slice_mm == pytest.approx(3.0, abs=0.1)
+    assert made.etdrs_um[0, 0] < 245
+    assert not made.notes
+    nasal = SECTORS.index("outer_nasal")  # the pit is 1 mm nasal of the middle of a field of 6 mm
+    assert "of the sector" in made.sector_notes[nasal]
+    without = find_centre(np.full((61, 300), 300.0), made.slice_mm, made.column_mm)
+    assert (without.kind, without.certainty) == ("scan", 0.0)
+
+
+def test_volumes_are_the_areas_of_a_class_times_the_width_of_its_b_scans() -> None:
+    made = _measured(61, 0.1)
+    assert made.fluid_mm3["intraretinal_fluid"] == pytest.approx(61 * 0.1 * 10 * 0.004 * 10 * 0.02, rel=1e-5)
+    uneven = _measured(4, 0.1, slice_positions_mm=np.array([0.0, 0.1, 0.2, 0.5]))
+    assert uneven.fluid_mm3["intraretinal_fluid"] == pytest.approx((0.1 + 0.1 + 0.2 + 0.3) * 0.008, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("slices", "pitch_mm", "changes", "words"),
+    [
+        (7, 0.8, {}, "sparse raster"),
+        (61, 0.1, {"uncertain": ("slice",)}, "slice spacing is uncertain"),
+        (61, 0.1, {"laterality": None}, "right or left eye is not known"),
+        (61, 0.1, {"provenance": {"slice": "header"}}, "no positions"),
+        (24, 0.1, {"pattern": "radial"}, "radial scan"),
+        (61, 0.1, {"pattern": "unknown"}, "pattern is not known"),
+        (61, 0.1, {"protocol": "optic disc cube"}, "optic disc"),
+        (20, 0.4, {}, "0.40 mm apart"),
+    ],
+)
+def test_notes_about_the_scan(slices: int, pitch_mm: float, changes: dict[str, Any], words: str) -> None:
+    assert any(words in note for note in _measured(slices, pitch_mm, **changes).notes)
+
+
+def test_a_radial_scan_has_neither_sectors_nor_volumes() -> None:
+    made = _measured(24, 0.1, pattern="radial")
+    assert np.isnan(made.etdrs_um).all()
+    assert set(made.fluid_mm3.values()) == {None}
+
+
+def test_notes_about_the_result() -> None:
+    volume, found = _flat(61, 0.1)
+
+    def notes(preparation: Preparation = Preparation(0.8), **changes: Any) -> str:  # noqa: B008
+        return " ".join(measure(volume, replace(found, **changes), preparation).notes)
+
+    assert "low image quality" in notes(Preparation(0.1))
+    assert "hardly recognised" in notes(Preparation(0.8, ("retina_doubtful",)))
+    assert "low confidence" in notes(expected_error_um=np.full_like(found.expected_error_um, 20))
+    assert "cut off" in notes(boundaries_px=found.boundaries_px - 110)
+    thick = found.boundaries_px.copy()
+    thick[0] = 5
+    thick[1:] += 70
+    assert "outside the training range" in notes(boundaries_px=thick)
+    lake = found.classes.copy()
+    lake[30, 110:170] = 1
+    assert "more intraretinal fluid" in notes(classes=lake)
+    nerve = found.boundaries_px.copy()
+    nerve[1:7, :, :40] = nerve[0, :, :40] + 40
+    assert "nerve fibre layer is thicker" in notes(boundaries_px=nerve)
+    blind = found.expected_error_um.copy()
+    blind[7, :, :150] = 90
+    made = measure(volume, replace(found, expected_error_um=blind), Preparation(0.8))
+    assert made.fluid_mm3["intraretinal_fluid"] == 0  # it lies in A-scans that are not measured
+    assert any("neither thickness nor fluid" in note for note in made.notes)
+
+
+def test_a_real_eye(real_scans: Path, tmp_path: Path) -> None:
+    scan = real_scans / "duke_dme_eye04_11x496x768.dcm"
+    if not scan.is_file():
+        pytest.skip("the eye is not there")
+    outcome = call("segment", scan, "--out", tmp_path / "out", "--json", "--quiet")
+    assert outcome.code == 0, outcome.err
+    (one,) = outcome.json["scans"]
+    assert 420 < one["thickness_um"]["central"] < 510  # graders' layers: 473
+    assert one["fluid_mm3"]["intraretinal_fluid"] > 0.1
+    assert any("slice spacing is uncertain" in note for note in one["notes"])
+    assert one["thickness_um"]["outer_superior"] is None
