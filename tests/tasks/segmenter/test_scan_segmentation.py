@@ -188,8 +188,12 @@ def test_the_grid_is_centred_on_the_pit() -> None:
     assert not made.notes
     nasal = SECTORS.index("outer_nasal")  # the pit is 1 mm nasal of the middle of a field of 6 mm
     assert "of the sector" in made.sector_notes[nasal]
-    without = find_centre(np.full((61, 300), 300.0), made.slice_mm, made.column_mm)
+    flat = np.full((61, 300), 300.0)
+    without = find_centre(flat, flat, made.slice_mm, made.column_mm)
     assert (without.kind, without.certainty) == ("scan", 0.0)
+    # Above subretinal fluid the whole retina has no pit, and the inner layers have one.
+    raised = find_centre(flat, made.layers_um[0].astype(float), made.slice_mm, made.column_mm)
+    assert (raised.kind, raised.column_mm) == ("fovea", made.centre.column_mm)
 
 
 def test_volumes_are_the_areas_of_a_class_times_the_width_of_its_b_scans() -> None:

@@ -3,7 +3,9 @@
 In: thickness from the ILM to the RPE `[slice, column]` in um with the positions of B-scans and columns in mm. Out: a
 `ScanCentre`, on which the ETDRS grid is centred. The fovea is the thinnest place of the central field: the retina must
 be thicker in a ring of 0.8 to 1.3 mm around it, in every quarter that the scan covers. Central oedema fills the pit,
-so the rule fails there; the grid is then centred on the middle of the scan, and the result says so.
+so the rule fails there. The inner layers, from the ILM to the outer plexiform layer, are then searched in the same way:
+they are thinnest at the fovea also above subretinal fluid. If that fails, too, the grid is centred on the middle of the
+scan, and the result says so.
 """
 
 from __future__ import annotations
@@ -37,9 +39,26 @@ class ScanCentre:
 
 
 def find_centre(
+    retina_um: Float[np.ndarray, "D W"],
+    inner_um: Float[np.ndarray, "D W"],
+    slice_mm: Float[np.ndarray, " D"],
+    column_mm: Float[np.ndarray, " W"],
+) -> ScanCentre:
+    """The fovea, or the middle of the scan if no pit is found.
+
+    `retina_um` is the thickness from the ILM to the RPE, `inner_um` that to the outer plexiform layer. NaN is an
+    unknown A-scan.
+    """
+    found = _thinnest(retina_um, slice_mm, column_mm)
+    if found.kind == "fovea":
+        return found
+    inner = _thinnest(inner_um, slice_mm, column_mm)
+    return inner if inner.kind == "fovea" else found
+
+
+def _thinnest(
     thickness_um: Float[np.ndarray, "D W"], slice_mm: Float[np.ndarray, " D"], column_mm: Float[np.ndarray, " W"]
 ) -> ScanCentre:
-    """The fovea, or the middle of the scan if no pit is found. NaN in `thickness_um` is an unknown A-scan."""
     middle = (float(slice_mm[0] + slice_mm[-1]) / 2, float(column_mm[0] + column_mm[-1]) / 2)
     step = max(1, round(_STEP_MM / max(float(column_mm[1] - column_mm[0]), 1e-6))) if len(column_mm) > 1 else 1
     columns, values = column_mm[::step], thickness_um[:, ::step]
@@ -59,12 +78,12 @@ def find_centre(
         v, u = slice_mm[:, None] - best[1][0], columns[None] - best[1][1]
         radius = np.hypot(v, u)
         ring = (radius >= _RING_MM[0]) & (radius < _RING_MM[1]) & known
-        upright = np.abs(v) >= np.abs(u)
+        vertical = np.abs(v) >= np.abs(u)
         quarters = (
-            ring & upright & (v > 0),
-            ring & upright & (v < 0),
-            ring & ~upright & (u > 0),
-            ring & ~upright & (u < 0),
+            ring & vertical & (v > 0),
+            ring & vertical & (v < 0),
+            ring & ~vertical & (u > 0),
+            ring & ~vertical & (u < 0),
         )
         drops = [float(values[quarter].mean()) - best[0] for quarter in quarters if quarter.sum() >= 3]
         # Two quarters at least, and a certainty that falls with every quarter that the scan does not cover.

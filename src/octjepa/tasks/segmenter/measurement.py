@@ -87,7 +87,8 @@ def measure(volume: OCTVolume, found: Segmentation, preparation: Preparation) ->
     layers = np.stack([np.where(known, um[low] - um[high], np.nan) for _, high, low in LAYERS]).astype(np.float32)
     centre = ScanCentre(float(slice_mm[[0, -1]].mean()), float(column_mm[[0, -1]].mean()), "scan", 0.0)
     if has_area:
-        centre = find_centre(np.where(known, um[6] - um[0], np.nan), slice_mm, column_mm)
+        retina, inner = (np.where(known, um[index] - um[0], np.nan) for index in (6, 4))
+        centre = find_centre(retina, inner, slice_mm, column_mm)
     positioned = volume.provenance.get("slice") in ("positions", "frame_location")
     first: Literal["inferior", "superior"] = "inferior"
     orientation = ScanOrientation(volume.laterality or "", (centre.slice_mm, centre.column_mm), first)

@@ -227,6 +227,7 @@ class _Output:
     progress: Bar
 
     def path(self, ending: str) -> Path:
+        """The file of this scan that ends with `ending`."""
         return self.folder / f"{self.name}{ending}"
 
 
