@@ -299,7 +299,7 @@ def _write_labels(
         "names": np.array(BOUNDARIES),
         "spacing_mm": np.array(found.spacing_mm),
     }
-    write_atomic(path, lambda file: np.savez_compressed(file, **arrays))
+    write_atomic(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
     files["boundaries"] = str(path)
     if "nifti" in to.forms:
         write_nifti(to.path("_classes.nii.gz"), classes, volume.spacing_mm)
