@@ -53,19 +53,16 @@ def finetune(
     from octjepa.evaluate.label_fractions import parse_counts
     from octjepa.evaluate.subgroups import parse_subgroups
     from octjepa.store import Store
-    from octjepa.tasks.finetune.fit import finetune_store, finetune_with_fewer_labels
+    from octjepa.tasks.finetune.fit import FinetuneInputs, finetune_store, finetune_with_fewer_labels
     from octjepa.tasks.finetune.recipe import load_recipe
 
     check_output_folder(out, "a new folder, or with --resume the folder of a fine-tuning")
     counts, groups = parse_counts(labelled), parse_subgroups(subgroups)
     settings = load_recipe(recipe, overrides or ())
-    made = finetune_store(
-        settings, checkpoint, Store.open(store), labels, out, target or (), resume, ledger, None, groups
-    )
+    inputs = FinetuneInputs(checkpoint, Store.open(store), labels, target or (), ledger, subgroups=groups)
+    made = finetune_store(settings, inputs, out, resume)
     if counts:
-        made["labelled"] = finetune_with_fewer_labels(
-            settings, counts, checkpoint, Store.open(store), labels, out, target or (), ledger
-        )
+        made["labelled"] = finetune_with_fewer_labels(settings, counts, inputs, out)
     parts = ("rows", "notes", "checkpoint", "predictions", "summary", *(("labelled",) if counts else ()))
     shown = made if as_json else {key: made[key] for key in parts}
     primary = {pair["metric"] for pair in made["paired"]}

@@ -125,41 +125,44 @@ class Start:
     inherited: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class RunLocation:
+    """The folder of a run, where its checkpoints are (None: it writes none), and whether the run is resumed."""
+
+    out: Path
+    checkpoint_dir: Location | None
+    resume: bool
+
+
 def start_from(
-    out: Path,
-    checkpoint_dir: Location | None,
+    location: RunLocation,
     store: Store,
     ids: list[str],
     model: VJEPA3D,
     optimizer: torch.optim.AdamW,
     recipe: Recipe,
     runtime: Runtime,
-    resume: bool,
 ) -> Start:
     """Fills `model` and `optimizer` on every rank, at the run's first update or from its newest checkpoint.
 
     Raises UsageError (nothing to resume from, other data), CheckpointError (no checkpoint is whole).
     """
-    start = runtime.run_on_rank_zero(
-        lambda: _read_start(out, checkpoint_dir, store, ids, model, optimizer, recipe, resume)
-    )
+    start = runtime.run_on_rank_zero(lambda: _read_start(location, store, ids, model, optimizer, recipe))
     _broadcast_state(model, optimizer, runtime)
     return start
 
 
 def _read_start(
-    out: Path,
-    checkpoint_dir: Location | None,
+    location: RunLocation,
     store: Store,
     ids: list[str],
     model: VJEPA3D,
     optimizer: torch.optim.AdamW,
     recipe: Recipe,
-    resume: bool,
 ) -> Start:
     """`start_from` on rank 0."""
-    start = Start()
-    if resume:
+    start, out, checkpoint_dir = Start(), location.out, location.checkpoint_dir
+    if location.resume:
         if checkpoint_dir is None:
             raise UsageError("checkpoint.dir is null, so this run wrote no checkpoint and cannot be resumed")
         check_data(out, store, ids, recipe)

@@ -24,7 +24,7 @@ from octjepa.model import VJEPA3D
 from octjepa.model.blocks import Block
 from octjepa.recipe import Recipe
 from octjepa.store import Store
-from octjepa.train.checkpointing import Start, start_from
+from octjepa.train.checkpointing import RunLocation, Start, start_from
 from octjepa.train.data import batch_shares, choose_cohort
 from octjepa.train.machine import (
     Choice,
@@ -156,7 +156,9 @@ def prepare_run(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: 
     torch.manual_seed(recipe.train.seed)
     model = VJEPA3D.from_recipe(recipe).to(runtime.device)
     optimizer = build_optimizer(model, recipe.train)
-    start = start_from(out, checkpoint_dir, store, training_ids, model, optimizer, recipe, runtime, resume)
+    start = start_from(
+        RunLocation(out, checkpoint_dir, resume), store, training_ids, model, optimizer, recipe, runtime
+    )
     dataset.exclude(start.excluded)
     return Run(
         recipe=recipe,

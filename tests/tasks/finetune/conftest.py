@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from octjepa.tasks.finetune.fit import finetune_store
+from octjepa.tasks.finetune.fit import FinetuneInputs, finetune_store
 from octjepa.tasks.finetune.recipe import FinetuneRecipe, load_recipe
 from planted import QUICK, PlantedStore, write_encoder, write_labels
 
@@ -44,15 +44,16 @@ def tune(planted: PlantedStore, source: Path) -> Callable[..., dict[str, Any]]:
     def run(
         out: Path, *overrides: str, target: str | tuple[str, ...] = "mark", name: str = "finetune", **more: Any
     ) -> dict[str, Any]:
+        resume = more.pop("resume", False)
         given = {
             "checkpoint": source / "encoder.safetensors",
             "store": planted,
             "labels": source / "labels.tsv",
             "ledger_folder": out.parent / "looks",  # many tests that look make a fault of it
+            "targets": (target,) if isinstance(target, str) else target,
             **more,
         }
-        targets = (target,) if isinstance(target, str) else target
-        return finetune_store(quick(*overrides, name=name), out=out, targets=targets, **given)
+        return finetune_store(quick(*overrides, name=name), FinetuneInputs(**given), out, resume)
 
     return run
 

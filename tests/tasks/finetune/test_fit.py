@@ -20,7 +20,7 @@ from octjepa.files import read_json_lines
 from octjepa.report import write_report
 from octjepa.report.html import number, signed
 from octjepa.store import Store
-from octjepa.tasks.finetune.fit import finetune_store, finetune_with_fewer_labels
+from octjepa.tasks.finetune.fit import FinetuneInputs, finetune_store, finetune_with_fewer_labels
 from octjepa.tasks.finetune.predict import load_tuned
 from octjepa.tasks.finetune.recipe import load_recipe
 from planted import QUICK, RECIPE, PlantedStore, write_encoder, write_labels
@@ -311,13 +311,14 @@ def test_fewer_labels_tune_a_network_each_beside_the_whole_run(planted, source, 
     settings = load_recipe(
         "finetune", (*QUICK, "stages.head=2", "stages.last=0", "stages.all=0", "level=person", "resamples=50")
     )
-    given = (source / "encoder.safetensors", planted, write_labels(tmp_path / "labels.tsv"), tmp_path / "out", ["mark"])
-    whole = finetune_store(settings, *given, subgroups=parse_subgroups("eye,clinical_site"))
+    inputs = FinetuneInputs(source / "encoder.safetensors", planted, write_labels(tmp_path / "labels.tsv"), ["mark"])
+    by_site = replace(inputs, subgroups=parse_subgroups("eye,clinical_site"))
+    whole = finetune_store(settings, by_site, tmp_path / "out")
     scored = {(one["name"], one["probe"], one["column"]) for one in whole["subgroups"]}
     assert {("small", "tuned", "eye"), ("small", "linear", "eye"), ("untrained", "linear", "clinical_site")} <= scored
     with pytest.raises(UsageError, match="was not measured by age: tune into a new --out"):
-        finetune_store(settings, *given, resume=True, subgroups=parse_subgroups("age:50"))
-    found = finetune_with_fewer_labels(settings, (6, 999), *given)
+        finetune_store(settings, replace(inputs, subgroups=parse_subgroups("age:50")), tmp_path / "out", resume=True)
+    found = finetune_with_fewer_labels(settings, (6, 999), inputs, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "labelled.json").read_text()) == found
     tuned = figure(found["6"], "small", "tuned")
     assert tuned["low"] <= tuned["value"] <= tuned["high"]
@@ -328,4 +329,4 @@ def test_fewer_labels_tune_a_network_each_beside_the_whole_run(planted, source, 
     assert not (tmp_path / "out" / "labelled-6" / "frozen.parquet").exists()  # that of the whole run is read
     assert found["999"]["rows"] == []
     assert "999 labelled people were requested, train has 20" in found["999"]["left_out"][0]
-    assert finetune_with_fewer_labels(settings, (6,), *given) == {"6": found["6"]}  # what is finished is not redone
+    assert finetune_with_fewer_labels(settings, (6,), inputs, tmp_path / "out") == {"6": found["6"]}  # what is finished is not redone

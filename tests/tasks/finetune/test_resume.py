@@ -190,7 +190,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from octjepa.errors import OctjepaError
-from octjepa.tasks.finetune.fit import finetune_store
+from octjepa.tasks.finetune.fit import FinetuneInputs, finetune_store
 from octjepa.tasks.finetune.recipe import load_recipe
 from planted import PlantedStore
 torch.set_num_threads(1)
@@ -199,8 +199,11 @@ dist.init_process_group("gloo")
 told = {}
 def tune(out, *more):
     recipe = load_recipe("finetune", [*overrides, *more])
-    given = Path(source) / "encoder.safetensors", PlantedStore(), Path(source) / "labels.tsv"
-    return finetune_store(recipe, *given, Path(out), ["mark"])
+    source_folder = Path(source)
+    inputs = FinetuneInputs(
+        source_folder / "encoder.safetensors", PlantedStore(), source_folder / "labels.tsv", ["mark"]
+    )
+    return finetune_store(recipe, inputs, Path(out))
 told["said"] = tune(out)
 for name, more in (("again", ()), ("odd", ("batch=7",))):
     try:

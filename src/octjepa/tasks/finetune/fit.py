@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,22 +64,26 @@ _FROZEN = "frozen.parquet"
 _PREDICTIONS = "predictions.parquet"
 
 
-def finetune_store(
-    recipe: FinetuneRecipe,
-    checkpoint: str | Path,
-    store: Store,
-    labels: Path,
-    out: Path,
-    targets: Sequence[str] = (),
-    resume: bool = False,
-    ledger_folder: Path | None = None,
-    frozen: Path | None = None,
-    subgroups: Sequence[SubgroupColumn] = (),
-) -> dict[str, Any]:
-    """Tunes the encoder of `checkpoint` into the folder `out` and returns the results.
+@dataclass(frozen=True)
+class FinetuneInputs:
+    """What a fine-tuning starts from and is evaluated on.
 
-    frozen: the table of the encoder before tuning, made where it is absent; default in `out`. subgroups: columns by
-    whose groups the results are measured, too.
+    targets: label columns; default: those of the recipe. ledger_folder: where uses of the test set are recorded;
+    default: next to the labels. frozen: the table of embeddings before tuning, which is made if it is absent; default:
+    in the output folder. subgroups: columns; the results are also measured for each of their groups.
+    """
+
+    checkpoint: str | Path
+    store: Store
+    labels: Path
+    targets: Sequence[str] = ()
+    ledger_folder: Path | None = None
+    frozen: Path | None = None
+    subgroups: Sequence[SubgroupColumn] = ()
+
+
+def finetune_store(recipe: FinetuneRecipe, inputs: FinetuneInputs, out: Path, resume: bool = False) -> dict[str, Any]:
+    """Tunes the encoder of `inputs` into the folder `out` and returns the results.
 
     Under torchrun every process calls it alike: rank 0 writes, all return the same. Raises UsageError (people, labels
     or folder that cannot be used), ContractError (store prepared otherwise), CheckpointError, Interrupted (a signal
@@ -94,9 +98,7 @@ def finetune_store(
             workers = choose_loader_workers(recipe.loader_workers, runtime.device)
             choices = {"threads": choose_threads(), "loader_workers": workers}
             print_choices(runtime.device, precision, runtime.precision_reason, choices)
-        return _finetune(
-            recipe, checkpoint, store, labels, out, targets, ledger_folder, frozen or out / _FROZEN, runtime, subgroups
-        )
+        return _finetune(recipe, inputs, out, runtime)
 
 
 def _check_measured(subgroups: Sequence[SubgroupColumn], results: dict[str, Any], out: Path) -> None:
@@ -115,14 +117,7 @@ def _clean(out: Path) -> None:
 
 
 def finetune_with_fewer_labels(
-    recipe: FinetuneRecipe,
-    counts: Sequence[int],
-    checkpoint: str | Path,
-    store: Store,
-    labels: Path,
-    out: Path,
-    targets: Sequence[str] = (),
-    ledger_folder: Path | None = None,
+    recipe: FinetuneRecipe, counts: Sequence[int], inputs: FinetuneInputs, out: Path
 ) -> dict[str, Any]:
     """`finetune_store` with labels of each of `counts` training people, in `out/labelled-<count>`.
 
@@ -133,9 +128,8 @@ def finetune_with_fewer_labels(
     for count in counts:
         folder, limited = out / f"labelled-{count}", recipe.model_copy(update={"labelled": count})
         try:
-            made = finetune_store(
-                limited, checkpoint, store, labels, folder, targets, is_begun(folder), ledger_folder, out / _FROZEN
-            )
+            shared = replace(inputs, frozen=out / _FROZEN, subgroups=())
+            made = finetune_store(limited, shared, folder, is_begun(folder))
         except TooFewLabelsError as error:
             found[str(count)] = {"rows": [], "paired": [], "left_out": [str(error)]}
             continue
@@ -145,18 +139,8 @@ def finetune_with_fewer_labels(
     return found
 
 
-def _finetune(
-    recipe: FinetuneRecipe,
-    checkpoint: str | Path,
-    store: Store,
-    labels: Path,
-    out: Path,
-    targets: Sequence[str],
-    ledger_folder: Path | None,
-    frozen_path: Path,
-    runtime: Runtime,
-    subgroups: Sequence[SubgroupColumn],
-) -> dict[str, Any]:
+def _finetune(recipe: FinetuneRecipe, inputs: FinetuneInputs, out: Path, runtime: Runtime) -> dict[str, Any]:
+    checkpoint, store = inputs.checkpoint, inputs.store
     if recipe.batch % runtime.world_size:
         raise UsageError(
             f"batch {recipe.batch} cannot be divided evenly over {runtime.world_size} processes: change either"
@@ -168,15 +152,17 @@ def _finetune(
     found = ProbeResult()
 
     def prepare() -> tuple[Ledger, TuningData, dict[str, Any] | None]:
-        ledger = Ledger.of(labels, ledger_folder, COMMAND)
-        prepared = prepare_tuning_data(recipe, encoder, checkpoint, store, labels, targets, found, subgroups)
+        ledger = Ledger.of(inputs.labels, inputs.ledger_folder, COMMAND)
+        prepared = prepare_tuning_data(
+            recipe, encoder, checkpoint, store, inputs.labels, inputs.targets, found, inputs.subgroups
+        )
         open_folder(out, recipe, encoder, frozen, store, prepared, runtime)
         return ledger, prepared, read_results(out)
 
     ledger, data, finished = runtime.run_on_rank_zero(prepare)
     if finished is not None:  # by a call of the same recipe, encoder and labels, as open_folder found
         runtime.run_on_rank_zero(lambda: _clean(out))  # a kill may have come in between
-        _check_measured(subgroups, finished, out)
+        _check_measured(inputs.subgroups, finished, out)
         return dict(finished)
     tuned = [_tune(data.name, encoder, out, recipe, data, store, runtime, found)]
     if recipe.scratch:
@@ -184,7 +170,7 @@ def _finetune(
         tuned.append(_tune(SCRATCH, untrained, out / "scratch", recipe, data, store, runtime, found))
     if theirs and recipe.drop_path:
         found.add_note(f"{data.name} is of another project: drop_path was not applied")
-    table = _frozen_embeddings(checkpoint, store, frozen_path, frozen, data, runtime)
+    table = _frozen_embeddings(checkpoint, store, inputs.frozen or out / _FROZEN, frozen, data, runtime)
     used = _measured(data, tuned, table)
     test_set = runtime.run_on_rank_zero(lambda: data.evaluation.open_test_set(ledger, used, found))
     test = {run.name: (predict_split(run.network, data, store, "test", runtime), run.shifts) for run in tuned}
