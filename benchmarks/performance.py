@@ -159,7 +159,8 @@ def operators_by_time(record: dict[str, Any]) -> list[str]:
     """The section of the record of `benchmarks/step_profile.py`."""
     lines = [
         "## Where an update's time goes", "",
-        "Share of the time of all operators of torch (`benchmarks/step_profile.py`, [record](step_profile.json)).", "",
+        "Share of the time of all operators of torch (`benchmarks/step_profile.py`, record in "
+        "`benchmarks/records/step_profile.json`).", "",
         "| machine, precision | threads | recipe | matrix products | operators |", "|---|---|---|---|---|",
     ]  # fmt: skip
     for name, found in record.items():

@@ -1,6 +1,6 @@
 """Reads a recipe by name or path, with dotted overrides, into a frozen model, or raises a `RecipeError` with reasons.
 
-`octjepa.parsing` reads YAML with decimal numbers, within limits; a key given twice is refused.
+`octjepa.yaml_text` reads YAML with decimal numbers, within limits; a key given twice is refused.
 A file may extend another recipe: `extends: tiny_cpu`, or a path relative to the file; its own keys take precedence.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from octjepa import parsing
+from octjepa import parsing, yaml_text
 from octjepa.errors import RecipeError
 from octjepa.parsing import shown
 from octjepa.recipe import Recipe
@@ -32,7 +32,7 @@ _MOST_FAULTS = 30  # of a recipe that one message lists
 def parse_yaml(text: str, where: str) -> Any:
     """YAML text -> plain data. Raises RecipeError naming `where` and the line."""
     try:
-        return parsing.parse_yaml(text)
+        return yaml_text.parse_yaml(text)
     except parsing.Malformed as error:
         raise RecipeError(f"{where} is not readable YAML: {error}") from None
 
@@ -101,7 +101,7 @@ class RecipeKind(Generic[Model]):
     def read_keys(self, path: Path) -> dict[str, Any]:
         """The keys in a recipe's file, `extends` among them; unchecked. Raises RecipeError: not YAML, no mapping."""
         try:
-            text = parsing.read_text(path, parsing.YAML_BYTES)
+            text = parsing.read_text(path, yaml_text.YAML_BYTES)
         except OSError as error:
             raise RecipeError(f"{path} cannot be read: {error.strerror}") from None
         except parsing.Malformed as error:

@@ -66,7 +66,7 @@ def test_aims_are_beside_the_figures_met_or_not() -> None:
 
 
 def test_the_page_in_the_repository_gives_a_reason_for_every_reference_that_is_ahead() -> None:
-    every = json.loads((performance.FOLDER / "results.json").read_text(encoding="utf-8"))
+    every = json.loads((performance.RECORDS / "performance.json").read_text(encoding="utf-8"))
     ahead = {name for known in every.values() for name, one in known.items() if reference_is_ahead(one)}
     assert ahead <= set(NOTES)
     assert (performance.FOLDER / "README.md").read_text(encoding="utf-8") == performance.page(every)

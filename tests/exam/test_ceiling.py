@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from benchmarks.exam import truth as truth_module
 from benchmarks.exam.ceiling import decoys_ceiling
 from benchmarks.exam.ceiling_networks import LesionMapNet, scores, train_maps, train_small
 from benchmarks.exam.decoys import DECOYS
@@ -25,25 +24,24 @@ FINE = Preprocessing()  # of every store of the exam
 SMALL = (2, 128, 16)
 
 
-def cohort_with_cyst(reversed_frames: bool, monkeypatch: pytest.MonkeyPatch) -> Any:
+def cohort_with_cyst(reversed_frames: bool) -> Any:
     """One eye as native as it is stored, but for a shift of 3 along depth; a cyst in frames 4 to 7 of the truth."""
     size = FINE.stored_size
     shifts = np.full((size[0], size[2]), 3, np.int16)
     frame_mm = (np.arange(size[0]) - (size[0] - 1) / 2) * FINE.target_spacing_mm[0]
     native = NativeMap(size, FINE.target_spacing_mm, FINE, shifts, frame_mm, False)
-    monkeypatch.setattr(truth_module.NativeMap, "from_store", lambda *_: native)
     mask = np.zeros(size, bool)
     mask[4:8, 37:47, 60:70] = True
     known = Truth(np.zeros((len(SURFACES), size[0], size[2]), np.float32), {"intraretinal_fluid": mask}, (0.0, 0.0))
     return SimpleNamespace(
-        store=SimpleNamespace(preprocessing=FINE), ids=["eye"], truth=lambda _: known,
+        store=SimpleNamespace(preprocessing=FINE, native_map=lambda _: native), ids=["eye"], truth=lambda _: known,
         frames=lambda _, frame: size[0] - 1 - frame if reversed_frames else frame,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("reversed_frames", [False, True])
-def test_cells_hold_a_lesion_where_it_is(reversed_frames: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    cohort = cohort_with_cyst(reversed_frames, monkeypatch)
+def test_cells_hold_a_lesion_where_it_is(reversed_frames: bool) -> None:
+    cohort = cohort_with_cyst(reversed_frames)
     cells = lesion_cells(cohort, 0)
     number = LESIONS.index("intraretinal_fluid")
     assert cells[number].sum() * np.prod(CELL) == pytest.approx(4 * 10 * 10)

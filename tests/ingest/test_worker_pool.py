@@ -119,6 +119,7 @@ def test_phantoms_are_drawn_by_a_process_a_core(
         raise OctjepaError("that is enough")
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("octjepa.machine.cores", lambda: 3)  # what the demo asks
     monkeypatch.setattr("octjepa.ingest.worker_pool.cores", lambda: 3)
     monkeypatch.setattr("octjepa.phantom.write_cohort", write_cohort)
     assert call(*words).code == 1

@@ -22,12 +22,12 @@ from octjepa.parsing import (
     Malformed,
     parse_json,
     parse_json_object,
-    parse_yaml,
     printable,
     read_limited,
     read_parquet,
     shown,
 )
+from octjepa.yaml_text import parse_yaml
 from synthetic import small_recipe
 
 

@@ -95,11 +95,8 @@ def test_rank_zero_decides_for_all(machine: Any) -> None:
     class Second(Runtime):
         """Rank 1, whose device has no bf16, beside a rank 0 that chose it."""
 
-        def run_on_rank_zero(self, function: Callable[[], object]) -> None:
-            pass
-
-        def broadcast_object(self, value: Any) -> Any:
-            return "bf16"
+        def run_on_rank_zero(self, function: Callable[[], Any]) -> Any:
+            return "bf16", "chosen by rank 0"
 
     machine(False)
     runtime = Second("fp32")

@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from octjepa.errors import OctjepaError
-from octjepa.parsing import printable
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _WHAT_TO_DO = {
@@ -71,6 +70,8 @@ def exit_with_message(verb: Callable[[], str | None]) -> Iterator[None]:
             message, code = _out_of_memory(), 1
     if code:
         with suppress(OSError):  # the terminal may be gone
+            from octjepa.parsing import printable  # loads a YAML parser, which --help does not need
+
             print(f"octjepa: {printable(message)}", file=sys.stderr)
         sys.exit(code)
 

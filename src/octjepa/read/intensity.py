@@ -53,10 +53,16 @@ def _count_values(values: np.ndarray) -> int:
     """How many different values there are, `FEW_VALUES` + 1 for more; frame by frame, because sorting copies."""
     found: set[Any] = set()
     for frame in values:
-        found.update(np.unique(frame).tolist())
+        found.update(np.unique(frame).tolist() if frame.dtype.kind != "f" else _finite_values(frame))
         if len(found) > FEW_VALUES:
             break
     return len(found)
+
+
+def _finite_values(frame: np.ndarray) -> list[float]:
+    """The different finite values; a NaN differs from every other NaN, so that a set would count each."""
+    values: list[float] = np.unique(frame[np.isfinite(frame)]).tolist()
+    return values
 
 
 def _is_flat(values: np.ndarray) -> bool:

@@ -17,7 +17,6 @@ from octjepa.report.contents import Contents, read_contents, read_run
 from octjepa.report.data_card import card_text
 from octjepa.report.headlines import faults, headlines
 from octjepa.report.html import render_template, without_paths
-from octjepa.report.sections import build_sections
 from octjepa.report.verdict import overall_verdict
 
 _LONG_TABLE = 12  # rows beyond which a table starts folded
@@ -63,6 +62,8 @@ def write_report(
 
 def render(contents: Contents) -> str:
     """The HTML text of the page about `contents`."""
+    from octjepa.report.sections import build_sections  # loads torch: not before the paths are known to be right
+
     name = contents.training.about.get("name", "") if contents.training else ""
     sections = build_sections(contents)
     root = contents.root

@@ -156,9 +156,7 @@ def prepare_run(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: 
     torch.manual_seed(recipe.train.seed)
     model = VJEPA3D.from_recipe(recipe).to(runtime.device)
     optimizer = build_optimizer(model, recipe.train)
-    start = start_from(
-        RunLocation(out, checkpoint_dir, resume), store, training_ids, model, optimizer, recipe, runtime
-    )
+    start = start_from(RunLocation(out, checkpoint_dir, resume), store, training_ids, model, optimizer, recipe, runtime)
     dataset.exclude(start.excluded)
     return Run(
         recipe=recipe,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -329,4 +330,6 @@ def test_fewer_labels_tune_a_network_each_beside_the_whole_run(planted, source, 
     assert not (tmp_path / "out" / "labelled-6" / "frozen.parquet").exists()  # that of the whole run is read
     assert found["999"]["rows"] == []
     assert "999 labelled people were requested, train has 20" in found["999"]["left_out"][0]
-    assert finetune_with_fewer_labels(settings, (6,), inputs, tmp_path / "out") == {"6": found["6"]}  # what is finished is not redone
+    assert finetune_with_fewer_labels(settings, (6,), inputs, tmp_path / "out") == {
+        "6": found["6"]
+    }  # what is finished is not redone
