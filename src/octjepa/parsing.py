@@ -185,6 +185,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | Malformed]]:
 
 
 def parse_integer(text: str) -> int:
+    """A decimal integer. Raises Malformed: it has more than 40 digits, which Python converts slowly."""
     if (digits := len(text.lstrip("-"))) > _INTEGER_DIGITS:
         raise Malformed(f"an integer of {digits:,} digits")
     return int(text)
