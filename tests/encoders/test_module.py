@@ -56,7 +56,7 @@ def test_the_page_runs(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPat
     write_cohort(tmp_path / "eyes", 1, 0, ("zeiss_cirrus",))
     build_store([tmp_path / "eyes"], tmp_path / "store", octjepa.load_encoder("phantom-tiny").recipe.preprocessing, 1)
     assert len(Store.open(tmp_path / "store")) == 2
-    (code,) = re.findall(r"```python\n(.*?)```", (root / "docs" / "python.md").read_text(), re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", (root / "docs" / "python.md").read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     exec(compile(code, "docs/python.md", "exec"), names)
