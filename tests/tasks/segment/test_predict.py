@@ -176,7 +176,7 @@ def test_files_appear_whole_or_not_at_all(line: Line, tmp_path: Path, monkeypatc
                 write_nifti(names[0], codes, scan.spacing_mm)
     with monkeypatch.context() as patch:
         patch.setattr("pydicom.dataset.pydicom.dcmwrite", stopped)
-        with pytest.raises(RuntimeError):
+        with pytest.raises(OctjepaError):
             write_segmentation(names[1], codes, ("fluid",), scan.spacing_mm, line.scan("cirrus"))
     assert list(tmp_path.iterdir()) == []
 
