@@ -32,6 +32,7 @@ def snapshot(network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
 
     Where the network is sharded over ranks, every rank must call it; each gets the full tensors.
     """
+    weights = network.state_dict()  # first: it puts shards in place of what FSDP2 gathered for the last forward pass
     moments = {
         f"{kind}/{name}": value
         for name, parameter in network.named_parameters()
@@ -41,7 +42,7 @@ def snapshot(network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
     }
     return {
         file: {name: full_tensor(value).detach().to("cpu", copy=True) for name, value in content.items()}
-        for file, content in {MODEL_FILE: network.state_dict(), OPTIMIZER_FILE: moments}.items()
+        for file, content in {MODEL_FILE: weights, OPTIMIZER_FILE: moments}.items()
     }
 
 

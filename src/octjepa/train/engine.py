@@ -51,22 +51,21 @@ def accumulate_gradients(network: nn.Module, losses: Iterable[MicroLoss]) -> dic
     The gradient of the whole batch is left in `network`. Gradients of micro-batches are added in pairs of equal size,
     as two ranks add theirs, so the micro-batch does not change the update: 1x32, 2x16 and 4x8 give the same weights.
     """
-    parameters = list(network.parameters())
     metrics: dict[str, Tensor] = {}
     sums: list[tuple[int, list[Tensor | None]]] = []  # (number of micro-batches, sum of their gradients)
     for loss, values in losses:
         loss.backward()
         for name, value in values.items():
             metrics[name] = value if name not in metrics else metrics[name] + value
-        sums.append((1, [parameter.grad for parameter in parameters]))
-        for parameter in parameters:
-            parameter.grad = None
+        # after the pass, in which FSDP2 replaces its shards by whole tensors
+        sums.append((1, [parameter.grad for parameter in network.parameters()]))
+        network.zero_grad(set_to_none=True)
         while len(sums) > 1 and sums[-1][0] == sums[-2][0]:
             _add_last_two(sums)
     while len(sums) > 1:
         _add_last_two(sums)
     for _, gradients in sums:
-        for parameter, gradient in zip(parameters, gradients, strict=True):
+        for parameter, gradient in zip(network.parameters(), gradients, strict=True):
             parameter.grad = gradient
     return metrics
 
