@@ -163,8 +163,8 @@ def _without_times(value: Any) -> Any:
 def import_all() -> None:
     """Imports what the verbs import, so that lives which are forked from here begin at once."""
     for name in (
-        "cli", "checkpoint.export", "embed.embedding", "ingest.archive", "leaderboard.board", "probe.probe", "report",
-        "report.leaderboard", "tasks.finetune.fit", "tasks.segment.fit",
+        "cli", "encoders.export", "embed.embedding", "ingest.archive", "evaluate.leaderboard.board", "evaluate.probe",
+        "report", "report.leaderboard", "tasks.finetune.fit", "tasks.segment.fit",
     ):  # fmt: skip
         import_module(f"octjepa.{name}")
     for name in ("matplotlib.figure", "monai.metrics", "sklearn.linear_model", "pyarrow.parquet", "rich.progress"):

@@ -111,7 +111,7 @@ def record_uses(
 
 
 def record_use(folder: Path, test_set: str, target: str, command: str, measured: Sequence[str]) -> TestSetUse:
-    """Appends a line for a use, before its results are shown, and counts the uses by what they measured.
+    """Appends a line for a new use, before its results are shown, and counts the uses by what they measured.
 
     test_set: `targets.test_set_hash`. measured: the `fingerprint` of each thing measured. A command that measures the
     same things again, such as one that was killed and repeated, is the same use. Raises UsageError: a ledger that was
@@ -127,13 +127,19 @@ def record_use(folder: Path, test_set: str, target: str, command: str, measured:
             with suppress(OSError):  # some network disks know no locks
                 fcntl.flock(handle, fcntl.LOCK_EX)
             uses = _read(file)
-            _append(handle, {"when": datetime.now(UTC).isoformat(timespec="seconds"), **line})
+            if not any(_is_same_use(use, line) for use in uses):
+                _append(handle, {"when": datetime.now(UTC).isoformat(timespec="seconds"), **line})
         finally:
             os.close(handle)
     except OSError as error:
         raise _write_error(file, error) from None
     distinct = {(use.get("command"), use.get("target"), tuple(use["measured"])) for use in [*uses, line]}
     return TestSetUse(target, len(distinct), len({key for *_, some in distinct for key in some}), file)
+
+
+def _is_same_use(use: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
+    """Whether a recorded use measured the same things for the same target by the same command."""
+    return all(use.get(key) == line[key] for key in ("command", "target", "measured"))
 
 
 def _append(handle: int, line: Mapping[str, Any]) -> None:

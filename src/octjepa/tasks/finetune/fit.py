@@ -245,7 +245,7 @@ def _frozen_embeddings(
 
 def _measured(data: TuningData, tuned: Sequence[_TunedRun], table: Embeddings) -> dict[str, list[str]]:
     """What the ledger knows the results by: networks by weights, and what embeddings gave as in `octjepa probe`."""
-    read = [f"{weights_hash(run.network.pretrained)} {TUNED}" for run in tuned]
+    read = [f"{network_hash(run.network)} {TUNED}" for run in tuned]
     sets = feature_sets([("", table)], (table.default_pool,))
     read += [test_set_ledger.fingerprint(features, "linear") for *_, features in sets]
     return dict.fromkeys(data.evaluation.test_sets, read)
