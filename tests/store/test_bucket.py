@@ -180,7 +180,8 @@ def test_a_cache_that_cannot_be_written_damages_nothing(
 def test_a_killed_ingest_goes_on(bucket: Bucket, tiny: Path, local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = join(bucket.url, "store")
     program = (
-        "import sys\nfrom octjepa.ingest import build\nfrom octjepa.store import bucket\nfrom octjepa.config import load_recipe\n"
+        "import sys\nfrom octjepa.ingest import build\nfrom octjepa.store import bucket\n"
+        "from octjepa.config import load_recipe\n"
         "bucket.ENTRIES_PER_JOURNAL = 3\nrecord, count = build.record_result, [0]\n"
         "def slow(*args):\n"
         "    count[0] += 1\n"
