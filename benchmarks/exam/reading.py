@@ -96,7 +96,7 @@ class Exam:
     def check_contract(self, encoder: PretrainedEncoder) -> None:
         """Raises UsageError where the encoder reads other volumes than the exam's, or patches that its truth cannot."""
         preprocessing, patch = self.cohort("main").store.preprocessing, encoder.recipe.tokens.patch_size
-        differences = contract_differences(preprocessing, encoder.recipe, "exam")
+        differences = contract_differences(preprocessing, encoder.preprocessing, "exam")
         if differences:
             raise UsageError(
                 f"{encoder.name} expects other volumes than the exam's:\n  "

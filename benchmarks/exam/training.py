@@ -18,7 +18,6 @@ import yaml
 
 from octjepa.config import load_recipe, science, science_hash
 from octjepa.distributed.runtime import Runtime
-from octjepa.embed.shard import weights_hash
 from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.errors import UsageError
 from octjepa.files import write_json
@@ -186,7 +185,7 @@ def finished_run(work: Path, plan: Plan, seed: int) -> tuple[PretrainedEncoder, 
         return encoder, {key: value for key, value in about.items() if key != "alarms"}
     folder = run_folder(work, plan, seed)
     about = json.loads((folder / "trained.json").read_text(encoding="utf-8"))
-    return encoder, {**about, "run": folder.name, "weights": weights_hash(encoder)[:12]}
+    return encoder, {**about, "run": folder.name, "weights": encoder.weights_hash()[:12]}
 
 
 def plan_in_package() -> Plan:

@@ -210,7 +210,7 @@ def python_page() -> str:
     ]
     for name in sorted(octjepa.__all__, key=str.lower):
         parts += _object(f"octjepa.{name}", getattr(octjepa, name), "##")
-    parts += _object("octjepa.checkpoint.PretrainedEncoder", PretrainedEncoder, "##")
+    parts += _object("octjepa.encoders.PretrainedEncoder", PretrainedEncoder, "##")
     parts += ["## Errors", "Every foreseeable mistake raises one of these; `exit_code` is that of the command."]
     parts += ["\n".join(["| error | exit code | meaning |", "|---|---|---|", *_errors()])]
     return "\n\n".join(parts) + "\n"
@@ -231,7 +231,8 @@ def _object(name: str, value: Any, level: str) -> Iterator[str]:
     if text:
         yield _prose(text)
     if inspect.isclass(value) and level == "##":
-        for member, item in vars(value).items():
+        own = [base for base in value.__mro__ if base.__module__.startswith("octjepa")]  # and what it inherits from us
+        for member, item in {name: item for base in reversed(own) for name, item in vars(base).items()}.items():
             target = item.__func__ if isinstance(item, classmethod | staticmethod) else item
             if not member.startswith("_") and (inspect.isfunction(target) or isinstance(target, property)):
                 yield from _object(f"{name.rpartition('.')[2]}.{member}", target, "###")

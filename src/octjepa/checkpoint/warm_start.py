@@ -45,7 +45,7 @@ def load_teacher(model: VJEPA3D, recipe: Recipe) -> frozenset[str]:
         raise UsageError(f"objective.teacher is unused by {recipe.objective.name}, which predicts voxels: drop it")
     path = recipe.objective.teacher
     source = read_weights(path)
-    differing = contract_differences(source.recipe.preprocessing, recipe, "teacher")
+    differing = contract_differences(source.recipe.preprocessing, recipe.preprocessing, "teacher")
     if differing:
         raise UsageError(f"objective.teacher {path} reads other volumes:\n  " + "\n  ".join(differing))
     _check(model, dict(source.network.state_dict()), source.network.heads, "objective.teacher", path, recipe.model.size)

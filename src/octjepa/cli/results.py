@@ -41,21 +41,14 @@ def embed(
     quiet: Quiet = False,
 ) -> None:
     """Writes an embedding for every volume of a store. Keyed by person, eye and content; resumes where it stopped."""
-    from octjepa.embed.embedding import embed_store
-    from octjepa.embed.external import embed_external
-    from octjepa.encoders.external import check_address, is_external
-    from octjepa.encoders.pooling import DEFAULT_POOLS, POSITION_FREE_POOL
-    from octjepa.errors import UsageError
+    from octjepa.embed.embedding import Division, embed_store, ours_alone
+    from octjepa.encoders.external import is_external
     from octjepa.store import Store
 
     check_output_file(out)
-    if is_external(checkpoint):
-        if per_bscan or engine != "local":
-            raise UsageError(f"{checkpoint}: --per-bscan and --engine ray work with encoders of octjepa alone")
-        print_result(embed_external(checkpoint, Store.open(store), out, pool or (POSITION_FREE_POOL,), tokens), as_json)
-        return
-    check_address(checkpoint)
-    made = embed_store(checkpoint, Store.open(store), out, pool or DEFAULT_POOLS, tokens, per_bscan, engine, workers)
+    if (per_bscan or engine != "local") and is_external(checkpoint):
+        raise ours_alone(checkpoint)
+    made = embed_store(checkpoint, Store.open(store), out, pool or (), tokens, per_bscan, Division(engine, workers))
     print_result(made, as_json)
 
 

@@ -53,7 +53,7 @@ def store_check(setup: Setup) -> Iterator[Check]:
         yield Check("store", "failed", found, _STORE, to_do)
         return
     store.read(str(store.table["volume_id"].iloc[0]))
-    differences = [] if setup.recipe is None else contract_differences(store.preprocessing, setup.recipe)
+    differences = [] if setup.recipe is None else contract_differences(store.preprocessing, setup.recipe.preprocessing)
     if differences:
         found = f"{found}; made otherwise: {'; '.join(differences)}"
         to_do = "ingest into a new store with --recipe, or choose one that fits"

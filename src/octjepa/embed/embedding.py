@@ -1,8 +1,9 @@
 """Embeds every volume of a store: features of the encoder, of its untrained twin and of intensity alone.
 
-The volumes, sorted by id, are cut into parts. Processes of torchrun, workers of a Ray cluster or this process alone
-take them in turn and write each when it is computed (`shard.Embedder.write`), so a killed run is resumed, and the table
-is the same however the work is divided. Tokens and features of B-scans are written beside it on demand.
+The encoder is ours or another project's (`encoders.base.FrozenEncoder`). The volumes, sorted by id, are cut into parts.
+Processes of torchrun, workers of a Ray cluster or this process alone take them in turn and write each when it is
+computed (`shard.Embedder.write`), so a killed run is resumed, and the table is the same however the work is divided.
+Tokens and features of B-scans are written beside it on demand.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -18,16 +20,17 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from octjepa.checkpoint.location import parse_location
 from octjepa.config import science_hash
 from octjepa.distributed.runtime import Runtime, distributed_context
 from octjepa.embed import token_folder
 from octjepa.embed.leakage import count_leaked_people, recorded_training_set, warn_of_leaks
 from octjepa.embed.parts import PART_VOLUMES, lock_outputs, parts_folder, read_part, remove_parts
-from octjepa.embed.shard import Embedder, EmbeddingOptions, Job, job_key, weights_hash
-from octjepa.embed.table import UNPOOLED, write_bscan_table, write_embeddings
-from octjepa.encoders import PretrainedEncoder, load_encoder
-from octjepa.encoders.pooling import DEFAULT_POOLS, check_pools
+from octjepa.embed.shard import Embedder, EmbeddingOptions, Job, job_key
+from octjepa.embed.table import FEATURE_COLUMNS, UNPOOLED, TableFacts, write_bscan_table, write_embeddings
+from octjepa.encoders.base import FrozenEncoder
+from octjepa.encoders.external import ExternalEncoder
+from octjepa.encoders.external.prepared import PreparedExternal
+from octjepa.encoders.locate import open_encoder, prepare_external
 from octjepa.errors import ContractError, OctjepaError, UsageError
 from octjepa.progress import bar
 from octjepa.store import Store
@@ -39,56 +42,81 @@ _STALLED_SECONDS = 1800.0
 Engine = Literal["local", "ray"]
 
 
+@dataclass(frozen=True)
+class Division:
+    """How the work is divided, which does not change the table.
+
+    engine: "local" for this process or those of torchrun, "ray" for a Ray cluster, of `workers` where it is started
+    here. batch: volumes in a forward pass. part: volumes that a kill can cost, and that a rank takes at a time.
+    """
+
+    engine: Engine = "local"
+    workers: int | None = None
+    batch: int = 16
+    part: int = PART_VOLUMES
+
+
 def embed_store(
-    checkpoint: str | Path,
+    source: str | Path | FrozenEncoder | ExternalEncoder,
     store: Store,
     out: Path,
-    pools: Sequence[str] = DEFAULT_POOLS,
+    pools: Sequence[str] = (),
     tokens: Path | None = None,
     per_bscan: bool = False,
-    engine: Engine = "local",
-    workers: int | None = None,
-    batch: int = 16,
-    part: int = PART_VOLUMES,
+    division: Division = Division(),
 ) -> dict[str, Any]:
-    """Writes the embeddings of every volume of `store` whose scan pattern the weights know to `out`; returns a summary.
+    """Writes the embeddings of every volume of `store` whose scan pattern the encoder reads to `out`.
 
-    Only `data.patterns` of the recipe selects volumes: the effect of another device, site or quality is measured by the
-    evaluation. `tokens` is a folder for token features, `per_bscan` asks for a table of B-scan features beside `out`.
+    source: an encoder, ours or another project's, or its location. pools: poolings, by default those of the encoder.
+    Only scan patterns select volumes: the effect of another device, site or quality is measured by the evaluation.
+    `tokens` is a folder for token features, `per_bscan` asks for a table of B-scan features beside `out`.
     Under torchrun each process takes its share of the parts, and each returns the summary.
 
-    `leaked` counts people of val and test whose eyes the encoder was pretrained on; probes refuse such a table.
+    Returns the summary, whose `leaked` counts people of val and test on whose eyes the encoder was trained; probes
+    refuse such a table.
 
     Raises CheckpointError (no or damaged weights, or no encoder's), ContractError (the store was prepared otherwise),
-    UsageError (none to embed, an unknown pool, a folder that cannot be used, another process writes the table).
+    UsageError (none to embed, a pooling that is unknown or that the encoder's tokens do not allow, tokens without
+    positions, a folder that cannot be used, another process writes the table), and what `load_external` raises.
     """
-    options = EmbeddingOptions(check_pools(pools), "" if tokens is None else str(tokens.resolve()), per_bscan, batch)
-    if tokens is not None:
-        token_folder.check_folder(tokens)
-    encoder = load_encoder(checkpoint)
-    require_same_contract(encoder, store, checkpoint)
+    encoder = _opened(source, store)
+    if isinstance(encoder, PreparedExternal) and (per_bscan or division.engine != "local"):
+        raise ours_alone(encoder.name)
+    if division.engine == "ray" and not isinstance(source, str | Path):
+        raise UsageError("--engine ray loads the encoder on every machine: give its location")
+    pools = encoder.check_pools(pools or encoder.default_pools)
+    options = EmbeddingOptions(pools, "" if tokens is None else str(tokens.resolve()), per_bscan, division.batch)
+    where = source if isinstance(source, str | Path) else encoder.name
+    require_same_contract(encoder, store, where)
     rows = select_volumes(encoder, store)
-    weights, contents = weights_hash(encoder), (rows["volume_id"] + rows["content_hash"]).tolist()
-    key = job_key(weights, science_hash(store.preprocessing), contents, options, part)
-    job = Job(_absolute(checkpoint), _absolute(store.location), parts_folder(out, key), key, options)
-    leaked = count_leaked_people(rows, recorded_training_set(encoder.recorded_training, parse_location(checkpoint)))
+    if tokens is not None:
+        if encoder.grid is None:
+            raise UsageError(
+                f"--tokens: the tokens of {encoder.name} have no positions in the volume (a class token, a vector, or "
+                "an order that is not known): embed without --tokens, or let the module return a feature map"
+            )
+        token_folder.check_folder(tokens)
+    weights, contents = encoder.weights_hash(), (rows["volume_id"] + rows["content_hash"]).tolist()
+    key = job_key(weights, science_hash(store.preprocessing), contents, options, division.part)
+    job = Job(_absolute(where), _absolute(store.location), parts_folder(out, key), key, options)
+    leaked = count_leaked_people(rows, recorded_training_set(encoder.recorded_training, encoder.location))
     ids = rows["volume_id"].tolist()
-    parts = [ids[start : start + part] for start in range(0, len(ids), part)]
+    parts = [ids[start : start + division.part] for start in range(0, len(ids), division.part)]
     started = time.perf_counter()
     with distributed_context() as runtime, ExitStack() as locks:
         if runtime.rank == 0:
-            warn_of_leaks(leaked, "pretrained")
+            warn_of_leaks(leaked, "pretrained" if encoder.origin is None else "fine-tuned")
         runtime.run_on_rank_zero(partial(lock_outputs, locks, out, tokens, job.folder))
         todo = [number for number in range(len(parts)) if not job.file(number).is_file()]
         before = len(parts) - len(todo)
         runtime.sum_numbers([before])  # nobody writes before everybody has seen what there is
         with bar("embed", len(ids), "volume", done=sum(map(len, parts)) - sum(len(parts[n]) for n in todo)) as shown:
-            if engine == "ray":
+            if division.engine == "ray":
                 from octjepa.embed.ray_tasks import embed_on_ray
 
                 if runtime.world_size > 1:
                     raise UsageError("--engine ray under torchrun would divide the work twice: use one of them")
-                for number in embed_on_ray(job, [(number, parts[number]) for number in todo], workers):
+                for number in embed_on_ray(job, [(number, parts[number]) for number in todo], division.workers):
                     shown.advance(len(parts[number]))
             else:
                 worker = Embedder(encoder, options, runtime.device)
@@ -97,7 +125,9 @@ def embed_store(
                     shown.advance(len(parts[number]))
         _wait_for_all(runtime, job, len(parts))
         seconds = time.perf_counter() - started
-        join = partial(_join, out, job, parts, rows, store, encoder, weights, leaked)
+        contract = science_hash(store.preprocessing)
+        about = TableFacts(encoder.dim, encoder.name, contract, leaked, pools, weights, encoder.token_choice)
+        join = partial(_join, out, job, parts, rows, store, encoder, about)
         counts = runtime.run_on_rank_zero(join)
     computed = sum(len(parts[number]) for number in todo)
     figures: dict[str, Any] = {
@@ -115,7 +145,20 @@ def embed_store(
         figures["bscans"] = str(bscan_path(out))
     if tokens is not None:
         figures["tokens"] = str(tokens)
+    if encoder.origin is not None:
+        figures["weights"] = dict(encoder.origin)
     return figures
+
+
+def ours_alone(name: str) -> UsageError:
+    """The error of an encoder of another project that is asked for more than vectors and tokens."""
+    return UsageError(f"{name}: --per-bscan and --engine ray work with encoders of octjepa alone")
+
+
+def _opened(source: str | Path | FrozenEncoder | ExternalEncoder, store: Store) -> FrozenEncoder:
+    if isinstance(source, str | Path):
+        return open_encoder(source, store.preprocessing)
+    return prepare_external(source, store.preprocessing) if isinstance(source, ExternalEncoder) else source
 
 
 def bscan_path(out: Path) -> Path:
@@ -128,9 +171,9 @@ def _absolute(location: str | Path) -> str:
     return str(Path(location).resolve()) if Path(location).exists() else str(location)
 
 
-def require_same_contract(encoder: PretrainedEncoder, store: Store, weights: str | Path) -> None:
+def require_same_contract(encoder: FrozenEncoder, store: Store, weights: str | Path) -> None:
     """Raises ContractError where `store` was not prepared as the encoder expects; `weights`: its name for the user."""
-    differences = contract_differences(store.preprocessing, encoder.recipe)
+    differences = contract_differences(store.preprocessing, encoder.preprocessing)
     if differences:
         raise ContractError(
             f"store {store.location} was prepared otherwise than the weights of {weights} expect:\n  "
@@ -139,12 +182,12 @@ def require_same_contract(encoder: PretrainedEncoder, store: Store, weights: str
         )
 
 
-def select_volumes(encoder: PretrainedEncoder, store: Store) -> pd.DataFrame:
+def select_volumes(encoder: FrozenEncoder, store: Store) -> pd.DataFrame:
     """The store's volumes to embed, sorted by volume id; a device or site that is lost as a whole is logged.
 
     Raises UsageError where there is none.
     """
-    table, patterns = store.table, encoder.recipe.data.patterns
+    table, patterns = store.table, encoder.patterns
     rows = table[table["pattern"].isin(patterns)].sort_values("volume_id")
     if rows.empty:
         raise UsageError(f"store {store.location} holds no {' or '.join(patterns)} volume to embed")
@@ -183,30 +226,26 @@ def _join(
     parts: Sequence[Sequence[str]],
     rows: pd.DataFrame,
     store: Store,
-    encoder: PretrainedEncoder,
-    weights: str,
-    leaked: int,
+    encoder: FrozenEncoder,
+    about: TableFacts,
 ) -> list[float]:
     """Writes one table from all parts and the indexes beside it, then removes the parts.
 
     Returns the least, the median and the greatest number of tokens of a volume.
     """
-    loaded = [read_part(job.file(number), ids, UNPOOLED) for number, ids in enumerate(parts)]
+    loaded = [read_part(job.file(number), ids, FEATURE_COLUMNS) for number, ids in enumerate(parts)]
     frame = add_participants(rows, store.participants)
-    for name in ("vector", "untrained", *UNPOOLED):
-        frame[name] = list(np.concatenate([part[name] for part in loaded]))
-    contract = science_hash(store.preprocessing)
+    for name in dict.fromkeys((*FEATURE_COLUMNS, *UNPOOLED)):
+        if name in loaded[0]:
+            frame[name] = list(np.concatenate([part[name] for part in loaded]))
     if job.options.per_bscan:
         means, counts = (np.concatenate([part[name] for part in loaded]) for name in ("bscan", "bscan_tokens"))
         write_bscan_table(bscan_path(out), frame, means, counts, encoder)
     if job.options.tokens:
-        about = {"encoder": encoder.name, "weights": weights, "contract": contract, "dim": encoder.dim}
+        index = {"encoder": about.encoder, "weights": about.weights, "contract": about.contract, "dim": about.dim}
         named = {job.name(number): ids for number, ids in enumerate(parts)}
-        token_folder.write_index(Path(job.options.tokens), named, {**about, "grid": list(encoder.recipe.grid)})
-    write_embeddings(
-        out, frame, encoder.dim, encoder.name, contract, leaked, job.options.pools, weights,
-        encoder.recipe.tokens.select,
-    )  # fmt: skip
+        token_folder.write_index(Path(job.options.tokens), named, {**index, "grid": list(encoder.grid or ())})
+    write_embeddings(out, frame, **vars(about))
     remove_parts(out)
     return [float(f) for f in np.quantile(np.concatenate([part["token_count"] for part in loaded]), (0, 0.5, 1))]
 

@@ -49,7 +49,7 @@ def training_volumes(source: str | Path) -> TrainingSet:
     return recorded_training_set(recorded, location)
 
 
-def recorded_training_set(recorded: Collection[str], location: Location) -> TrainingSet:
+def recorded_training_set(recorded: Collection[str], location: Location | None) -> TrainingSet:
     """What weights at `location` record of their training, with the rows of their store where it is at hand."""
     ids, uid_keys = split_recorded(recorded)
     index = _store_of(location) if isinstance(location, Path) else None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed.shard import Embedder, Job
-from octjepa.encoders import load_encoder
+from octjepa.encoders.locate import open_encoder
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.ingest.ray_pool import RETRIES, cluster, worker_error
 from octjepa.outside import allow_outside
@@ -72,9 +72,9 @@ def embed_on_machine(part: Part, job: Job) -> tuple[int, str]:
         return number, socket.gethostname()
     if _worker_state is None or _worker_state[0] != job.key:
         with allow_outside():  # whoever sent the job has opened the same checkpoint
-            encoder = load_encoder(job.checkpoint)
-        worker = Embedder(encoder, job.options, Runtime("fp32").device)
-        _worker_state = job.key, worker, Store.open(job.store)
+            store = Store.open(job.store)
+            encoder = open_encoder(job.checkpoint, store.preprocessing)
+        _worker_state = job.key, Embedder(encoder, job.options, Runtime("fp32").device), store
     _, worker, store = _worker_state
     worker.write(job, number, store, volume_ids)
     return number, ""

@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Float, Int
 
 from octjepa.embed import token_folder
-from octjepa.encoders import PretrainedEncoder, pooling
+from octjepa.encoders import pooling
+from octjepa.encoders.base import FrozenEncoder
 from octjepa.encoders.pooling import TokenFeatures
 from octjepa.encoders.pretrained import SelectedTokens
 from octjepa.errors import OctjepaError
@@ -29,7 +30,7 @@ from octjepa.views import geometry
 from octjepa.volume import CanonicalVolume
 
 HISTOGRAM_BINS = 32
-VERSION = 4  # of the contents of a part
+VERSION = 5  # of the contents of a part
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,6 @@ class Job:
         return f"{self.key[:12]}-{number:06d}"
 
 
-def weights_hash(encoder: PretrainedEncoder) -> str:
-    """SHA-256 over names and values of the weights."""
-    digest = hashlib.sha256()
-    for name, value in sorted(encoder.encoder.state_dict().items()):
-        digest.update(name.encode() + np.ascontiguousarray(value.detach().cpu().numpy()).tobytes())
-    return digest.hexdigest()
-
-
 def job_key(weights: str, contract: str, contents: Sequence[str], options: EmbeddingOptions, size: int) -> str:
     """Equal keys mean equal parts: the same weights on the same contents in the same order, the same options."""
     pairs = sorted((name, str(value)) for name, value in asdict(options).items())
@@ -77,9 +70,9 @@ def job_key(weights: str, contract: str, contents: Sequence[str], options: Embed
 
 
 class Embedder:
-    """The encoder and its untrained twin on one device."""
+    """An encoder, ours or another project's, and its untrained twin on one device."""
 
-    def __init__(self, encoder: PretrainedEncoder, options: EmbeddingOptions, device: torch.device) -> None:
+    def __init__(self, encoder: FrozenEncoder, options: EmbeddingOptions, device: torch.device) -> None:
         self.encoder, self.untrained = encoder.to(device), encoder.untrained().to(device)
         self.options = options
 
@@ -98,14 +91,14 @@ class Embedder:
                 "untrained": self.untrained.encode_tokens(selected),
             }
             for name, features in self._features(volumes, selected, tokens):
-                batches.setdefault(name, []).append(np.stack(features).astype(np.float32))
+                batches.setdefault(name, []).append(np.stack(features))
             if self.options.tokens:
                 for name, volume_tokens in tokens.items():
                     halves = (volume.features.astype(np.float16) for volume in volume_tokens)
                     token_batches.setdefault(name, []).extend(halves)
-                positions = [volume.grid_index.astype(np.int32) for volume in selected]
+                positions = [volume.grid_index.astype(np.int32) for volume in tokens["vector"]]
                 token_batches.setdefault("positions", []).extend(positions)
-        arrays = {name: np.concatenate(parts) for name, parts in batches.items()}
+        arrays = {name: np.concatenate(parts).astype(np.float32) for name, parts in batches.items()}
         for name, array in arrays.items():
             if name != "bscan" and not np.isfinite(array).all():
                 broken = int((~np.isfinite(array).all(axis=1)).sum())
@@ -118,26 +111,17 @@ class Embedder:
         write_atomic(job.file(number), lambda file: np.savez(file, allow_pickle=False, **arrays))
 
     def _features(
-        self,
-        volumes: list[CanonicalVolume],
-        selected: list[SelectedTokens],
-        tokens: dict[str, list[TokenFeatures]],
+        self, volumes: Sequence[CanonicalVolume], selected: Sequence[object], tokens: dict[str, list[TokenFeatures]]
     ) -> Iterator[tuple[str, list[np.ndarray]]]:
         """(name, an array for each volume) of every feature block of the embedding table."""
-        layers = [pooling.tissue_layers(volume, self.encoder.recipe) for volume in volumes]
         for name, volume_tokens in tokens.items():
-            pairs = zip(volume_tokens, layers, strict=True)
-            yield (
-                name,
-                [
-                    pooling.pool_tokens(volume, layer_of_patch[volume.grid_index], self.options.pools)
-                    for volume, layer_of_patch in pairs
-                ],
-            )
-        preprocessing = self.encoder.recipe.preprocessing
-        yield "histogram", [intensity_histogram(volume, preprocessing) for volume in volumes]
-        yield "intensity", [intensity_features(volume) for volume in selected]
-        yield "token_count", [np.array([len(volume.grid_index)]) for volume in selected]
+            pairs = zip(volumes, volume_tokens, strict=True)
+            yield name, [self.encoder.pool(volume, found, self.options.pools) for volume, found in pairs]
+        yield "histogram", [intensity_histogram(volume, self.encoder.preprocessing) for volume in volumes]
+        patches = [one for one in selected if isinstance(one, SelectedTokens)]
+        if patches:  # an encoder of another project is given images
+            yield "intensity", [intensity_features(one) for one in patches]
+        yield "token_count", [np.array([len(volume.grid_index)]) for volume in tokens["vector"]]
         if self.options.per_bscan:
             means, counts = zip(*map(slice_means, tokens["vector"]), strict=True)
             yield "bscan", list(means)

@@ -87,8 +87,7 @@ class VolumeEmbedder(TransformerMixin, BaseEstimator):
                 volumes = [self._canonical(scan, number) for number, scan in some]
                 known += sum(volume.volume_id in self.encoder_.trained_on for volume in volumes)
                 for volume, tokens in zip(volumes, self.encoder_.encode_volumes(volumes), strict=True):
-                    layers = pooling.tissue_layers(volume, self.encoder_.recipe)[tokens.grid_index]
-                    rows.append(pooling.pool_tokens(tokens, layers, [self.pool]))
+                    rows.append(self.encoder_.pool(volume, tokens, [self.pool]))
                     shown.advance()
         if known:
             _log.warning(

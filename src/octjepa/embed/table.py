@@ -18,7 +18,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from octjepa.encoders import PretrainedEncoder, pooling
+from octjepa.encoders import pooling
+from octjepa.encoders.base import FrozenEncoder
 from octjepa.errors import UsageError
 from octjepa.files import write_atomic
 from octjepa.parsing import read_arrow
@@ -39,6 +40,19 @@ SPLITS = ("train", "val", "test")
 TOKENS = ("tissue", "all", "budget")
 SCHEMA = 1  # of the table; one that names none is of the first
 _METADATA = ("dim", "encoder", "contract", "leaked", "pools", "weights", "tokens")
+
+
+@dataclass(frozen=True)
+class TableFacts:
+    """What a table says of its encoder and its volumes; the fields as in `Embeddings`."""
+
+    dim: int
+    encoder: str
+    contract: str
+    leaked: int
+    pools: tuple[str, ...]
+    weights: str
+    tokens: str
 
 
 @dataclass(frozen=True)
@@ -268,11 +282,11 @@ def write_bscan_table(
     frame: pd.DataFrame,
     means: Float[np.ndarray, "volumes slices dim"],
     counts: Float[np.ndarray, "volumes slices"],
-    encoder: PretrainedEncoder,
+    encoder: FrozenEncoder,
 ) -> None:
     """Writes features of B-scans: an entry per volume of `frame` and slice of the token grid, in one parquet file.
 
-    A token covers several neighbouring B-scans of the canonical volume (`tokens.patch_size[0]`), so they share an
+    A token covers several neighbouring B-scans of the canonical volume, so they share an
     entry, which names the first and the last. `offset_mm` is the distance of their middle from the middle of the scan
     along the slow axis. `vector` is the mean over the slice's tokens, empty where none was selected: `tokens` is 0
     then. Raises OctjepaError: the disk refuses.
@@ -280,17 +294,17 @@ def write_bscan_table(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    recipe = encoder.recipe
-    thickness, depth = recipe.tokens.patch_size[0], recipe.preprocessing.image_size[0]
-    slices = means.shape[1]
+    slices, preprocessing = means.shape[1], encoder.preprocessing
+    depth = preprocessing.image_size[0]
+    thickness = depth // slices
     grid_slice = np.tile(np.arange(slices), len(frame))
-    first = grid_slice * thickness + recipe.preprocessing.margin[0]  # counted in the stored volume, margin included
+    first = grid_slice * thickness + preprocessing.margin[0]  # counted in the stored volume, margin included
     keys = ("person_id", "eye", "volume_id", "content_hash", "device", "split")
     columns = {name: pa.array(np.repeat(frame[name].to_numpy(), slices), pa.string()) for name in keys}
     columns["slice"] = pa.array(grid_slice, pa.int32())
     columns["first_bscan"] = pa.array(first, pa.int32())
     columns["last_bscan"] = pa.array(first + thickness - 1, pa.int32())
-    offset = ((grid_slice + 0.5) * thickness - depth / 2) * recipe.preprocessing.target_spacing_mm[0]
+    offset = ((grid_slice + 0.5) * thickness - depth / 2) * preprocessing.target_spacing_mm[0]
     columns["offset_mm"] = pa.array(offset, pa.float32())
     columns["tokens"] = pa.array(counts.reshape(-1).astype(np.int32))
     vectors = means.reshape(-1, means.shape[2])  # [volumes * slices, dim]

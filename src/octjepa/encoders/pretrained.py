@@ -14,15 +14,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from octjepa.checkpoint.location import Location, parse_location
 from octjepa.checkpoint.weights import Which, read_weights
 from octjepa.cohort.recorded_scans import split_recorded
-from octjepa.encoders.module import VolumeEncoder, collate_images, prepare_volume
-from octjepa.encoders.pooling import TokenFeatures, check_pools, pool_tokens, tissue_layers
+from octjepa.encoders.base import EncoderBase
+from octjepa.encoders.module import VolumeEncoder, collate_images
+from octjepa.encoders.pooling import DEFAULT_POOLS, TokenFeatures, check_pools, pool_tokens, tissue_layers
 from octjepa.model import VJEPA3D, Encoder
-from octjepa.recipe import Recipe
+from octjepa.recipe import Preprocessing, Recipe
 from octjepa.views import geometry, intensity, tokens
 from octjepa.views.sample import select_tissue_tokens, token_positions
-from octjepa.volume import CanonicalVolume, OCTVolume
+from octjepa.volume import CanonicalVolume
 
 FORWARD_TOKENS = 8192  # of all volumes in a forward pass: memory is bounded whatever the grid
 
@@ -37,13 +39,17 @@ class SelectedTokens(NamedTuple):
     tissue: Float[np.ndarray, " k"]
 
 
-class PretrainedEncoder:
-    """A frozen encoder with its recipe, as `octjepa.load_encoder` returns it.
+class PretrainedEncoder(EncoderBase[SelectedTokens]):
+    """A frozen encoder with its recipe, as `octjepa.load_encoder` returns it. Its protocol is `base.FrozenEncoder`.
 
     Attributes: `dim`, the width of a token's features; `recipe`, its settings; `trained_on`, the content ids of its
     training volumes, and `trained_on_uids`, the `uid_key` of those that have a UID, in newer weights; `which`,
     "target" for the EMA target or "student" for the encoder that was trained.
     """
+
+    default_pools = DEFAULT_POOLS
+    origin = None
+    location: Location | None = None  # what it was loaded from
 
     def __init__(
         self, encoder: Encoder, recipe: Recipe, name: str, trained_on: Collection[str] = (), which: Which = "target"
@@ -58,14 +64,29 @@ class PretrainedEncoder:
         return self.trained_on | self.trained_on_uids
 
     @property
-    def parameters(self) -> int:
-        """Number of the encoder's parameters."""
-        return sum(parameter.numel() for parameter in self.encoder.parameters())
+    def network(self) -> Encoder:
+        """The network with its weights."""
+        return self.encoder
 
-    def to(self, device: torch.device) -> PretrainedEncoder:
-        """Moves the encoder to `device`."""
-        self.encoder.to(device)
-        return self
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """By which its volumes are prepared."""
+        return self.recipe.preprocessing
+
+    @property
+    def patterns(self) -> Sequence[str]:
+        """The scan patterns that it was trained on."""
+        return self.recipe.data.patterns
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """(slices, depth, columns) of the token grid."""
+        return self.recipe.grid
+
+    @property
+    def token_choice(self) -> str:
+        """ "tissue" where it reads the tokens that hold tissue, "all" where it reads every token."""
+        return self.recipe.tokens.select
 
     def untrained(self) -> PretrainedEncoder:
         """The same architecture with its initial weights, which is the baseline of every probe."""
@@ -85,31 +106,17 @@ class PretrainedEncoder:
         """Batches volumes of a store as images `[B, 1, D, H, W]`: the `collate_fn` of a DataLoader over a `Store`."""
         return collate_images(volumes, self.recipe.preprocessing)
 
-    def prepare(self, volume: str | Path | OCTVolume | CanonicalVolume) -> CanonicalVolume:
-        """Returns `volume` with the encoder's preprocessing: spacing, size, orientation and flattening.
+    def check_pools(self, pools: Sequence[str]) -> tuple[str, ...]:
+        """The names once each. Raises UsageError: none, or an unknown one."""
+        return check_pools(pools)
 
-        volume: a path, an OCTVolume, or a CanonicalVolume, which is returned unchanged. Raises VolumeRejected for a
-        file that cannot be read.
-        """
-        return prepare_volume(volume, self.recipe.preprocessing)
-
-    def tokens(self, volume: str | Path | OCTVolume | CanonicalVolume) -> TokenFeatures:
-        """Returns the features of all tokens of `volume` that contain tissue, `[K, dim]` in fp32, with their positions.
-
-        Raises VolumeRejected for a file that cannot be read.
-        """
-        return self.encode_volumes([self.prepare(volume)])[0]
-
-    def embed(self, volume: str | Path | OCTVolume | CanonicalVolume, pool: str = "mean") -> Float[np.ndarray, " n"]:
-        """Returns the embedding of `volume`: its tokens, pooled to one float32 vector.
-
-        pool: a name of `octjepa.encoders.pooling.POOL_WIDTHS`; the vector has `POOL_WIDTHS[pool] * dim` values.
-        Raises UsageError for another name, VolumeRejected for a file that cannot be read.
-        """
-        check_pools([pool])
-        prepared = self.prepare(volume)
-        features = self.encode_volumes([prepared])[0]
-        return pool_tokens(features, tissue_layers(prepared, self.recipe)[features.grid_index], [pool])
+    def pool(
+        self, volume: CanonicalVolume, features: TokenFeatures, pools: Sequence[str]
+    ) -> Float[np.ndarray, " features"]:
+        """The poolings `pools` of the tokens of a volume, one after the other."""
+        by_layer = "layers" in pools  # the others do not read the layer of a token
+        layers = tissue_layers(volume, self.recipe) if by_layer else np.zeros(self.recipe.grid_tokens, np.int64)
+        return pool_tokens(features, layers[features.grid_index], pools)
 
     def select_tokens(self, volume: CanonicalVolume) -> SelectedTokens:
         """The encoder's input for a prepared volume: centre crop, no augmentation, every token that contains tissue.
@@ -123,10 +130,6 @@ class PretrainedEncoder:
         patches = intensity.lookup_table(volume.tissue_mean, volume.tissue_std)[values]
         return SelectedTokens(patches, token_positions(index, recipe), index, recipe.grid, share[index])
 
-    def encode_volumes(self, volumes: Sequence[CanonicalVolume]) -> list[TokenFeatures]:
-        """Returns what `tokens` does, for several prepared volumes."""
-        return self.encode_tokens([self.select_tokens(volume) for volume in volumes])
-
     @torch.no_grad()  # XLA does not know inference_mode's tensors
     def encode_tokens(self, selected: Sequence[SelectedTokens]) -> list[TokenFeatures]:
         """Returns the features of several volumes, whose numbers of tokens may differ.
@@ -134,12 +137,11 @@ class PretrainedEncoder:
         Volumes with equally many tokens share a forward pass of at most `FORWARD_TOKENS` tokens. Nothing is padded, so
         the features of a volume do not depend on the others.
         """
-        device = next(self.encoder.parameters()).device
         found: dict[int, TokenFeatures] = {}
         for numbers in equal_counts([len(volume.grid_index) for volume in selected]):
             batch = [selected[number] for number in numbers]
             patches, positions = (
-                torch.from_numpy(np.stack(part)).to(device) for part in list(zip(*batch, strict=True))[:2]
+                torch.from_numpy(np.stack(part)).to(self.device) for part in list(zip(*batch, strict=True))[:2]
             )
             features = self.encoder(patches, positions).float().cpu().numpy()  # [volumes, k, dim]
             for number, volume, of_volume in zip(numbers, batch, features, strict=True):
@@ -169,4 +171,6 @@ def load_encoder(path: str | Path, which: Which | None = None) -> PretrainedEnco
         vector = encoder.embed("scan.dcm", pool="mean_std_max")
     """
     weights = read_weights(path, which)
-    return PretrainedEncoder(weights.network, weights.recipe, weights.name, weights.recorded_training, weights.which)
+    found = PretrainedEncoder(weights.network, weights.recipe, weights.name, weights.recorded_training, weights.which)
+    found.location = parse_location(path)
+    return found

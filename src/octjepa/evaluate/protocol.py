@@ -24,7 +24,7 @@ import pandas as pd
 
 from octjepa.checkpoint.location import parse_location
 from octjepa.embed.leakage import count_leaked_people, recorded_training_set
-from octjepa.encoders import PretrainedEncoder
+from octjepa.encoders.base import FrozenEncoder
 from octjepa.errors import UsageError
 from octjepa.evaluate.cases import Cases, PreparedTarget, group_cases, prepare_targets
 from octjepa.evaluate.labels import LabelTable, read_labels, split_multilabel
@@ -82,7 +82,7 @@ def refuse_leaks(leaked: int, encoder: str, remedy: str) -> None:
         )
 
 
-def refuse_pretraining_subjects(volumes: pd.DataFrame, encoder: PretrainedEncoder, checkpoint: str | Path) -> None:
+def refuse_pretraining_subjects(volumes: pd.DataFrame, encoder: FrozenEncoder, checkpoint: str | Path) -> None:
     """`refuse_leaks` of an encoder: `volumes` (of a store) against the volumes that it recorded in its pretraining."""
     leaked = count_leaked_people(volumes, recorded_training_set(encoder.recorded_training, parse_location(checkpoint)))
     refuse_leaks(leaked, f"the encoder of {checkpoint}", "take another encoder")

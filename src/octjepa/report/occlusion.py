@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from octjepa.encoders import PretrainedEncoder
     from octjepa.recipe import Recipe
     from octjepa.store import Store
+    from octjepa.tasks.finetune.network import TunableEncoder
     from octjepa.tasks.finetune.predict import TunedModel
     from octjepa.tasks.occlusion import Occlusion
     from octjepa.volume import CanonicalVolume
@@ -215,7 +216,7 @@ def best_device() -> torch.device:
     return accelerator or torch.device("cpu")
 
 
-def _affordable_eyes(encoder: PretrainedEncoder) -> int:
+def _affordable_eyes(encoder: TunableEncoder) -> int:
     """How many eyes a page may map with `encoder`. Raises OctjepaError: none."""
     import torch
 

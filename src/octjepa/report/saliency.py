@@ -21,8 +21,8 @@ from octjepa.report.native_writer import NativeWriter
 from octjepa.report.occlusion import OccludedVolume, best_device, occluded_cases, occluded_eyes
 
 if TYPE_CHECKING:
-    from octjepa.encoders import PretrainedEncoder
     from octjepa.store import Store
+    from octjepa.tasks.finetune.network import TunableEncoder
     from octjepa.tasks.finetune.predict import TunedModel
 
 _log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def write_saliency(contents: Contents, folder: Path, attention: Path | None = No
     return paths
 
 
-def _occluded(contents: Contents, store: Store) -> tuple[PretrainedEncoder, list[OccludedVolume], TunedModel | None]:
+def _occluded(contents: Contents, store: Store) -> tuple[TunableEncoder, list[OccludedVolume], TunedModel | None]:
     from octjepa.embed.embedding import require_same_contract
     from octjepa.encoders import load_encoder
     from octjepa.tasks.finetune.predict import load_tuned
@@ -88,7 +88,7 @@ def _tuned_attention(tuned: TunedModel, eye: OccludedVolume) -> list[TokenAttent
     ]
 
 
-def _write_eye(encoder: PretrainedEncoder, eye: OccludedVolume, writer: NativeWriter) -> None:
+def _write_eye(encoder: TunableEncoder, eye: OccludedVolume, writer: NativeWriter) -> None:
     from octjepa.tasks import native_maps
 
     token = native_maps.strongest_token(eye.occlusion)

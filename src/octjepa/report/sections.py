@@ -146,7 +146,7 @@ def _different_contract(contents: Contents, store: Store, what: str) -> list[Mis
     run = contents.run
     assert run is not None  # the callers' own check
     assert run.recipe is not None
-    differences = contract_differences(store.preprocessing, run.recipe)
+    differences = contract_differences(store.preprocessing, run.recipe.preprocessing)
     if not differences:
         return []
     why = "the store was prepared otherwise than the run: " + "; ".join(differences)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from octjepa.config import science_hash
 from octjepa.errors import ContractError, UsageError
 from octjepa.parsing import read_object
-from octjepa.recipe import Preprocessing, Recipe
+from octjepa.recipe import Preprocessing
 from octjepa.store.storage import MARKER
 from octjepa.volume import CANONICAL_VERSION
 
@@ -72,12 +72,12 @@ def _readable() -> str:
     return f"schema {SCHEMA_VERSION}" if OLDEST_SCHEMA == SCHEMA_VERSION else f"{OLDEST_SCHEMA} to {SCHEMA_VERSION}"
 
 
-def contract_differences(preprocessing: Preprocessing, recipe: Recipe, whose: str = "store") -> list[str]:
-    """Every field in which the preprocessing of a store, or of what `whose` names, differs from the recipe's.
+def contract_differences(preprocessing: Preprocessing, expected: Preprocessing, whose: str = "store") -> list[str]:
+    """Every field in which the preprocessing of a store, or of what `whose` names, differs from that of a recipe.
 
     As "field: store VALUE, recipe VALUE".
     """
-    ours, theirs = preprocessing.model_dump(), recipe.preprocessing.model_dump()
+    ours, theirs = preprocessing.model_dump(), expected.model_dump()
     return [f"{name}: {whose} {ours[name]}, recipe {theirs[name]}" for name in theirs if theirs[name] != ours[name]]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float, Shaped, UInt8
 
 from octjepa.canonical.native_mapping import NativeMap
-from octjepa.encoders import PretrainedEncoder
+from octjepa.encoders.base import FrozenEncoder
 from octjepa.errors import UsageError
 from octjepa.recipe import Recipe
 from octjepa.tasks.occlusion import Occlusion
@@ -16,7 +16,7 @@ from octjepa.volume import CanonicalVolume
 Grid = Float[np.ndarray, "d h w"]
 
 
-def occlusion_grid(encoder: PretrainedEncoder, volume: CanonicalVolume, occlusion: Occlusion) -> Grid:
+def occlusion_grid(encoder: FrozenEncoder, volume: CanonicalVolume, occlusion: Occlusion) -> Grid:
     """The en face map of `occlusion` at every token of tissue of its column; NaN elsewhere."""
     selected = encoder.select_tokens(volume)
     slab, depth, column = np.unravel_index(selected.grid_index[holds_tissue(selected.tissue)], selected.grid)
@@ -25,7 +25,7 @@ def occlusion_grid(encoder: PretrainedEncoder, volume: CanonicalVolume, occlusio
     return grid
 
 
-def similarity_grid(encoder: PretrainedEncoder, volume: CanonicalVolume, token: tuple[int, int, int]) -> Grid:
+def similarity_grid(encoder: FrozenEncoder, volume: CanonicalVolume, token: tuple[int, int, int]) -> Grid:
     """The cosine of every token of tissue with the one at `token` (slice, depth, column of the token grid); else NaN.
 
     Raises UsageError: no token of tissue is there.

@@ -36,7 +36,7 @@ from octjepa.errors import UsageError
 from octjepa.evaluate.calibration import apply_logit_shift
 from octjepa.recipe import Recipe
 from octjepa.tasks.finetune.folder import HeadSpec
-from octjepa.tasks.finetune.network import pooled
+from octjepa.tasks.finetune.network import TunableEncoder, pooled
 from octjepa.tasks.finetune.predict import TunedModel, in_label_units
 from octjepa.views.tokens import holds_tissue
 from octjepa.volume import CanonicalVolume
@@ -109,7 +109,7 @@ def prediction_drop(head: HeadSpec, class_name: str | None) -> Change:
     return lambda whole, rest: predicted(whole[None]) - predicted(rest)
 
 
-def _occlusion(encoder: PretrainedEncoder, volume: CanonicalVolume, predict: Predict, change: Change) -> Occlusion:
+def _occlusion(encoder: TunableEncoder, volume: CanonicalVolume, predict: Predict, change: Change) -> Occlusion:
     device = next(encoder.encoder.parameters()).device
     rng = keys.generator("occlusion", volume.volume_id)
     return occlude(encoder.select_tokens(volume), predict, change, patch_mm(encoder.recipe), rng, device)

@@ -165,13 +165,13 @@ def _model(contents: Contents, store: Store, head: Callable[[], Any] | None, nam
     recipe = None if training is None else training.recipe
     try:
         encoder = head().encoder if head is not None else load_encoder(source)
-        if differences := contract_differences(store.preprocessing, encoder.recipe):
+        if differences := contract_differences(store.preprocessing, encoder.preprocessing):
             recipe = None
             raise UsageError(f"its store has another contract ({'; '.join(differences)})")
     except (CheckpointError, ContractError, UsageError) as error:
         if named is not None:
             raise UsageError(f"{error}") from None
-        if recipe is not None and contract_differences(store.preprocessing, recipe):
+        if recipe is not None and contract_differences(store.preprocessing, recipe.preprocessing):
             recipe = None
         return recipe, None, str(error)
     return encoder.recipe, encoder, ""

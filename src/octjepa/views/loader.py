@@ -84,7 +84,7 @@ def select_volumes(store: Store, recipe: Recipe, split: str, needed: bool = True
 
     Raises ContractError when the store was preprocessed otherwise, UsageError when none is left although `needed`.
     """
-    differences = contract_differences(store.preprocessing, recipe)
+    differences = contract_differences(store.preprocessing, recipe.preprocessing)
     if differences:
         raise ContractError(
             f"store {store.location} was made with another preprocessing than recipe {recipe.name} asks for:\n  "

@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from octjepa.embed.alignment import align_tables
 from octjepa.embed.embedding import add_participants
-from octjepa.embed.external import PATTERNS
+from octjepa.encoders.external.prepared import PATTERNS
 from octjepa.embed.table import complete_keys
 from octjepa.errors import UsageError
 from octjepa.evaluate.cases import group_cases

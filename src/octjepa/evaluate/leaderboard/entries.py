@@ -14,20 +14,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch import nn
-
 from octjepa.checkpoint.folder import list_checkpoints
 from octjepa.checkpoint.location import has_file, location_name, parse_location
 from octjepa.checkpoint.weights import EXPORTED, newest_checkpoint
 from octjepa.config import science_hash
 from octjepa.embed.embedding import embed_store
-from octjepa.embed.external import embed_external, network_hash
 from octjepa.embed.parts import discard_leftovers
 from octjepa.embed.table import Embeddings, read_embeddings
 from octjepa.embed.token_folder import INDEX, TokenFolder
-from octjepa.encoders import load_encoder
-from octjepa.encoders.external import is_external, load_external
+from octjepa.encoders.base import FrozenEncoder
+from octjepa.encoders.external import is_external
 from octjepa.encoders.external.base import ENCODERS, split_address
+from octjepa.encoders.locate import open_encoder
 from octjepa.errors import UsageError
 from octjepa.metrics.findings import BASELINES
 from octjepa.shipped import shipped
@@ -35,7 +33,7 @@ from octjepa.store import Store
 
 RESERVED = (*BASELINES, "macro")
 TABLE = ".parquet"
-_TABLE_VERSION = 2
+_TABLE_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -161,7 +159,6 @@ def embed_entries(
     embedded = []
     for entry in entries:
         for candidate in entry.candidates:
-            external = is_external(candidate.source)
             about, tokens = None, None
             if with_tokens and candidate.source.endswith(TABLE):
                 raise UsageError(
@@ -172,10 +169,8 @@ def embed_entries(
                 table = read_embeddings(candidate.source)
             elif store is None:
                 raise UsageError(f"{candidate.source} is no table of octjepa embed: name the store with --store")
-            elif external:
-                table, tokens, about = _embed_external(candidate, store, folder, with_tokens)
             else:
-                table, tokens = _embed(candidate, store, folder, with_tokens)
+                table, tokens, about = _embed(candidate, store, folder, with_tokens)
             label = entry.label + (f" {candidate.label}" if candidate.label else "")
             embedded.append(EmbeddedCandidate(entry, candidate, replace(table, encoder=label), about, tokens))
     return embedded
@@ -183,32 +178,20 @@ def embed_entries(
 
 def _embed(
     candidate: Candidate, store: Store, folder: Path, with_tokens: bool
-) -> tuple[Embeddings, TokenFolder | None]:
-    encoder = load_encoder(candidate.source)
-    path = folder / f"{_table_key(encoder.encoder, store)}{TABLE}"
+) -> tuple[Embeddings, TokenFolder | None, Mapping[str, str] | None]:
+    """The table of the weights and of the same network untrained, computed where it is not stored yet; `origin`."""
+    encoder = open_encoder(candidate.source, store.preprocessing)
+    path = folder / f"{_table_key(encoder, store)}{TABLE}"
     tokens = path.with_suffix(".tokens") if with_tokens else None
     if not path.is_file() or (tokens is not None and not (tokens / INDEX).is_file()):
-        embed_store(candidate.source, store, path, tokens=tokens)
-    discard_leftovers(path, tokens)
-    return read_embeddings(path), None if tokens is None else TokenFolder.open(tokens)
-
-
-def _embed_external(
-    candidate: Candidate, store: Store, folder: Path, with_tokens: bool
-) -> tuple[Embeddings, TokenFolder | None, Mapping[str, str]]:
-    """The table of the weights and of the same network untrained, computed where it is not stored yet; `about`."""
-    encoder = load_external(candidate.source)
-    path = folder / f"{_table_key(encoder.network, store)}{TABLE}"
-    tokens = path.with_suffix(".tokens") if with_tokens else None
-    if not path.is_file() or (tokens is not None and not (tokens / INDEX).is_file()):
-        embed_external(encoder, store, path, tokens=tokens)
+        embed_store(encoder, store, path, tokens=tokens)
     discard_leftovers(path, tokens)
     return read_embeddings(path), None if tokens is None else TokenFolder.open(tokens), encoder.origin
 
 
-def _table_key(network: nn.Module, store: Store) -> str:
+def _table_key(encoder: FrozenEncoder, store: Store) -> str:
     """Hash of the weights and of all of the store that a table holds or depends on."""
-    digest = hashlib.sha256(f"{_TABLE_VERSION}{network_hash(network)}{science_hash(store.preprocessing)}".encode())
+    digest = hashlib.sha256(f"{_TABLE_VERSION}{encoder.weights_hash()}{science_hash(store.preprocessing)}".encode())
     columns = ["volume_id", "content_hash", "person_id", "eye", "device", "pattern", "split"]
     digest.update(store.table.sort_values("volume_id")[columns].to_csv(index=False).encode())
     digest.update(store.participants.to_csv(index=False).encode())

@@ -7,74 +7,45 @@ dropout stay as in evaluation, and drop-path is not applied.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from octjepa.checkpoint.weights import Which
 from octjepa.embed.token_folder import grid_coordinates
-from octjepa.encoders import PretrainedEncoder, load_encoder
-from octjepa.encoders.external import ExternalEncoder, check_address, is_external, load_external
-from octjepa.encoders.pooling import TokenFeatures
-from octjepa.errors import OctjepaError, UsageError
+from octjepa.encoders import PretrainedEncoder
+from octjepa.encoders.external import ExternalEncoder
+from octjepa.encoders.external.prepared import PATTERNS, PreparedExternal
+from octjepa.encoders.locate import open_encoder
 from octjepa.evaluate.networks import TokenBatch
 from octjepa.metrics.scores import Task
 from octjepa.recipe import DataRecipe, Preprocessing, Recipe, TokenRecipe, TrainRecipe
-from octjepa.tasks.finetune.network import TunedNetwork
-from octjepa.views import geometry
+from octjepa.tasks.finetune.network import TunableEncoder, TunedNetwork
 from octjepa.views.loader import LoadedSample
 from octjepa.views.sample import make_view
-from octjepa.volume import CanonicalVolume
-
-PATTERNS: tuple[Literal["raster"]] = ("raster",)
 
 
-class TunableExternal(PretrainedEncoder):
-    """An encoder of another project in the place of a pretrained one, for volumes prepared by `preprocessing`.
+class TunableExternal(PreparedExternal):
+    """An encoder of another project in the place of a pretrained one.
 
     Its `recipe` holds the preprocessing alone; all other settings of it mean nothing.
     """
 
+    which: Which = "target"
+
     def __init__(self, external: ExternalEncoder, preprocessing: Preprocessing) -> None:
-        self.external, self.preprocessing = external, preprocessing
-        self.encoder = external.network  # type: ignore[assignment] # any module
-        self.name, self.which = external.name, "target"
-        self.trained_on = frozenset() if external.tuned_on is None else external.tuned_on.volume_ids
-        self.trained_on_uids = frozenset()
-        self.dim = external.width(preprocessing.image_size)
+        super().__init__(external, preprocessing)
+        self.encoder = external.network
         self.recipe = Recipe(
             name="external", data=DataRecipe(patterns=PATTERNS), preprocessing=preprocessing,
             tokens=TokenRecipe(patch_size=(1, 1, 1), select="all"), train=TrainRecipe(max_updates=1),
         )  # fmt: skip
-        # Tokens without a known position are numbered along the first axis.
-        self.grid = external.grid(preprocessing.image_size)
-
-    def untrained(self) -> TunableExternal:
-        """The same architecture with its initial weights."""
-        return TunableExternal(self.external.untrained(), self.preprocessing)
-
-    def encode_volumes(self, volumes: Sequence[CanonicalVolume]) -> list[TokenFeatures]:
-        """All tokens of each volume. Raises UsageError: features that are not finite."""
-        crop, size = geometry.center_crop(self.preprocessing), self.preprocessing.image_size
-        found = []
-        for volume in volumes:
-            tokens = self.external.tokens(geometry.apply_transform(volume.pixels, crop, size))
-            count = np.arange(len(tokens))
-            found.append(TokenFeatures(tokens, count, self.token_grid(len(count)), np.ones(len(count), np.float32)))
-        return found
-
-    def token_grid(self, count: int) -> tuple[int, int, int]:
-        """(slices, depth, columns) of `count` tokens. Raises OctjepaError: the encoder's grid has another number."""
-        grid = self.grid or (count, 1, 1)
-        if math.prod(grid) != count:
-            raise OctjepaError(f"{self.name} gives {count} tokens, and its grid is {grid}")
-        return grid
 
 
 @dataclass(frozen=True)
@@ -118,23 +89,16 @@ class TunedExternal(TunedNetwork):
         return TokenBatch(features.float(), each, torch.ones(features.shape[:2], dtype=torch.bool, device=device))
 
 
-def load_start(location: str | Path, preprocessing: Preprocessing | None) -> PretrainedEncoder:
-    """The encoder at `location`, octjepa's or another project's.
-
-    preprocessing: of the volumes that another's encoder is to read; one that was tuned here has its own. Raises what
-    `load_encoder` and `load_external` raise.
-    """
-    if not is_external(location):
-        check_address(location)
-        return load_encoder(location)
-    external = load_external(location)
-    prepared = preprocessing if external.tuned_on is None else external.tuned_on.preprocessing
-    if prepared is None:
-        raise UsageError(f"{location} is an encoder of another project that was not tuned here")
-    return TunableExternal(external, prepared)
+def load_start(location: str | Path, preprocessing: Preprocessing | None) -> TunableEncoder:
+    """The encoder at `location`, octjepa's or another project's, as `encoders.locate.open_encoder` finds it."""
+    found = open_encoder(location, preprocessing)
+    if isinstance(found, PreparedExternal):
+        return TunableExternal(found.external, found.preprocessing)
+    assert isinstance(found, PretrainedEncoder)
+    return found
 
 
-def tuned_network(pretrained: PretrainedEncoder, tasks: Sequence[tuple[Task, int]]) -> TunedNetwork:
+def tuned_network(pretrained: TunableEncoder, tasks: Sequence[tuple[Task, int]]) -> TunedNetwork:
     """The network that is tuned, of octjepa's encoder or another's."""
     return (
         TunedExternal(pretrained, tasks) if isinstance(pretrained, TunableExternal) else TunedNetwork(pretrained, tasks)

@@ -20,12 +20,9 @@ from octjepa.distributed.precision import agree_on_precision
 from octjepa.distributed.runtime import Runtime, distributed_context
 from octjepa.embed.alignment import feature_sets
 from octjepa.embed.embedding import embed_store, require_same_contract
-from octjepa.embed.external import embed_external, network_hash
 from octjepa.embed.parts import discard_leftovers
-from octjepa.embed.shard import weights_hash
 from octjepa.embed.table import Embeddings, read_embeddings
-from octjepa.encoders import PretrainedEncoder
-from octjepa.encoders.external import is_external
+from octjepa.encoders.base import hash_weights
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.evaluate.label_fractions import TooFewLabelsError
 from octjepa.evaluate.measurements import MACRO
@@ -48,7 +45,7 @@ from octjepa.tasks.finetune.folder import (
     recorded_precision,
     save_tuned,
 )
-from octjepa.tasks.finetune.network import TUNED_POOL, TunedNetwork
+from octjepa.tasks.finetune.network import TUNED_POOL, TunableEncoder, TunedNetwork
 from octjepa.tasks.finetune.predict import predict_split, set_reference, validation_loss
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.tasks.finetune.training import tune
@@ -148,7 +145,7 @@ def _finetune(recipe: FinetuneRecipe, inputs: FinetuneInputs, out: Path, runtime
     encoder = load_start(checkpoint, store.preprocessing).to(runtime.device)
     require_same_contract(encoder, store, checkpoint)
     theirs = isinstance(encoder, TunableExternal)
-    frozen = network_hash(encoder.encoder) if theirs else weights_hash(encoder)
+    frozen = encoder.weights_hash()
     found = ProbeResult()
 
     def prepare() -> tuple[Ledger, TuningData, dict[str, Any] | None]:
@@ -201,7 +198,7 @@ class _TunedRun:
 
 def _tune(
     name: str,
-    start: PretrainedEncoder,
+    start: TunableEncoder,
     folder: Path,
     recipe: FinetuneRecipe,
     data: TuningData,
@@ -233,8 +230,6 @@ def _frozen_embeddings(
     there = runtime.broadcast_object(runtime.rank == 0 and path.is_file() and read_embeddings(path).weights == weights)
     if there:
         runtime.run_on_rank_zero(lambda: discard_leftovers(path))
-    elif is_external(checkpoint):
-        runtime.run_on_rank_zero(lambda: embed_external(checkpoint, store, path))
     else:
         embed_store(checkpoint, store, path)
     table = read_embeddings(path)
@@ -245,7 +240,7 @@ def _frozen_embeddings(
 
 def _measured(data: TuningData, tuned: Sequence[_TunedRun], table: Embeddings) -> dict[str, list[str]]:
     """What the ledger knows the results by: networks by weights, and what embeddings gave as in `octjepa probe`."""
-    read = [f"{network_hash(run.network)} {TUNED}" for run in tuned]
+    read = [f"{hash_weights(run.network, type(run.network).__name__)} {TUNED}" for run in tuned]
     sets = feature_sets([("", table)], (table.default_pool,))
     read += [test_set_ledger.fingerprint(features, "linear") for *_, features in sets]
     return dict.fromkeys(data.evaluation.test_sets, read)

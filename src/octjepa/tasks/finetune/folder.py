@@ -21,7 +21,6 @@ from octjepa.checkpoint.state import MODEL_FILE
 from octjepa.checkpoint.weights import PREFIXES, TUNED
 from octjepa.config import science_hash, to_yaml
 from octjepa.distributed.runtime import Runtime
-from octjepa.encoders import PretrainedEncoder
 from octjepa.encoders.external.saved import WEIGHTS, describe_encoder
 from octjepa.errors import UsageError, WrongCheckpointError
 from octjepa.evaluate.calibration import class_shares
@@ -33,7 +32,7 @@ from octjepa.remote import is_remote
 from octjepa.store import Store
 from octjepa.tasks import TASKS
 from octjepa.tasks.finetune.external import TunableExternal
-from octjepa.tasks.finetune.network import TunedNetwork
+from octjepa.tasks.finetune.network import TunableEncoder, TunedNetwork
 from octjepa.tasks.finetune.recipe import FinetuneRecipe, load_recipe
 from octjepa.tasks.finetune.tuning_data import TuningData
 from octjepa.train.learner import STATES, host_weights
@@ -111,7 +110,7 @@ def recorded_precision(out: Path) -> str | None:
 def open_folder(
     out: Path,
     recipe: FinetuneRecipe,
-    encoder: PretrainedEncoder,
+    encoder: TunableEncoder,
     weights: str,
     store: Store,
     data: TuningData,

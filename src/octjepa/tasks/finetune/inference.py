@@ -141,7 +141,7 @@ def _keys(model: TunedModel, scans: pd.DataFrame, is_far: np.ndarray, level: str
         "device": ";".join(sorted(devices)),
         "quality": round(float(scans["quality"].min()), 3),
         "unlike_training": ";".join(unlike),
-        "trained_on": bool(set(scans["volume_id"]) & model.encoder.trained_on),
+        "trained_on": bool(set(scans["volume_id"]) & model.encoder.recorded_training),
     }
 
 

@@ -9,7 +9,7 @@ gains is the encoder's (Kumar et al. 2022, LP-FT).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,11 +18,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from octjepa import keys
+from octjepa.checkpoint.weights import Which
 from octjepa.embed.token_folder import grid_coordinates
-from octjepa.encoders import PretrainedEncoder
+from octjepa.encoders.base import FrozenEncoder
 from octjepa.encoders.pooling import TokenFeatures
 from octjepa.evaluate.networks import WIDTH, AttentivePooling, Outputs, TokenBatch
 from octjepa.metrics.scores import Task
+from octjepa.recipe import Recipe
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.train.learner import layer_decay_groups, network_blocks, parameters_by_level
 from octjepa.views.loader import collate
@@ -39,6 +41,17 @@ def pooled(tokens: Float[Tensor, "b k dim"]) -> Float[Tensor, "b features"]:
     return torch.cat([tokens.mean(dim=1), std, tokens.amax(dim=1)], dim=1)
 
 
+class TunableEncoder(FrozenEncoder, Protocol):
+    """A frozen encoder that can be tuned. encoder: its network, whose blocks are the longest list of modules in it."""
+
+    @property
+    def encoder(self) -> Any: ...
+    @property
+    def recipe(self) -> Recipe: ...
+    @property
+    def which(self) -> Which: ...
+
+
 class TunedNetwork(nn.Module):
     """`tasks` names each head's task and number of classes (0: a quantity); a head's outputs are those of `Outputs`."""
 
@@ -52,7 +65,7 @@ class TunedNetwork(nn.Module):
     make_sample: Callable[..., Any] = staticmethod(make_sample)  # of a volume, for training
     collate: Callable[..., Any] = staticmethod(collate)  # samples -> what `encode_batch` takes
 
-    def __init__(self, pretrained: PretrainedEncoder, tasks: Sequence[tuple[Task, int]]) -> None:
+    def __init__(self, pretrained: TunableEncoder, tasks: Sequence[tuple[Task, int]]) -> None:
         super().__init__()
         self.pretrained = pretrained  # the same module as `encoder`, with the protocol of evaluation
         self.encoder = pretrained.encoder

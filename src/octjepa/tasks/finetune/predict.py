@@ -18,7 +18,6 @@ from octjepa.checkpoint.folder import read_manifest, read_tensors
 from octjepa.checkpoint.location import parse_location
 from octjepa.checkpoint.weights import TUNED, newest_checkpoint
 from octjepa.distributed.runtime import Runtime
-from octjepa.encoders import PretrainedEncoder
 from octjepa.errors import CheckpointError, UsageError, WrongCheckpointError
 from octjepa.evaluate.calibration import apply_logit_shift, at_class_shares, class_shares, class_weights, select_setting
 from octjepa.evaluate.cases import PreparedTarget
@@ -27,7 +26,7 @@ from octjepa.read.reader import read_volume
 from octjepa.store import Store
 from octjepa.tasks.finetune.external import load_start, tuned_network
 from octjepa.tasks.finetune.folder import HEAD_FILE, HeadSpec
-from octjepa.tasks.finetune.network import TunedNetwork
+from octjepa.tasks.finetune.network import TunableEncoder, TunedNetwork
 from octjepa.tasks.finetune.tuning_data import TrainingLabels, TuningData
 from octjepa.train.learner import load_weights
 from octjepa.volume import CanonicalVolume, OCTVolume
@@ -146,7 +145,7 @@ class TunedModel:
 
     def __init__(
         self,
-        encoder: PretrainedEncoder,
+        encoder: TunableEncoder,
         network: TunedNetwork,
         heads: list[HeadSpec],
         level: str = "volume",
@@ -177,7 +176,7 @@ class TunedModel:
         if isinstance(scan, CanonicalVolume):
             return scan
         volume = scan if isinstance(scan, OCTVolume) else read_volume(scan)
-        patterns = self.encoder.recipe.data.patterns
+        patterns = self.encoder.patterns
         if volume.pattern not in patterns:
             raise UsageError(f"the scan's pattern is {volume.pattern}: the encoder knows {', '.join(patterns)}")
         return self.encoder.prepare(volume)

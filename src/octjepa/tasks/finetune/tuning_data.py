@@ -18,7 +18,6 @@ from torch import Tensor
 from octjepa.embed.alignment import result_names
 from octjepa.embed.embedding import add_participants, select_volumes
 from octjepa.embed.table import complete_keys
-from octjepa.encoders import PretrainedEncoder
 from octjepa.errors import UsageError
 from octjepa.evaluate.calibration import class_weights
 from octjepa.evaluate.cases import PreparedTarget
@@ -36,6 +35,7 @@ from octjepa.evaluate.protocol import (
 from octjepa.evaluate.subgroups import SubgroupColumn
 from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Task
 from octjepa.store import Store
+from octjepa.tasks.finetune.network import TunableEncoder
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
 
 
@@ -91,7 +91,7 @@ class TuningData:
 
 def prepare_tuning_data(
     recipe: FinetuneRecipe,
-    encoder: PretrainedEncoder,
+    encoder: TunableEncoder,
     checkpoint: str | Path,
     store: Store,
     labels_path: Path,

@@ -20,7 +20,6 @@ import numpy as np
 from octjepa.config import science_hash
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed.embedding import require_same_contract
-from octjepa.embed.shard import weights_hash
 from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.encoders.external import refuse_external
 from octjepa.errors import UsageError
@@ -107,7 +106,8 @@ def _segment_store(
     untrained = encoder.untrained().to(device)
     heads, chosen = _fit_heads(recipe, encoder, untrained, labelled, prior, out)
     findings, name = Findings(notes=labelled.notes), ", ".join(labelled.classes)
-    used = [f"{science_hash(recipe)} {of}" for of in (*map(weights_hash, (encoder, untrained)), *_REFERENCES[1:])]
+    weights = [one.weights_hash() for one in (encoder, untrained)]
+    used = [f"{science_hash(recipe)} {of}" for of in (*weights, *_REFERENCES[1:])]
     people = [str(volume["person_id"]) for volume in labelled.in_split("test")]
     draws = Draws(people, recipe.resamples, recipe.seed)
     test_set = open_test_set(ledger, {name: labelled.test_set()}, {name: used}, findings, draws, {name: people})
@@ -166,7 +166,7 @@ def _fit_heads(
         else:
             folder = out / "training" / name
             folder.mkdir(parents=True, exist_ok=True)
-            origin = f"{science_hash(recipe)} {weights_hash(network)} {labelled.fingerprint()}"
+            origin = f"{science_hash(recipe)} {network.weights_hash()} {labelled.fingerprint()}"
             heads[name], update, dice = decoder.train(
                 network, recipe.decoder, recipe.seed, prior, labelled.readers, name == "intensity", folder,
                 hashlib.sha256(origin.encode()).hexdigest(),

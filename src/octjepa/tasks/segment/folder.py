@@ -12,7 +12,6 @@ from octjepa.checkpoint.folder import list_checkpoints, read_manifest, read_tens
 from octjepa.checkpoint.location import has_file
 from octjepa.config import science_hash, stored_recipe
 from octjepa.distributed.runtime import Runtime
-from octjepa.embed.shard import weights_hash
 from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.errors import ContractError, OctjepaError, UsageError, WrongCheckpointError
 from octjepa.evaluate.results import differences_by_name, read_paired
@@ -51,7 +50,7 @@ def contract_of(encoder: PretrainedEncoder) -> dict[str, Any]:
         "tokens": recipe.tokens.model_dump(mode="json"),
         "model": {key: getattr(recipe.model, key) for key in ("size", "positions", "position_unit")},
         "contract_hash": science_hash(recipe.preprocessing),
-        "weights": weights_hash(encoder),
+        "weights": encoder.weights_hash(),
     }
 
 

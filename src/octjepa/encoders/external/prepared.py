@@ -1,0 +1,103 @@
+"""An encoder of another project for volumes of one preprocessing: it then has the protocol of ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import ClassVar, Literal, Self
+
+import numpy as np
+from jaxtyping import UInt8
+from torch import nn
+
+from octjepa.checkpoint.location import Location
+from octjepa.encoders.base import EncoderBase, hash_weights
+from octjepa.encoders.external.base import ExternalEncoder
+from octjepa.encoders.pooling import POSITION_FREE_POOL, TokenFeatures
+from octjepa.errors import OctjepaError
+from octjepa.recipe import Preprocessing
+from octjepa.views import geometry
+from octjepa.volume import CanonicalVolume
+
+PATTERNS: tuple[Literal["raster"]] = ("raster",)  # the scans that encoders of other projects are given
+
+
+class PreparedExternal(EncoderBase[UInt8[np.ndarray, "d h w"]]):
+    """The network of `external` on the centred views of volumes prepared by `preprocessing`.
+
+    Every token of a view is taken. Where a token has no position, tokens are numbered along the first axis.
+    """
+
+    patterns = PATTERNS
+    token_choice: ClassVar[str] = "all"
+    default_pools = (POSITION_FREE_POOL,)
+
+    def __init__(self, external: ExternalEncoder, preprocessing: Preprocessing) -> None:
+        self.external, self._preprocessing, self.name = external, preprocessing, external.name
+
+    @cached_property
+    def grid(self) -> tuple[int, int, int] | None:
+        """(slices, depth, columns) of the tokens of a view; None where a token has no position."""
+        return self.external.grid(self.preprocessing.image_size)
+
+    @cached_property
+    def dim(self) -> int:
+        """The width of a token's features."""
+        return self.external.width(self.preprocessing.image_size)
+
+    @property
+    def network(self) -> nn.Module:
+        """The network with its weights."""
+        return self.external.network
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """By which its volumes are prepared."""
+        return self._preprocessing
+
+    @property
+    def recorded_training(self) -> frozenset[str]:
+        """The content ids of what it was fine-tuned on by octjepa; nothing is known of its pretraining."""
+        return frozenset() if self.external.tuned_on is None else self.external.tuned_on.volume_ids
+
+    @property
+    def location(self) -> Location | None:
+        """The checkpoint of its fine-tuning by octjepa; None where there was none."""
+        return None if self.external.tuned_on is None else self.external.tuned_on.folder
+
+    @property
+    def origin(self) -> Mapping[str, str]:
+        """Source, licence and checksum of the weights, as far as they are known."""
+        return self.external.origin
+
+    def untrained(self) -> Self:
+        """The same architecture with its initial weights, drawn by a fixed seed."""
+        twin = type(self)(self.external.untrained(), self.preprocessing)
+        twin.__dict__.update(grid=self.grid, dim=self.dim)  # of a network that says neither a forward pass finds them
+        return twin
+
+    def weights_hash(self) -> str:
+        """SHA-256 over class, names and values of the weights."""
+        return hash_weights(self.network, type(self.network).__name__)
+
+    def select_tokens(self, volume: CanonicalVolume) -> UInt8[np.ndarray, "d h w"]:
+        """The centred view of a prepared volume."""
+        crop = geometry.center_crop(self.preprocessing)
+        return geometry.apply_transform(volume.pixels, crop, self.preprocessing.image_size)
+
+    def encode_tokens(self, selected: Sequence[UInt8[np.ndarray, "d h w"]]) -> list[TokenFeatures]:
+        """All tokens of each view. Raises UsageError: features that are not finite."""
+        found = []
+        for view in selected:
+            features = self.external.tokens(view)
+            count = np.arange(len(features))
+            found.append(TokenFeatures(features, count, self.token_grid(len(count)), np.ones(len(count), np.float32)))
+        return found
+
+    def token_grid(self, count: int) -> tuple[int, int, int]:
+        """(slices, depth, columns) of `count` tokens. Raises OctjepaError: the encoder's grid has another number."""
+        grid = self.grid or (count, 1, 1)
+        if math.prod(grid) != count:
+            raise OctjepaError(f"{self.name} gives {count} tokens, and its grid is {grid}")
+        return grid

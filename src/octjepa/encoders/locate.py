@@ -1,0 +1,35 @@
+"""Opens the encoder at a location, whoever made it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from octjepa.encoders.base import FrozenEncoder
+from octjepa.encoders.external.base import ExternalEncoder, check_address, is_external, load_external
+from octjepa.encoders.external.prepared import PreparedExternal
+from octjepa.encoders.pretrained import load_encoder
+from octjepa.errors import UsageError
+from octjepa.recipe import Preprocessing
+
+
+def open_encoder(location: str | Path, preprocessing: Preprocessing | None = None) -> FrozenEncoder:
+    """The encoder at `location`, octjepa's or another project's.
+
+    preprocessing: of the volumes that another project's encoder is to read; ours, and one that was tuned here, have
+    their own. Raises what `load_encoder` and `load_external` raise.
+    """
+    if not is_external(location):
+        check_address(location)
+        return load_encoder(location)
+    return prepare_external(load_external(location), preprocessing)
+
+
+def prepare_external(external: ExternalEncoder, preprocessing: Preprocessing | None) -> PreparedExternal:
+    """Another project's encoder for volumes prepared by `preprocessing`, or as it was tuned, which takes precedence.
+
+    Raises UsageError: neither is known.
+    """
+    prepared = preprocessing if external.tuned_on is None else external.tuned_on.preprocessing
+    if prepared is None:
+        raise UsageError(f"{external.path} is an encoder of another project that was not tuned here")
+    return PreparedExternal(external, prepared)
