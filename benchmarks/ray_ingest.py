@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks.peers.data import one_thread
 
 from octjepa.config import load_recipe
-from octjepa.embed.embedding import embed_store
+from octjepa.embed.embedding import Division, embed_store
 from octjepa.embed.table import read_embeddings
 from octjepa.encoders import load_encoder
 from octjepa.files import write_json
@@ -77,7 +77,7 @@ def embeddings(cohort: Path, work: Path) -> list[dict[str, Any]]:
         out = work / f"{engine}{workers}.parquet"
         started = time.perf_counter()
         with one_thread():
-            summary = embed_store(ENCODER, store, out, engine=engine, workers=workers, part=PART)
+            summary = embed_store(ENCODER, store, out, division=Division(engine=engine, workers=workers, part=PART))
         seconds = time.perf_counter() - started
         rate = round(summary["rows"] / seconds, 3)
         runs.append({"engine": engine, "workers": workers, "seconds": round(seconds, 2), "volumes_per_second": rate})

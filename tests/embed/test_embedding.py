@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from octjepa.checkpoint.folder import write_folder
 from octjepa.embed import embedding, shard
-from octjepa.embed.embedding import embed_store
+from octjepa.embed.embedding import Division, embed_store
 from octjepa.embed.shard import intensity_histogram
 from octjepa.embed.table import Embeddings, read_embeddings
 from octjepa.embed.token_folder import TokenFolder
@@ -89,10 +89,10 @@ def test_one_thread_gives_the_same_bits_for_any_batch_and_any_parts(run, tmp_pat
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        embed_store(run, store_of(), tmp_path / "a.parquet", batch=1)
-        embed_store(run, store_of(), tmp_path / "b.parquet", batch=7, part=9)
+        embed_store(run, store_of(), tmp_path / "a.parquet", division=Division(batch=1))
+        embed_store(run, store_of(), tmp_path / "b.parquet", division=Division(batch=7, part=9))
         torch.set_num_threads(2)
-        embed_store(run, store_of(), tmp_path / "c.parquet", batch=7)
+        embed_store(run, store_of(), tmp_path / "c.parquet", division=Division(batch=7))
     finally:
         torch.set_num_threads(before)
     a, b, c = (read_embeddings(tmp_path / f"{name}.parquet") for name in "abc")
@@ -105,7 +105,9 @@ def test_the_rows_are_what_the_encoder_says_of_each_volume(run, tmp_path):
     """Poolings against their definitions, on the tokens themselves."""
     store, encoder = store_of(), load_encoder(run)
     pools = ("layers", "mean_std_max_min", "tissue_mean", "zones", "zones_centered", "zones_whitened")
-    figures = embed_store(run, store, tmp_path / "e.parquet", pools, tmp_path / "tokens", per_bscan=True, part=8)
+    figures = embed_store(
+        run, store, tmp_path / "e.parquet", pools, tmp_path / "tokens", per_bscan=True, division=Division(part=8)
+    )
     table, saved = read_embeddings(tmp_path / "e.parquet"), TokenFolder.open(figures["tokens"])
     volume = store.read("volume0006")
     one, row = encoder.tokens(volume), 6
@@ -145,7 +147,7 @@ def test_the_rows_are_what_the_encoder_says_of_each_volume(run, tmp_path):
     ):
         table.features("vector", "sum")
 
-    assert saved.weights == table.weights == shard.weights_hash(encoder)
+    assert saved.weights == table.weights == encoder.weights_hash()
     assert np.abs(saved.features("vector", "volume0006") - one.features).max() < 4e-3
     part, own = saved.index["volume0006"]
     assert (saved.positions[part][own] == one.grid_index).all()
@@ -183,14 +185,14 @@ def test_a_killed_embedding_goes_on_where_it_was(run, tmp_path, killed_after_two
     tokens = tmp_path / "tokens"
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            embed_store(run, store_of(), tmp_path / "e.parquet", tokens=tokens, part=4)
+            embed_store(run, store_of(), tmp_path / "e.parquet", tokens=tokens, division=Division(part=4))
         assert not (tmp_path / "e.parquet").exists()
     with pytest.raises(UsageError, match="let it end"):
         TokenFolder.open(tokens)
     killed_after_two()
-    figures = embed_store(run, store_of(), tmp_path / "e.parquet", tokens=tokens, part=4)
+    figures = embed_store(run, store_of(), tmp_path / "e.parquet", tokens=tokens, division=Division(part=4))
     assert figures["resumed"] == 8
-    embed_store(run, store_of(), tmp_path / "whole.parquet", part=4)
+    embed_store(run, store_of(), tmp_path / "whole.parquet", division=Division(part=4))
     assert same_bits(read_embeddings(tmp_path / "e.parquet"), read_embeddings(tmp_path / "whole.parquet"))
     assert sorted(TokenFolder.open(tokens).index) == sorted(store_of().volumes)
     assert not list(tmp_path.glob(".*parts"))
@@ -199,28 +201,31 @@ def test_a_killed_embedding_goes_on_where_it_was(run, tmp_path, killed_after_two
 def test_nothing_of_other_contents_or_options_is_taken_for_done(run, tmp_path, killed_after_two):
     tokens = tmp_path / "tokens"
     with pytest.raises(KeyboardInterrupt):
-        embed_store(run, store_of(), tmp_path / "e.parquet", tokens=tokens, part=4)
+        embed_store(run, store_of(), tmp_path / "e.parquet", tokens=tokens, division=Division(part=4))
     killed_after_two()
     changed = store_of()
     changed.table.loc[3, "content_hash"] = "another"
     (left,) = tmp_path.glob(".*parts")
     saved = {path.name: path.read_bytes() for path in left.iterdir()}
-    assert embed_store(run, changed, tmp_path / "e.parquet", tokens=tokens, part=4)["resumed"] == 0
+    assert embed_store(run, changed, tmp_path / "e.parquet", tokens=tokens, division=Division(part=4))["resumed"] == 0
     assert len(list(tokens.glob("*.vector.npy"))) == 5  # those of the first attempt are gone
     left.mkdir()
     for name, content in saved.items():
         (left / name).write_bytes(content)
-    assert embed_store(run, store_of(), tmp_path / "e.parquet", ["mean"], tokens, part=4)["resumed"] == 0
+    assert (
+        embed_store(run, store_of(), tmp_path / "e.parquet", ["mean"], tokens, division=Division(part=4))["resumed"]
+        == 0
+    )
 
 
 def test_a_damaged_part_and_a_folder_in_the_way_are_reported(run, tmp_path, monkeypatch):
     monkeypatch.setattr(embedding, "_join", lambda *_: [1.0, 1.0, 1.0])
-    embed_store(run, store_of(), tmp_path / "e.parquet", part=8)
+    embed_store(run, store_of(), tmp_path / "e.parquet", division=Division(part=8))
     monkeypatch.undo()
     parts = sorted(tmp_path.glob(".*parts/*.npz"))
     parts[1].write_bytes(parts[1].read_bytes()[:1000])
     with pytest.raises(OctjepaError, match=r"000001\.npz is damaged"):
-        embed_store(run, store_of(), tmp_path / "e.parquet", part=8)
+        embed_store(run, store_of(), tmp_path / "e.parquet", division=Division(part=8))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.docx").touch()
     with pytest.raises(UsageError, match=r"holds thesis\.docx"):
@@ -235,12 +240,12 @@ def test_missing_parts_of_other_processes_are_waited_for_and_then_named(run, tmp
     monkeypatch.setattr(embedding, "_STALLED_SECONDS", 0.0)
     monkeypatch.setattr(shard.Embedder, "write", lambda *_: None)
     with pytest.raises(OctjepaError, match="5 of 5 are missing: do all machines see"):
-        embed_store(run, store_of(), tmp_path / "e.parquet", part=4)
+        embed_store(run, store_of(), tmp_path / "e.parquet", division=Division(part=4))
 
 
 RANK = """
 import sys; from pathlib import Path
-from octjepa.embed.embedding import embed_store
+from octjepa.embed.embedding import Division, embed_store
 from synthetic import MemoryStore, small_recipe
 figures = embed_store(sys.argv[1], MemoryStore(small_recipe().preprocessing), Path(sys.argv[2]), part=3, batch=2)
 assert figures["rows"] == 20
@@ -381,13 +386,15 @@ def test_workers_of_ray_write_the_same_table(
     build_store([tmp_path / "phantom"], tmp_path / "store", recipe.preprocessing, 1, 0.0)
     step = weights_file(tmp_path / "e.safetensors", [])
     store = Store.open(tmp_path / "store")
-    embed_store(step, store, tmp_path / "here.parquet", tokens=tmp_path / "here", part=2)
+    embed_store(step, store, tmp_path / "here.parquet", tokens=tmp_path / "here", division=Division(part=2))
     monkeypatch.setenv("PYTHONPATH", f"{root / 'src'}:{root / 'tests' / 'support'}")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     if killed:  # one worker, in the middle of the table
         monkeypatch.setattr(ray_tasks, "embed_on_machine", embed_after_a_kill)
     with cluster(1):
-        embed_store(step, store, tmp_path / "ray.parquet", tokens=tmp_path / "ray", engine="ray", part=2)
+        embed_store(
+            step, store, tmp_path / "ray.parquet", tokens=tmp_path / "ray", division=Division(engine="ray", part=2)
+        )
     assert (tmp_path / "killed").exists() == killed
     here, ray = read_embeddings(tmp_path / "here.parquet"), read_embeddings(tmp_path / "ray.parquet")
     assert here.frame.equals(ray.frame)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from command_line import call
-from octjepa.embed.external import embed_external
+from octjepa.embed.embedding import Division, embed_store
 from octjepa.embed.table import read_embeddings
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.encoders.external import load_external
@@ -78,7 +78,7 @@ def store():
 
 
 def test_a_module_of_a_package_is_embedded_by_its_name(package, store, tmp_path):
-    made = embed_external("mine:", store, tmp_path / "mine.parquet", ("mean", "mean_std_max"))
+    made = embed_store("mine:", store, tmp_path / "mine.parquet", ("mean", "mean_std_max"))
     table = read_embeddings(tmp_path / "mine.parquet")
     assert made["rows"] == len(store.table) == len(table.frame)
     assert (made["dim"], table.vector.shape[1]) == (6, 24)
@@ -118,14 +118,14 @@ def test_a_package_that_fails_on_import_is_named(install_package):
 
 def test_poolings_that_need_positions_are_refused(package, store, tmp_path):
     with pytest.raises(UsageError, match="zones"):
-        embed_external("mine:", store, tmp_path / "mine.parquet", ("zones",))
+        embed_store("mine:", store, tmp_path / "mine.parquet", ("zones",))
 
 
 def test_tokens_are_stored_with_their_positions(package: None, store: Any, tmp_path: Path) -> None:
     """Of a feature map and of a module that says its grid; pooled they are the vectors of the table."""
     for name in ("mine:", "mine_placed:"):
         out, folder = tmp_path / f"{name[:-1]}.parquet", tmp_path / name[:-1]
-        made = embed_external(name, store, out, ("mean",), tokens=folder, part=5)
+        made = embed_store(name, store, out, ("mean",), tokens=folder, division=Division(part=5))
         table, tokens = read_embeddings(out), TokenFolder.open(folder)
         assert made["tokens"] == str(folder)
         assert tokens.grid == tuple(size // 4 for size in store.preprocessing.image_size)
@@ -143,7 +143,7 @@ def test_tokens_without_positions_are_refused_before_the_work(
     package: None, store: Any, tmp_path: Path, name: str
 ) -> None:
     with pytest.raises(UsageError, match="have no positions in the volume"):
-        embed_external(name, store, tmp_path / "t.parquet", tokens=tmp_path / "tokens")
+        embed_store(name, store, tmp_path / "t.parquet", tokens=tmp_path / "tokens")
     assert not list(tmp_path.glob("*t*.parquet*"))
 
 
@@ -152,11 +152,13 @@ def test_a_stopped_embedding_goes_on_with_the_next_part(package: None, store: An
     torch.manual_seed(0)
     encoder = load_external("mine_broken:")
     with pytest.raises(KeyboardInterrupt):
-        embed_external(encoder, store, out, tokens=tokens, part=2)
+        embed_store(encoder, store, out, tokens=tokens, division=Division(part=2))
     assert not out.exists()
-    made = embed_external(encoder, store, out, tokens=tokens, part=2)
+    made = embed_store(encoder, store, out, tokens=tokens, division=Division(part=2))
     assert 0 < made["resumed"] < made["rows"]
-    whole = embed_external(encoder, store, tmp_path / "whole.parquet", tokens=tmp_path / "whole", part=2)
+    whole = embed_store(
+        encoder, store, tmp_path / "whole.parquet", tokens=tmp_path / "whole", division=Division(part=2)
+    )
     assert whole["resumed"] == 0
     first, second = read_embeddings(out), read_embeddings(tmp_path / "whole.parquet")
     assert np.array_equal(first.vector, second.vector)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from command_line import call
-from octjepa.embed.external import embed_external
+from octjepa.embed.embedding import embed_store
 from octjepa.embed.table import read_embeddings
 from octjepa.embed.token_folder import grid_coordinates
 from octjepa.encoders import load_encoder
@@ -135,12 +135,12 @@ def test_a_module_of_a_package_is_tuned_written_predicted_and_embedded(tune, pla
     assert made["cases"] == made["volumes"] == len(planted.table)
     assert made["trained_on"] == 40
     # It is an encoder like any other, and nobody is tested on people whom it was tuned on.
-    embed_external(out, planted, tmp_path / "tuned.parquet")
+    embed_store(out, planted, tmp_path / "tuned.parquet")
     assert read_embeddings(tmp_path / "tuned.parquet").leaked == 0
     planted.table = planted.table.assign(split="test")
     caplog.clear()
     try:
-        assert embed_external(out, planted, tmp_path / "leaky.parquet")["leaked"] == 20
+        assert embed_store(out, planted, tmp_path / "leaky.parquet")["leaked"] == 20
         assert "fine-tuned on eyes of people who are now in val or test (20 of them)" in caplog.text
     finally:
         planted.table = PlantedStore().table
@@ -169,7 +169,7 @@ def test_a_tuned_encoder_is_tuned_on_and_keeps_its_preprocessing(tune, planted, 
     other = PlantedStore()
     other.preprocessing = PREPROCESSING.model_copy(update={"target_spacing_mm": (0.4, 0.02, 0.1)})
     with pytest.raises(ContractError, match="target_spacing_mm"):
-        embed_external(tmp_path / "first", other, tmp_path / "none.parquet")
+        embed_store(tmp_path / "first", other, tmp_path / "none.parquet")
     with pytest.raises(ContractError, match="target_spacing_mm"):
         predict_store(tmp_path / "first", other, tmp_path / "none")
 
