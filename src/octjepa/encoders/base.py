@@ -10,7 +10,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ Scan = str | Path | OCTVolume | CanonicalVolume
 Input = TypeVar("Input")
 
 
+@runtime_checkable
 class FrozenEncoder(Protocol):
     """A frozen encoder of prepared volumes.
 

@@ -9,7 +9,7 @@ gains is the encoder's (Kumar et al. 2022, LP-FT).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ def pooled(tokens: Float[Tensor, "b k dim"]) -> Float[Tensor, "b features"]:
     return torch.cat([tokens.mean(dim=1), std, tokens.amax(dim=1)], dim=1)
 
 
+@runtime_checkable
 class TunableEncoder(FrozenEncoder, Protocol):
     """A frozen encoder that can be tuned. encoder: its network, whose blocks are the longest list of modules in it."""
 
