@@ -16,8 +16,8 @@ from threadpoolctl import threadpool_limits
 
 from octjepa.embed.alignment import align_tables
 from octjepa.embed.embedding import add_participants
-from octjepa.encoders.external.prepared import PATTERNS
 from octjepa.embed.table import complete_keys
+from octjepa.encoders.external.prepared import PATTERNS
 from octjepa.errors import UsageError
 from octjepa.evaluate.cases import group_cases
 from octjepa.evaluate.features import TOKEN_PROBES, covariate_features, majority_predictions, plan_selection
