@@ -247,7 +247,8 @@ RANK = """
 import sys; from pathlib import Path
 from octjepa.embed.embedding import Division, embed_store
 from synthetic import MemoryStore, small_recipe
-figures = embed_store(sys.argv[1], MemoryStore(small_recipe().preprocessing), Path(sys.argv[2]), part=3, batch=2)
+store = MemoryStore(small_recipe().preprocessing)
+figures = embed_store(sys.argv[1], store, Path(sys.argv[2]), division=Division(part=3, batch=2))
 assert figures["rows"] == 20
 """
 
