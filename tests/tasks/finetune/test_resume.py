@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 
 import pytest
@@ -59,7 +58,7 @@ def ending(monkeypatch, update, end):
 def test_a_stopped_tuning_says_143_and_goes_on_to_the_same_weights(alone, tune, tmp_path, monkeypatch) -> None:
     out, message = alone
     with monkeypatch.context() as patch:
-        ending(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        ending(patch, 3, lambda: signal.raise_signal(signal.SIGTERM))
         with pytest.raises(Interrupted, match="stopped after update 4 of 8; its checkpoint is written") as stopped:
             tune(tmp_path / "out", *QUICK)
     assert stopped.value.exit_code == 143
@@ -112,7 +111,7 @@ def test_a_damaged_checkpoint_is_reported_of_and_the_one_before_it_taken(
 ) -> None:
     out, _ = alone
     with monkeypatch.context() as patch:
-        ending(patch, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        ending(patch, 4, lambda: signal.raise_signal(signal.SIGTERM))
         with pytest.raises(Interrupted):
             tune(tmp_path / "out", *QUICK)
     states = list_checkpoints(tmp_path / "out" / "checkpoints")
@@ -127,7 +126,7 @@ def test_a_damaged_checkpoint_is_reported_of_and_the_one_before_it_taken(
 def test_volumes_that_the_store_holds_in_another_form_are_not_gone_on_with(tune, tmp_path, monkeypatch) -> None:
     """A corrected spacing leaves the contents of the files as they are."""
     with monkeypatch.context() as patch:
-        ending(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        ending(patch, 3, lambda: signal.raise_signal(signal.SIGTERM))
         with pytest.raises(Interrupted):
             tune(tmp_path / "out", *QUICK)
     other = PlantedStore()
