@@ -165,7 +165,7 @@ def test_a_leaked_person_stops_the_probe_and_is_named_by_the_report(made: Made, 
 
 
 def test_the_larger_run_is_in_the_documents(root: Path) -> None:
-    findings = json.loads((root / "docs" / "study_group.json").read_text(encoding="utf-8"))
+    findings = json.loads((root / "benchmarks" / "records" / "study_group.json").read_text(encoding="utf-8"))
     strongest = max(findings["effects"], key=lambda one: one["group_effect"])
     rows = {row["name"]: row for row in strongest["rows"]
             if row["target"] == "study_group" and row["pool"] in ("mean_std_max", "none")}  # fmt: skip
