@@ -35,7 +35,7 @@ def recipe_of(**machine: Any) -> Recipe:
     return PRETRAINING.read(
         {
             "name": "failing",
-            "data": {"strategy": "multi_domain"},
+            "data": {"strategy": "multi_domain", "min_quality": None},  # tiny eyes without layers
             "preprocessing": {"image_size": [8, 64, 64], "margin": [0, 4, 4], "target_spacing_mm": [0.4, 0.016, 0.1]},
             "tokens": {"patch_size": [4, 16, 16], "select": "tissue", "budget": 16},
             "train": {"max_updates": UPDATES, "global_batch": 4, "base_lr": 1e-3, "precision": "fp32"},
