@@ -12,10 +12,11 @@ import pandas as pd
 import pytest
 
 from octjepa.errors import OctjepaError
+from octjepa.explain.eyes import OccludedVolume, select_test_cases
+from octjepa.explain.occlusion import Occlusion
 from octjepa.report import occlusion
-from octjepa.report.occlusion import LEVELS, OccludedVolume, colour_levels, draw_maps
+from octjepa.report.occlusion import LEVELS, colour_levels, draw_maps
 from octjepa.store import Store
-from octjepa.tasks.occlusion import Occlusion
 
 NAN = np.nan
 
@@ -117,23 +118,23 @@ def test_cases_are_the_first_right_and_the_first_wrong_of_each_class() -> None:
     others = [
         predictions(("0", "1", "1"), **kind) for kind in ({"target": "other"}, {"split": "val"}, {"level": "eye"})
     ]
-    chosen = occlusion.select_test_cases(pd.concat([rows, *others]), "sign", ("0", "1"))
+    chosen = select_test_cases(pd.concat([rows, *others]), "sign", ("0", "1"))
     assert [(one["volume_id"], one["prediction"]) for one in chosen] == [("a", "0"), ("b", "1"), ("d", "0")]
     assert chosen[1]["caption"] == "predicted 1 with 0.80: correct"
     assert chosen[2]["caption"] == "predicted 0 with 0.20: wrong, it is 1"
-    assert occlusion.select_test_cases(pd.concat(others), "sign", ("0", "1")) == []
+    assert select_test_cases(pd.concat(others), "sign", ("0", "1")) == []
 
 
 def test_of_a_quantity_the_median_error_and_the_greatest() -> None:
     rows = predictions(("a", "50", "51"), ("b", "60", "63"), ("c", "40", "70"))
-    chosen = occlusion.select_test_cases(rows, "sign", ())
+    chosen = select_test_cases(rows, "sign", ())
     assert [one["volume_id"] for one in chosen] == ["b", "c"]
     assert chosen[1]["caption"] == "greatest error: predicted 70, true 40"
-    assert [one["volume_id"] for one in occlusion.select_test_cases(rows[:1], "sign", ())] == ["a"]
+    assert [one["volume_id"] for one in select_test_cases(rows[:1], "sign", ())] == ["a"]
 
 
 def test_an_encoder_too_large_for_a_page_is_reported(store: Store, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(occlusion, "FLOP_PER_THREAD", 1e9)
+    monkeypatch.setattr("octjepa.explain.eyes.FLOP_PER_THREAD", 1e9)
     with pytest.raises(
         OctjepaError, match=r"costs 0 TFLOP, more than the 0 that a page may take on this machine: make"
     ):

@@ -100,13 +100,13 @@ def probe(
     """Evaluates frozen features on labels. With intervals over people, beside trivial baselines."""
     from octjepa.embed.table import read_embeddings
     from octjepa.embed.token_folder import TokenFolder
-    from octjepa.evaluate.attention_maps import write_attention
     from octjepa.evaluate.case_predictions import write_case_predictions
     from octjepa.evaluate.cases import read_visit_order
     from octjepa.evaluate.label_fractions import parse_counts
     from octjepa.evaluate.probe import ProbeSettings, run_probes
     from octjepa.evaluate.subgroups import parse_subgroups
     from octjepa.evaluate.survival import default_probes
+    from octjepa.explain.attention import write_attention
     from octjepa.files import write_json
     from octjepa.locks import file_lock
     from octjepa.metrics.scores import PRIMARY_METRIC

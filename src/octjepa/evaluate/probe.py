@@ -24,7 +24,7 @@ from octjepa.embed.table import Embeddings
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.encoders import pooling
 from octjepa.errors import UsageError
-from octjepa.evaluate.attention_maps import list_attention
+from octjepa.evaluate.attention import VolumeAttention, list_attention
 from octjepa.evaluate.calibration import ProbeFit
 from octjepa.evaluate.case_predictions import list_predictions
 from octjepa.evaluate.cases import Cases, PreparedTarget
@@ -134,7 +134,7 @@ class ProbeResult(Findings):
         left_out}, see `subgroups`.
     predicted: target and test predictions by key; not part of the payload.
     case_predictions: those of `paired` case by case, as `case_predictions.list_predictions`; not part of the payload.
-    attention: where attentive probes look, as `attention_maps.list_attention`; not part of the payload.
+    attention: where attentive probes look, as `evaluate.attention` lists it; not part of the payload.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -149,7 +149,7 @@ class ProbeResult(Findings):
     subgroups: list[dict[str, Any]] = field(default_factory=list)
     predicted: PredictionsByKey = field(default_factory=dict)
     case_predictions: list[dict[str, Any]] = field(default_factory=list)
-    attention: list[dict[str, Any]] = field(default_factory=list)
+    attention: list[VolumeAttention] = field(default_factory=list)
 
     def payload(self) -> dict[str, Any]:
         """The result as plain data for JSON."""
@@ -390,7 +390,7 @@ class ProbeInputs:
                 for target, fit in zip(self.prepared, fits, strict=True):
                     if self.settings.attention:
                         about = name, view == "untrained", target.test_target.name
-                        result.attention += list_attention(*about, fit, folder, ids, held_out)
+                        result.attention += list_attention(about, fit, folder, ids, held_out)
                     yield ResultKey(name, target.test_target.name, probe, ATTENTION), target, fit
         for target in self.prepared:
             features, notes = covariate_features(self.frame, target.fit_target)

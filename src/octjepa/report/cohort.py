@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octjepa.cohort.examples import records
 from octjepa.cohort.flow import Counts, cohort_table, count_entries
 from octjepa.ingest.source_flow import RefusedFiles, source_flow
 from octjepa.reasons import REASONS
-from octjepa.report.figures.eyes import AxisGeometry, native_geometry, records
+from octjepa.report.figures.eyes import AxisGeometry, native_geometry
 from octjepa.report.html import file_name, without_paths
 from octjepa.store.index import text_column
 

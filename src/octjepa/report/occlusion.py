@@ -1,11 +1,9 @@
-"""Occlusion maps of the page: which eyes get one, and the maps drawn over the scan.
+"""Occlusion maps of the page, drawn over the scan.
 
-Of a pretraining the held-out eyes of the token maps are shown, of a fine-tuning test cases that it classified correctly
-and wrongly; their number is limited by the cost, so that a page does not take long. Each eye has an en face map by
-whole columns and, for the B-scans of the strongest column, a map by depth. The stronger a cell's colour, the more the
-answer changes without it; cells that change no more than as many tokens at random stay clear, as do cells without
-tissue. All eyes of a page share one scale for each of the two maps, whose end is never less than a given
-change: a map of nothing has no colour.
+Each eye of `explain.eyes` has an en face map by whole columns and, for the B-scans of the strongest column, a map by
+depth. The stronger a cell's colour, the more the answer changes without it; cells that change no more than as many
+tokens at random stay clear, as do cells without tissue. All eyes of a page share one scale for each of the two maps,
+whose end is never less than a given change: a map of nothing has no colour.
 """
 
 from __future__ import annotations
@@ -19,39 +17,18 @@ import numpy as np
 from jaxtyping import Float
 from markupsafe import Markup
 
+from octjepa.cohort import examples
 from octjepa.errors import OctjepaError
-from octjepa.parsing import read_parquet
 from octjepa.report.figures import eyes, svg
 
 if TYPE_CHECKING:
-    import pandas as pd
-    import torch
-
-    from octjepa.encoders import PretrainedEncoder
+    from octjepa.explain.eyes import OccludedVolume
     from octjepa.recipe import Recipe
     from octjepa.store import Store
-    from octjepa.tasks.finetune.network import TunableEncoder
-    from octjepa.tasks.finetune.predict import TunedModel
-    from octjepa.tasks.occlusion import Occlusion
-    from octjepa.volume import CanonicalVolume
 
-MAX_EYES = 4
-MAX_CASES = 8
 SCALE_EYES = 16
 LEVELS = 8  # of a colour's strength; the page's style holds one rule for each
-FLOP_PER_THREAD = 1e12  # that all maps of a page may cost: about 10 s of one core; 0.08e12 took 0.8 s
-_FLOP_ACCELERATOR = 1e15
 _LEAST = 0.05  # of the unit: the smallest change that is drawn in full colour
-
-
-@dataclass(frozen=True)
-class OccludedVolume:
-    """A volume to draw: its row of the store's index, its occlusion, and the caption of its prediction."""
-
-    row: Mapping[str, Any]
-    volume: CanonicalVolume
-    occlusion: Occlusion
-    caption: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,33 +71,19 @@ class OcclusionMaps:
     scale_eyes: int = 0
 
 
-def occluded_eyes(store: Store, encoder: PretrainedEncoder) -> list[OccludedVolume]:
-    """The held-out eyes of the token maps with the change of their embedding; none where the store holds none.
-
-    Raises OctjepaError: too costly for a page.
-    """
-    from octjepa.tasks import occlusion
-
-    rows = eyes.one_per_device(store.table, splits=("test", "val"))[:MAX_EYES]
-    occluded = []
-    for row in rows[: _affordable_eyes(encoder)] if rows else []:
-        volume = store.read(str(row["volume_id"]))
-        occluded.append(OccludedVolume(row, volume, occlusion.encoder_occlusion(encoder, volume)))
-    return occluded
-
-
 def run_maps(store: Store, path: Path) -> OcclusionMaps | None:
     """Maps of the embedding for the held-out eyes of the token maps; None where the store holds none.
 
     Raises OctjepaError: no encoder, too costly for a page, fewer than two held-out people to scale by.
     """
     from octjepa.encoders import load_encoder
-    from octjepa.tasks import occlusion
+    from octjepa.explain import occlusion
+    from octjepa.explain.eyes import affordable_eyes, best_device, occluded_eyes
 
     encoder = load_encoder(path).to(best_device())
-    if not eyes.one_per_device(store.table, splits=("test", "val")):
+    if not examples.one_per_device(store.table, splits=("test", "val")):
         return None
-    _affordable_eyes(encoder)
+    affordable_eyes(encoder)
     held_out = store.table[(store.table["pattern"] == "raster") & store.table["split"].isin(["test", "val"])]
     first_of_person = held_out.sort_values("volume_id").drop_duplicates("person_id")["volume_id"]
     scale_ids = [str(volume_id) for volume_id in first_of_person[:SCALE_EYES]]
@@ -132,37 +95,12 @@ def run_maps(store: Store, path: Path) -> OcclusionMaps | None:
     return replace(draw_maps(store, occluded, encoder.recipe, _LEAST * unit, unit), scale_eyes=len(scale_ids))
 
 
-def occluded_cases(store: Store, path: Path, tuned: TunedModel) -> list[OccludedVolume]:
-    """Test volumes of a fine-tuning with the change of the prediction of its first target; none without a label.
-
-    Raises OctjepaError: a store of another contract, too costly for a page, damaged predictions, another project's
-    encoder.
-    """
-    from octjepa.embed.embedding import require_same_contract
-    from octjepa.tasks import occlusion
-    from octjepa.tasks.finetune.external import TunableExternal
-
-    if isinstance(tuned.encoder, TunableExternal):
-        raise OctjepaError(
-            f"{tuned.encoder.name} is an encoder of another project, which reads whole images: maps leave tokens out"
-        )
-    require_same_contract(tuned.encoder, store, path)
-    head = tuned.heads[0]
-    cases = select_test_cases(_read_predictions(path / "predictions.parquet"), head.target, head.classes)
-    index = {str(row["volume_id"]): row for row in eyes.records(store.table)}
-    occluded = []
-    for case in cases[: _affordable_eyes(tuned.encoder)] if cases else []:
-        volume = store.read(case["volume_id"])
-        result = occlusion.tuned_occlusion(tuned, volume, 0, case["prediction"] if head.classes else None)
-        occluded.append(OccludedVolume(index[case["volume_id"]], volume, result, case["caption"]))
-    return occluded
-
-
 def tuning_maps(store: Store, path: Path) -> OcclusionMaps | None:
     """Maps of the prediction of the first target, for test volumes; None where none of them has a label.
 
     Raises OctjepaError: no tuned network, and as `occluded_cases`.
     """
+    from octjepa.explain.eyes import best_device, occluded_cases
     from octjepa.tasks.finetune.predict import load_tuned
 
     tuned = load_tuned(path, best_device())
@@ -174,66 +112,6 @@ def tuning_maps(store: Store, path: Path) -> OcclusionMaps | None:
     return replace(maps, target=head.target, classes=bool(head.classes))
 
 
-def select_test_cases(frame: pd.DataFrame, target: str, classes: Sequence[str]) -> list[dict[str, str]]:
-    """Test volumes {volume_id, prediction, caption} to show, `MAX_CASES` at most.
-
-    Of each class the first by id that was recognised and the first that was not; of a quantity the volume of median
-    error and that of the greatest.
-    """
-    wanted = (frame["level"] == "volume") & (frame["target"] == target) & (frame["split"] == "test")
-    rows = eyes.records(frame[wanted & (frame["truth"] != "")].sort_values("volume_id", kind="stable"))
-    cases = []
-    if not classes and rows:
-        rows.sort(key=lambda row: abs(float(row["predicted"]) - float(row["truth"])))
-        chosen = {"median error": rows[(len(rows) - 1) // 2], "greatest error": rows[-1]}
-        for kind, row in list(chosen.items())[: len(rows)]:
-            caption = f"{kind}: predicted {float(row['predicted']):.3g}, true {float(row['truth']):.3g}"
-            cases.append((row, caption))
-    for name in classes:
-        for correct in (True, False):
-            for row in [row for row in rows if row["truth"] == name and (row["predicted"] == name) == correct][:1]:
-                probability = float(row["scores"][list(classes).index(row["predicted"])])
-                verdict = "correct" if correct else f"wrong, it is {name}"
-                cases.append((row, f"predicted {row['predicted']} with {probability:.2f}: {verdict}"))
-    return [
-        {"volume_id": str(row["volume_id"]), "prediction": str(row["predicted"]), "caption": caption}
-        for row, caption in cases[:MAX_CASES]
-    ]
-
-
-def _read_predictions(path: Path) -> pd.DataFrame:
-    try:
-        return read_parquet(path, columns=["level", "target", "split", "volume_id", "truth", "predicted", "scores"])
-    except (OSError, ValueError) as error:
-        raise OctjepaError(f"{path.name} cannot be read ({str(error).splitlines()[0]})") from None
-
-
-def best_device() -> torch.device:
-    """The accelerator where there is one, else the processor."""
-    import torch
-
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return accelerator or torch.device("cpu")
-
-
-def _affordable_eyes(encoder: TunableEncoder) -> int:
-    """How many eyes a page may map with `encoder`. Raises OctjepaError: none."""
-    import torch
-
-    from octjepa.tasks.occlusion import forward_passes
-
-    on_cpu = next(encoder.encoder.parameters()).device.type == "cpu"
-    most = FLOP_PER_THREAD * torch.get_num_threads() if on_cpu else _FLOP_ACCELERATOR
-    recipe = encoder.recipe
-    flop = 2.0 * encoder.parameters * recipe.token_count * forward_passes(recipe.grid)
-    if flop > most:
-        raise OctjepaError(
-            f"the map of an eye costs {flop / 1e12:.0f} TFLOP, more than the {most / 1e12:.0f} that a page may take on "
-            "this machine: make the report on one with an accelerator, or call octjepa.tasks.occlusion"
-        )
-    return int(most / flop)
-
-
 def draw_maps(
     store: Store, volumes: Sequence[OccludedVolume], recipe: Recipe, least: float, unit: float = 1.0
 ) -> OcclusionMaps:
@@ -241,7 +119,7 @@ def draw_maps(
 
     least: the change, before division, that is drawn in full colour, at least.
     """
-    from octjepa.tasks.occlusion import SCATTERED_DRAWS, patch_mm, region_radius
+    from octjepa.explain.occlusion import SCATTERED_DRAWS, patch_mm, region_radius
 
     max_en_face, max_b_scan = (
         max(least, *(float(np.nanmax(np.abs(values))) for values in maps))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
+from octjepa.cohort import examples
 from octjepa.errors import OctjepaError
 from octjepa.evaluate.results import ProbePaired
 from octjepa.evaluate.subgroups import subgroup_tables
@@ -97,7 +98,7 @@ def _eyes(contents: Contents) -> Built:
     if contents.store is None:
         return None, contents.missing_parts("the store")
     store = contents.store
-    pictures = [eyes.eye_picture(store, row) for row in eyes.one_per_device(store.table)]
+    pictures = [eyes.eye_picture(store, row) for row in examples.one_per_device(store.table)]
     if not pictures:
         return None, [Missing("the eyes", "the store holds no raster volume", "octjepa ingest")]
     extremes = {
@@ -114,7 +115,7 @@ def _masks(contents: Contents) -> Built:
         return None, contents.missing_parts("the store", "the run")
     if different := _different_contract(contents, store, "the masks"):
         return None, different
-    rows = eyes.one_per_device(store.table)
+    rows = examples.one_per_device(store.table)
     if not rows:
         why = "the store holds no raster volume to draw them on"
         return None, [Missing("the masks", why, "octjepa ingest")]
@@ -209,7 +210,7 @@ def _tokens(contents: Contents) -> Built:
         return None, contents.missing_parts("the store", "the run")
     if different := _different_contract(contents, store, "the token maps"):
         return None, different
-    rows = eyes.one_per_device(store.table, splits=("test", "val"))[:_TOKEN_MAPS]
+    rows = examples.one_per_device(store.table, splits=("test", "val"))[:_TOKEN_MAPS]
     if not rows:
         return None, [Missing("the token maps", "the store holds no held-out raster volume", "octjepa split")]
     from octjepa.encoders import load_encoder

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from octjepa.cohort import examples
 from octjepa.cohort.flow import cohort_table
 from octjepa.report.figures import eyes
 from octjepa.report.html import file_name
@@ -74,19 +75,19 @@ class VolumeList:
         if around and (found["volume_id"] == around).any():
             offset = int((found["volume_id"] == around).to_numpy().argmax()) // limit * limit
         offset = max(0, offset)
-        volumes = [volume_facts(row) for row in eyes.records(found.iloc[offset : offset + limit])]
+        volumes = [volume_facts(row) for row in examples.records(found.iloc[offset : offset + limit])]
         return {"total": len(self.table), "matching": len(found), "offset": offset, "volumes": volumes}
 
     def facts(self, volume_id: str) -> dict[str, Any]:
         """What the page shows of one volume."""
-        return volume_facts(eyes.records(self.table[self.table["volume_id"] == volume_id])[0])
+        return volume_facts(examples.records(self.table[self.table["volume_id"] == volume_id])[0])
 
     def same_person(self, volume_id: str) -> list[dict[str, Any]]:
         """The other volumes of the same person, the same eye first."""
         person = self._entries.loc[volume_id, "person_id"]
         ids = set(self._entries.index[self._entries["person_id"] == person]) - {volume_id}
         eye = self.facts(volume_id)["eye"]
-        others = [volume_facts(row) for row in eyes.records(self.table[self.table["volume_id"].isin(ids)])]
+        others = [volume_facts(row) for row in examples.records(self.table[self.table["volume_id"].isin(ids)])]
         return sorted(others, key=lambda row: (row["eye"] != eye, row["device"], row["id"]))[:MAX_PAGE]
 
 

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float, UInt8
 
+from octjepa.cohort import examples
+from octjepa.explain import native
+from octjepa.explain.similarity import cosine_with
 from octjepa.recipe import Recipe
-from octjepa.report.figures import eyes, masks, tokens
+from octjepa.report.figures import masks, tokens
 from octjepa.store.storage import DamagedVolume
 from octjepa.viewer.native_scan import coloured
 
@@ -82,17 +85,13 @@ class TokenColours:
         here = np.flatnonzero(index == token)
         if not len(here):
             raise KeyError(token)
-        unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-9)
-        cosine = np.clip(unit @ unit[here[0]], -1.0, 1.0)
-        cosine[here[0]] = 1.0  # with itself, however the processor rounds: it has the last colour
-        return np.asarray(cosine)
+        return cosine_with(features, int(here[0]))
 
     def token_at(self, canonical: list[float]) -> int | None:
         """The index in the grid of the token at a position of the stored volume; None outside the grid."""
         if self.recipe is None:
             return None
-        corner = np.array(self.store.preprocessing.margin)
-        cell = np.floor((np.array(canonical) + 0.5 - corner) / np.array(self.recipe.tokens.patch_size)).astype(int)
+        cell = native.token_at(np.array(canonical)[None], self.store.preprocessing, self.recipe)[0]
         if ((cell < 0) | (cell >= self.recipe.grid)).any():
             return None
         return int(np.ravel_multi_index(tuple(cell), self.recipe.grid))
@@ -110,7 +109,7 @@ class TokenColours:
         tissue: list[Any] = []
         rest = self._table
         while len(rest) and not tissue:
-            chosen = eyes.one_per_device(rest) or eyes.records(rest)[:_MAX_FITTED]
+            chosen = examples.one_per_device(rest) or examples.records(rest)[:_MAX_FITTED]
             for row in chosen:
                 with suppress(DamagedVolume):  # its own page reports it
                     tissue.append(self._tissue_tokens(str(row["volume_id"])))

@@ -17,8 +17,8 @@ from octjepa.embed.token_folder import grid_coordinates
 from octjepa.encoders import load_encoder
 from octjepa.encoders.external import is_external, load_external
 from octjepa.errors import CheckpointError, ContractError, OctjepaError, WrongCheckpointError
+from octjepa.explain.eyes import occluded_cases
 from octjepa.report import write_report
-from octjepa.report.occlusion import occluded_cases
 from octjepa.tasks.finetune.external import load_start, tuned_network
 from octjepa.tasks.finetune.inference import predict_store
 from octjepa.tasks.finetune.network import pooled

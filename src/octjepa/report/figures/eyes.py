@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int, Int16, UInt8
 from markupsafe import Markup
 
+from octjepa.cohort.examples import records
 from octjepa.report.figures import svg
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 BARS_MM = (0.2, 1.0)
 SLAB_MM = 0.25
 MAX_SLICES = 9  # of the strip through a volume
-_SPLIT_ORDER = {"test": 0, "val": 1, "train": 2}
 
 
 @dataclass(frozen=True)
@@ -64,24 +64,9 @@ class EyePicture:
     slices: tuple[tuple[int, Markup], ...] = ()
 
 
-def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a store's table, keyed by column."""
-    return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
-
-
 def volume_title(row: Mapping[str, Any]) -> str:
     """Device, eye and id of a volume in one line."""
     return f"{row['device']}, {row['eye'] or 'eye unknown'}, volume {row['volume_id']}"
-
-
-def one_per_device(table: pd.DataFrame, splits: tuple[str, ...] = ("test", "val", "train", "")) -> list[dict[str, Any]]:
-    """The first raster volume by id of each device, from the first of `splits` in which the device has one."""
-    rows = [row for row in records(table) if row["pattern"] == "raster" and row["split"] in splits]
-    rows.sort(key=lambda row: (row["device"], _SPLIT_ORDER.get(row["split"], 3), row["volume_id"]))
-    chosen: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        chosen.setdefault(row["device"], row)
-    return list(chosen.values())
 
 
 def native_geometry(row: Mapping[str, Any]) -> tuple[AxisGeometry, ...]:

@@ -7,22 +7,20 @@ a token that is read holds what the encoder brought there from others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
-from octjepa.embed.token_folder import TokenFolder
 from octjepa.errors import UsageError
-from octjepa.evaluate.calibration import ProbeFit
+from octjepa.evaluate.attention import VolumeAttention
 from octjepa.files import write_atomic
 from octjepa.parsing import read_parquet
 
-_COLUMNS = ["name", "twin", "target", "volume_id", "grid", "grid_index", "attention"]
+_COLUMNS = [one.name for one in fields(VolumeAttention)]
 
 
 @dataclass(frozen=True)
@@ -45,25 +43,10 @@ class TokenAttention:
         return values
 
 
-def list_attention(
-    name: str, twin: bool, target: str, fit: ProbeFit, tokens: TokenFolder, volume_ids: Sequence[str],
-    held_out: Int[np.ndarray, " n"],
-) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """A row for each of the volumes `held_out`, positions in `volume_ids`; none where the probe has no attention.
-
-    name: of the result. twin: whether the tokens are those of the untrained twin.
-    """
-    if fit.attention is None:
-        return
-    for position, attention in zip(held_out, fit.attention(held_out), strict=True):
-        volume_id = volume_ids[int(position)]
-        values = [name, twin, target, volume_id, list(tokens.grid), tokens.grid_index(volume_id), attention]
-        yield dict(zip(_COLUMNS, values, strict=True))
-
-
-def write_attention(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+def write_attention(path: Path, rows: Sequence[VolumeAttention]) -> None:
     """Writes `rows` as Parquet."""
-    frame = pd.DataFrame(rows, columns=_COLUMNS)
+    values = [[getattr(row, name) for name in _COLUMNS] for row in rows]
+    frame = pd.DataFrame(values, columns=_COLUMNS)
     write_atomic(path, lambda file: frame.to_parquet(file, index=False))
 
 

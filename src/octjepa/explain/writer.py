@@ -9,10 +9,13 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from octjepa.canonical.native_mapping import NativeMap
+from octjepa.explain.eyes import OccludedVolume
+from octjepa.explain.native import pixels_to_native, token_centre, tokens_to_native
 from octjepa.files import write_atomic
 from octjepa.recipe import Recipe
-from octjepa.report.occlusion import OccludedVolume
 from octjepa.store import Store
+from octjepa.tasks.nifti import write_nifti
+from octjepa.tasks.segment.labelled_volumes import frames_reversed
 
 NativeValues = Float[np.ndarray, "N R C"]
 
@@ -31,16 +34,11 @@ class NativeWriter:
     @classmethod
     def open(cls, store: Store, eye: OccludedVolume, recipe: Recipe, folder: Path) -> NativeWriter:
         """Raises UsageError: ingest turned the scan's voxels, so that no map can be laid on the file's."""
-        from octjepa.tasks.segment.labelled_volumes import frames_reversed
-
         native = store.native_map(str(eye.row["volume_id"]))
         return cls(eye, native, recipe, folder, frames_reversed(str(eye.row["notes"] or "")))
 
     def write_map(self, kind: str, grid: Float[np.ndarray, "d h w"]) -> NativeValues:
         """Writes the values of tokens as `ID.KIND.nii.gz` and returns them at every voxel, B-scans in spatial order."""
-        from octjepa.tasks.native_maps import tokens_to_native
-        from octjepa.tasks.nifti import write_nifti
-
         values = tokens_to_native(grid, self.native, self.recipe)
         self.paths.append(self.folder / f"{self.eye.row['volume_id']}.{kind}.nii.gz")
         write_nifti(self.paths[-1], values[::-1] if self.reversed_frames else values, self.native.spacing_mm)
@@ -48,9 +46,8 @@ class NativeWriter:
 
     def centre(self, token: tuple[int, int, int]) -> Float[np.ndarray, " 3"]:
         """The middle (slice, depth, column) of a token of the grid in the scan."""
-        corner, patch = np.array(self.native.preprocessing.margin), np.array(self.recipe.tokens.patch_size)
-        centre: np.ndarray = self.native.to_native((corner + (np.array(token) + 0.5) * patch - 0.5)[None])[0]
-        return centre
+        stored = token_centre(token, self.native.preprocessing, self.recipe)
+        return np.asarray(self.native.to_native(stored[None])[0])
 
     def nearest_b_scan(self, centre: Float[np.ndarray, " 3"]) -> int:
         """The index of the B-scan that is nearest to a position."""
@@ -58,8 +55,6 @@ class NativeWriter:
 
     def b_scan(self, number: int) -> UInt8[np.ndarray, "R C"]:
         """The stored pixels laid back on B-scan `number`."""
-        from octjepa.tasks.native_maps import pixels_to_native
-
         return pixels_to_native(np.asarray(self.eye.volume.pixels), self.native, number)
 
     @property

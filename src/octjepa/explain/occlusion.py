@@ -109,6 +109,27 @@ def prediction_drop(head: HeadSpec, class_name: str | None) -> Change:
     return lambda whole, rest: predicted(whole[None]) - predicted(rest)
 
 
+def occlusion_grid(
+    encoder: TunableEncoder, volume: CanonicalVolume, occlusion: Occlusion
+) -> Float[np.ndarray, "d h w"]:
+    """The en face map of `occlusion` at every token of tissue of its column; NaN elsewhere."""
+    selected = encoder.select_tokens(volume)
+    slab, depth, column = np.unravel_index(selected.grid_index[holds_tissue(selected.tissue)], selected.grid)
+    grid = np.full(selected.grid, np.nan, np.float32)
+    grid[slab, depth, column] = occlusion.en_face[slab, column]
+    return grid
+
+
+def strongest_token(occlusion: Occlusion) -> tuple[int, int, int]:
+    """The token (slice, depth, column) whose region changes the output most in the strongest column."""
+    sizes = np.abs(occlusion.b_scan)
+    in_column = sizes[:, occlusion.column]
+    if np.isnan(in_column).all():  # no region there could be left out
+        depth, column = np.unravel_index(np.nanargmax(sizes), sizes.shape)
+        return occlusion.slab, int(depth), int(column)
+    return occlusion.slab, int(np.nanargmax(in_column)), occlusion.column
+
+
 def _occlusion(encoder: TunableEncoder, volume: CanonicalVolume, predict: Predict, change: Change) -> Occlusion:
     device = next(encoder.encoder.parameters()).device
     rng = keys.generator("occlusion", volume.volume_id)

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +14,16 @@ from PIL import Image
 
 from octjepa import load_encoder
 from octjepa.errors import UsageError
-from octjepa.evaluate.attention_maps import write_attention
+from octjepa.evaluate.attention import VolumeAttention
+from octjepa.explain import native as native_maps
+from octjepa.explain.attention import write_attention
+from octjepa.explain.eyes import OccludedVolume, occluded_eyes
+from octjepa.explain.occlusion import strongest_token
+from octjepa.explain.similarity import similarity_grid
 from octjepa.read.formats.nifti import read_nifti_volume
 from octjepa.report.contents import read_contents
-from octjepa.report.occlusion import OccludedVolume, occluded_eyes
 from octjepa.report.saliency import write_saliency
 from octjepa.store import Store
-from octjepa.tasks import native_maps
 
 pytestmark = pytest.mark.slow  # occlusion of whole eyes
 
@@ -35,7 +37,7 @@ def eye(made: Path) -> OccludedVolume:
 def test_files_have_the_scans_geometry_and_the_maps_values(
     made: Path, eye: OccludedVolume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("octjepa.report.saliency.occluded_eyes", lambda store, encoder: [eye])
+    monkeypatch.setattr("octjepa.explain.files.occluded_eyes", lambda store, encoder: [eye])
     paths = [Path(path) for path in write_saliency(read_contents(made), tmp_path / "maps")]
     name = eye.row["volume_id"]
     assert [path.name for path in paths] == [f"{name}.occlusion.nii.gz", f"{name}.similarity.nii.gz", f"{name}.png"]
@@ -46,7 +48,7 @@ def test_files_have_the_scans_geometry_and_the_maps_values(
     assert changes.shape == similar.shape == native.shape
     assert not changes[similar == 0].any()  # NaN, 0 here: no tissue
     recipe = load_encoder(made / "run").recipe
-    token = native_maps.strongest_token(eye.occlusion)
+    token = strongest_token(eye.occlusion)
     corner, patch = np.array(recipe.preprocessing.margin), np.array(recipe.tokens.patch_size)
     at = native.to_native((corner + (np.array(token) + 0.5) * patch - 0.5)[None])[0]
     number, depth, column = np.rint(at).astype(int)
@@ -71,27 +73,29 @@ def test_a_position_without_tissue_and_a_store_without_a_run_are_refused(
     made: Path, eye: OccludedVolume, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match="no token of tissue"):
-        native_maps.similarity_grid(load_encoder(made / "run"), eye.volume, (0, 0, 0))
+        similarity_grid(load_encoder(made / "run"), eye.volume, (0, 0, 0))
     shutil.copytree(made / "store", tmp_path / "store")
     with pytest.raises(UsageError, match="no network to explain"):
         write_saliency(read_contents(tmp_path / "store"), tmp_path / "maps")
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, *eyes: OccludedVolume) -> None:
-    monkeypatch.setattr("octjepa.report.saliency.occluded_eyes", lambda store, encoder: list(eyes))
+    monkeypatch.setattr("octjepa.explain.files.occluded_eyes", lambda store, encoder: list(eyes))
 
 
-def rows_of(eye: OccludedVolume, made: Path) -> list[dict[str, Any]]:
+def rows_of(eye: OccludedVolume, made: Path) -> list[VolumeAttention]:
     """All attention of the trained encoder on one token of tissue, that of its twin even over all tokens."""
     selected = load_encoder(made / "run").select_tokens(eye.volume)
     token = int(np.flatnonzero(selected.tissue > 0.5)[3])
     count = len(selected.grid_index)
     shares = {False: np.eye(count, dtype=np.float32)[token], True: np.full(count, 1 / count, np.float32)}
+    name = str(eye.row["volume_id"])
     return [
-        {"name": "untrained" if twin else "tiny", "twin": twin, "target": "drusen/any", "grid": list(selected.grid),
-         "volume_id": eye.row["volume_id"], "grid_index": selected.grid_index, "attention": share}
+        VolumeAttention(
+            "untrained" if twin else "tiny", twin, "drusen/any", name, selected.grid, selected.grid_index, share
+        )
         for twin, share in shares.items()
-    ]  # fmt: skip
+    ]
 
 
 def test_the_attention_of_a_probe_lies_where_its_tokens_do(
@@ -106,10 +110,10 @@ def test_the_attention_of_a_probe_lies_where_its_tokens_do(
         f"{name}.attention.drusen_any.nii.gz", f"{name}.attention.drusen_any.png",
     ]  # fmt: skip
     values = np.nan_to_num(read_nifti_volume(Path(paths[3])).values)
-    count = len(rows[0]["attention"])
+    count = len(rows[0].attention)
     assert values.max() == pytest.approx(count)  # in even shares: one token has them all
     native, recipe = Store.open(made / "store").native_map(name), load_encoder(made / "run").recipe
-    token = int(rows[0]["grid_index"][rows[0]["attention"].argmax()])
+    token = int(rows[0].grid_index[rows[0].attention.argmax()])
     middle = (np.stack(np.unravel_index(token, recipe.grid)) + 0.5) * recipe.tokens.patch_size - 0.5
     at = native.to_native((middle + recipe.preprocessing.margin)[None])[0]
     assert values[tuple(np.rint(at).astype(int))] == pytest.approx(count)
@@ -123,10 +127,10 @@ def test_attention_of_other_eyes_or_another_grid_is_refused(
     rows, file = rows_of(eye, made), tmp_path / "attention.parquet"
     with pytest.raises(UsageError, match="no table of attention"):
         write_saliency(read_contents(made), tmp_path / "maps", file)
-    write_attention(file, [{**row, "volume_id": "another"} for row in rows])
+    write_attention(file, [replace(row, volume_id="another") for row in rows])
     with pytest.raises(UsageError, match="none of the 1 eyes that are mapped"):
         write_saliency(read_contents(made), tmp_path / "maps", file)
-    write_attention(file, [{**row, "grid": [1, 1, 9999]} for row in rows])
+    write_attention(file, [replace(row, grid=(1, 1, 9999)) for row in rows])
     with pytest.raises(UsageError, match="attention of a token grid"):
         write_saliency(read_contents(made), tmp_path / "maps", file)
 
@@ -159,7 +163,7 @@ def test_a_fine_tuning_is_mapped_with_the_attention_of_its_head(
     demo: Path, as_tuned: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """End to end: the tuned network is read from its folder, and a test case is mapped."""
-    monkeypatch.setattr("octjepa.report.occlusion.MAX_CASES", 1)
+    monkeypatch.setattr("octjepa.explain.eyes.MAX_CASES", 1)
     tuning = demo / "tuning"
     tuning.mkdir()
     (tuning / "run.json").write_text(json.dumps({"kind": "fine-tuning", "name": "drusen", "store": "../store"}))

@@ -15,7 +15,7 @@ from octjepa.embed.table import read_embeddings, write_embeddings
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.errors import UsageError
 from octjepa.evaluate import probe_training
-from octjepa.evaluate.attention_maps import read_attention, write_attention
+from octjepa.explain.attention import read_attention, write_attention
 
 Cohort = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
 GRID = (1, 2, 3)
@@ -50,10 +50,10 @@ def test_attention_of_held_out_volumes_is_written_and_read(
     options = {"probes": ["attentive"], "pools": ["mean"], "bootstrap": 20, "tokens": [tokens_of(frame)]}
     result = probe_with([table], tmp_path / "labels.tsv", ["lesion0"], attention=True, **options)
     held_out = frame[frame["split"] != "train"]["volume_id"].tolist()
-    assert [(row["name"], row["twin"]) for row in result.attention[:: len(held_out)]] == [
+    assert [(row.name, row.twin) for row in result.attention[:: len(held_out)]] == [
         ("octjepa", False), ("untrained", True),
     ]  # fmt: skip
-    assert sorted(row["volume_id"] for row in result.attention) == sorted(2 * held_out)
+    assert sorted(row.volume_id for row in result.attention) == sorted(2 * held_out)
     assert "attention" not in result.payload()
 
     file = tmp_path / "attention.parquet"

@@ -1,4 +1,4 @@
-"""Where an attentive probe or a tuned head looks in one eye: a NIfTI file and a figure for each target."""
+"""The figures of one eye: occlusion and similarity, and where an attentive probe or a tuned head looks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import numpy as np
 from jaxtyping import Float
 
 from octjepa.errors import UsageError
-from octjepa.evaluate.attention_maps import TokenAttention
-from octjepa.report.native_writer import NativeWriter
+from octjepa.explain.attention import TokenAttention
+from octjepa.explain.eyes import OccludedVolume
+from octjepa.explain.native import tokens_to_native
+from octjepa.explain.writer import NativeWriter
 
 _PICTURE: dict[str, Any] = {"cmap": "magma", "vmin": 0.0, "interpolation": "nearest"}
 
@@ -21,8 +23,6 @@ def write_attention_maps(writer: NativeWriter, maps: Sequence[TokenAttention]) -
 
     The file holds multiples of an even share. Raises UsageError: the maps are of another token grid.
     """
-    from octjepa.tasks.native_maps import tokens_to_native
-
     twins = {found.target: found for found in maps if found.untrained}
     for found in maps:
         if found.untrained:
@@ -33,10 +33,10 @@ def write_attention_maps(writer: NativeWriter, maps: Sequence[TokenAttention]) -
         values = writer.write_map(kind, found.even_shares())
         twin = twins.get(found.target)
         other = None if twin is None else tokens_to_native(twin.even_shares(), writer.native, writer.recipe)
-        _write_figure(writer, kind, found, values, other)
+        _write_attention_figure(writer, kind, found, values, other)
 
 
-def _write_figure(
+def _write_attention_figure(
     writer: NativeWriter, kind: str, found: TokenAttention, values: Float[np.ndarray, "N R C"],
     twin: Float[np.ndarray, "N R C"] | None,
 ) -> None:  # fmt: skip
@@ -82,3 +82,46 @@ def _en_face(
     """Per cent of the attention that the column of tokens at each A-scan gets; NaN where there is none."""
     total = np.nansum(values, axis=1) * 100 / (writer.token_depth * len(found.attention))
     return np.where(np.isfinite(values).any(axis=1), total, np.nan)
+
+
+def _what_changes(eye: OccludedVolume) -> str:
+    return "what the prediction loses" if eye.caption else "how far the embedding turns (cosine distance)"
+
+
+def write_figure(
+    writer: NativeWriter, volumes: dict[str, Float[np.ndarray, "N R C"]], token: tuple[int, int, int]
+) -> None:
+    """The en face map, and both maps over the B-scan of `token`, with which others are compared, in mm."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.figure import Figure
+
+    at, (dz, dy, dx) = writer.centre(token), writer.native.spacing_mm
+    number, (face_extent, extent) = writer.nearest_b_scan(at), writer.extents()
+    behind = writer.b_scan(number)
+    most = max(float(np.nanmax(np.abs(volumes["occlusion"]))), 1e-12)
+    changes: dict[str, Any] = {"cmap": "PuOr_r", "vmin": -most, "vmax": most}
+    figure = Figure(figsize=(11, 4.4), dpi=110, layout="constrained")
+    axes = figure.subplot_mosaic([["face", "occlusion"], ["face", "similarity"]], width_ratios=(0.8, 1))
+    known = np.isfinite(volumes["occlusion"])
+    total, count = np.nan_to_num(volumes["occlusion"]).sum(axis=1), known.sum(axis=1)
+    columnwise = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    shown = axes["face"].imshow(columnwise, extent=face_extent, interpolation="nearest", **changes)
+    axes["face"].axhline((number + 0.5) * dz, color="black", linewidth=0.8)
+    axes["face"].set(xlabel="mm", ylabel="mm, across the B-scans")
+    figure.colorbar(shown, ax=axes["face"], shrink=0.8)
+    options: dict[str, dict[str, Any]] = {"occlusion": changes, "similarity": {"cmap": "viridis", "vmax": 1.0}}
+    for kind, values in volumes.items():
+        axes[kind].imshow(behind, cmap="gray", extent=extent)
+        laid = axes[kind].imshow(values[number], alpha=0.55, extent=extent, interpolation="nearest", **options[kind])
+        axes[kind].plot((at[2] + 0.5) * dx, (at[1] + 0.5) * dy, "o", color="white", markeredgecolor="black")
+        axes[kind].set(xlabel="mm", ylabel="mm, depth")
+        if kind == "similarity":
+            figure.colorbar(ScalarMappable(laid.norm, laid.cmap), ax=axes[kind], shrink=0.8)
+    titles = {
+        "face": f"A column of tokens left out:\n{_what_changes(writer.eye)}",
+        "occlusion": f"The same over B-scan {number + 1}",
+        "similarity": "Cosine with the token marked, the strongest in depth",
+    }  # fmt: skip
+    for kind, title in titles.items():
+        axes[kind].set_title(title, loc="left", fontsize=10)
+    writer.write_figure(figure)

@@ -14,13 +14,13 @@ from octjepa.canonical.pipeline import canonicalise
 from octjepa.encoders import PretrainedEncoder
 from octjepa.encoders.pretrained import SelectedTokens
 from octjepa.errors import UsageError
+from octjepa.explain import occlusion
+from octjepa.explain.occlusion import Occlusion, Predict, occlude, predict_without
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe
-from octjepa.tasks import occlusion
 from octjepa.tasks.finetune.folder import HeadSpec
 from octjepa.tasks.finetune.network import TunedNetwork
 from octjepa.tasks.finetune.predict import TunedModel
-from octjepa.tasks.occlusion import Occlusion, Predict, occlude, predict_without
 from synthetic import small_recipe, volume
 
 GRID = (4, 6, 8)

@@ -1,0 +1,132 @@
+"""Which eyes are explained, and their occlusion.
+
+Of a pretraining held-out eyes are taken, of a fine-tuning test cases that it classified correctly and wrongly. Their
+number is limited by the cost, so that a page does not take long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from octjepa.cohort import examples
+from octjepa.embed.embedding import require_same_contract
+from octjepa.encoders import PretrainedEncoder
+from octjepa.errors import OctjepaError
+from octjepa.explain.occlusion import Occlusion, encoder_occlusion, forward_passes, tuned_occlusion
+from octjepa.parsing import read_parquet
+from octjepa.store import Store
+from octjepa.tasks.finetune.external import TunableExternal
+from octjepa.tasks.finetune.network import TunableEncoder
+from octjepa.tasks.finetune.predict import TunedModel
+from octjepa.volume import CanonicalVolume
+
+MAX_EYES = 4
+MAX_CASES = 8
+FLOP_PER_THREAD = 1e12  # that all maps of a page may cost: about 10 s of one core; 0.08e12 took 0.8 s
+_FLOP_ACCELERATOR = 1e15
+
+
+@dataclass(frozen=True)
+class OccludedVolume:
+    """A volume to draw: its row of the store's index, its occlusion, and the caption of its prediction."""
+
+    row: Mapping[str, Any]
+    volume: CanonicalVolume
+    occlusion: Occlusion
+    caption: str = ""
+
+
+def occluded_eyes(store: Store, encoder: PretrainedEncoder) -> list[OccludedVolume]:
+    """The held-out eyes of the token maps with the change of their embedding; none where the store holds none.
+
+    Raises OctjepaError: too costly for a page.
+    """
+    rows = examples.one_per_device(store.table, splits=("test", "val"))[:MAX_EYES]
+    occluded = []
+    for row in rows[: affordable_eyes(encoder)] if rows else []:
+        volume = store.read(str(row["volume_id"]))
+        occluded.append(OccludedVolume(row, volume, encoder_occlusion(encoder, volume)))
+    return occluded
+
+
+def occluded_cases(store: Store, path: Path, tuned: TunedModel) -> list[OccludedVolume]:
+    """Test volumes of a fine-tuning with the change of the prediction of its first target; none without a label.
+
+    Raises OctjepaError: a store of another contract, too costly for a page, damaged predictions, another project's
+    encoder.
+    """
+
+    if isinstance(tuned.encoder, TunableExternal):
+        raise OctjepaError(
+            f"{tuned.encoder.name} is an encoder of another project, which reads whole images: maps leave tokens out"
+        )
+    require_same_contract(tuned.encoder, store, path)
+    head = tuned.heads[0]
+    cases = select_test_cases(_read_predictions(path / "predictions.parquet"), head.target, head.classes)
+    index = {str(row["volume_id"]): row for row in examples.records(store.table)}
+    occluded = []
+    for case in cases[: affordable_eyes(tuned.encoder)] if cases else []:
+        volume = store.read(case["volume_id"])
+        result = tuned_occlusion(tuned, volume, 0, case["prediction"] if head.classes else None)
+        occluded.append(OccludedVolume(index[case["volume_id"]], volume, result, case["caption"]))
+    return occluded
+
+
+def select_test_cases(frame: pd.DataFrame, target: str, classes: Sequence[str]) -> list[dict[str, str]]:
+    """Test volumes {volume_id, prediction, caption} to show, `MAX_CASES` at most.
+
+    Of each class the first by id that was recognised and the first that was not; of a quantity the volume of median
+    error and that of the greatest.
+    """
+    wanted = (frame["level"] == "volume") & (frame["target"] == target) & (frame["split"] == "test")
+    rows = examples.records(frame[wanted & (frame["truth"] != "")].sort_values("volume_id", kind="stable"))
+    cases = []
+    if not classes and rows:
+        rows.sort(key=lambda row: abs(float(row["predicted"]) - float(row["truth"])))
+        chosen = {"median error": rows[(len(rows) - 1) // 2], "greatest error": rows[-1]}
+        for kind, row in list(chosen.items())[: len(rows)]:
+            caption = f"{kind}: predicted {float(row['predicted']):.3g}, true {float(row['truth']):.3g}"
+            cases.append((row, caption))
+    for name in classes:
+        for correct in (True, False):
+            for row in [row for row in rows if row["truth"] == name and (row["predicted"] == name) == correct][:1]:
+                probability = float(row["scores"][list(classes).index(row["predicted"])])
+                verdict = "correct" if correct else f"wrong, it is {name}"
+                cases.append((row, f"predicted {row['predicted']} with {probability:.2f}: {verdict}"))
+    return [
+        {"volume_id": str(row["volume_id"]), "prediction": str(row["predicted"]), "caption": caption}
+        for row, caption in cases[:MAX_CASES]
+    ]
+
+
+def _read_predictions(path: Path) -> pd.DataFrame:
+    try:
+        return read_parquet(path, columns=["level", "target", "split", "volume_id", "truth", "predicted", "scores"])
+    except (OSError, ValueError) as error:
+        raise OctjepaError(f"{path.name} cannot be read ({str(error).splitlines()[0]})") from None
+
+
+def best_device() -> torch.device:
+    """The accelerator where there is one, else the processor."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return accelerator or torch.device("cpu")
+
+
+def affordable_eyes(encoder: TunableEncoder) -> int:
+    """How many eyes a page may map with `encoder`. Raises OctjepaError: none."""
+    on_cpu = next(encoder.encoder.parameters()).device.type == "cpu"
+    most = FLOP_PER_THREAD * torch.get_num_threads() if on_cpu else _FLOP_ACCELERATOR
+    recipe = encoder.recipe
+    flop = 2.0 * encoder.parameters * recipe.token_count * forward_passes(recipe.grid)
+    if flop > most:
+        raise OctjepaError(
+            f"the map of an eye costs {flop / 1e12:.0f} TFLOP, more than the {most / 1e12:.0f} that a page may take on "
+            "this machine: make the report on one with an accelerator, or call octjepa.explain.occlusion"
+        )
+    return int(most / flop)
