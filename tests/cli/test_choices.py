@@ -13,7 +13,7 @@ from octjepa.encoders.pooling import DEFAULT_POOL, DEFAULT_POOLS, POOL_WIDTHS, P
 from octjepa.evaluate.cases import LEVELS, RULES
 from octjepa.evaluate.probe import ProbeSettings
 from octjepa.evaluate.targets import TASKS
-from octjepa.tasks import occlusion
+from octjepa.explain import occlusion
 
 KNOWN = {
     (results.probe, "task"): set(TASKS),

@@ -179,7 +179,7 @@ def segment(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Segments layers and fluid of any scan with the packaged network; writes files, tables, pictures and a page.
+    """Segments layers and fluid of any scan. With the packaged network; writes files, tables, pictures and a page.
 
     With a recipe instead of scans: trains and evaluates a head on an encoder. With the folder of a head: applies it.
     """
