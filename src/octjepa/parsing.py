@@ -73,8 +73,9 @@ def printable(text: str, limit: int = 20_000) -> str:
     """
     text = text if len(text) <= limit else f"{text[:limit]} ... ({len(text) - limit:,} more characters)"
     allowed = "\n\t"
-    return "".join(one if one.isprintable() or one in allowed else one.encode("unicode_escape", "replace").decode()
-                   for one in text)  # fmt: skip
+    return "".join(
+        one if one.isprintable() or one in allowed else one.encode("unicode_escape", "replace").decode() for one in text
+    )
 
 
 # -- files --

@@ -103,10 +103,14 @@ def compare_neighbours(
     disorder = (2 * float(np.diag(rank, 1).mean()) - least) / (1 - least)
     neighbours = np.diag(similarity, 1)
     return Neighbours(
-        float(np.median(np.diag(difference, 1))), float(np.median(difference[pairs])), float(uneven),
+        float(np.median(np.diag(difference, 1))),
+        float(np.median(difference[pairs])),
+        float(uneven),
         disorder,
-        float(np.median(neighbours)), float(np.median(similarity[pairs])), _repeats(neighbours),
-    )  # fmt: skip
+        float(np.median(neighbours)),
+        float(np.median(similarity[pairs])),
+        _repeats(neighbours),
+    )
 
 
 def _repeats(neighbours: Float[np.ndarray, " n"]) -> int:

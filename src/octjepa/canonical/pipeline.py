@@ -290,9 +290,16 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing, halves: bool =
         if half_difference is not None:
             half_difference = np.ascontiguousarray(half_difference[..., ::-1])
     canonical = CanonicalVolume(
-        volume_id(volume.content_hash), stored, band, float(values.mean()), float(values.std()), stored_shifts,
-        frame_shifts, frame_mm, half_difference,
-    )  # fmt: skip
+        volume_id(volume.content_hash),
+        stored,
+        band,
+        float(values.mean()),
+        float(values.std()),
+        stored_shifts,
+        frame_shifts,
+        frame_mm,
+        half_difference,
+    )
     code = enface_hash(enface_image[:, ::-1] if left else enface_image, tz, tx)
     measurements: dict[str, float | str] = {
         **asdict(quality),

@@ -85,15 +85,19 @@ def warm_start(model: VJEPA3D, recipe: Recipe) -> frozenset[str]:
         if ours != theirs:
             _log.warning(
                 "the weights of %s were trained with model.%s=%s, the recipe says %s: expect slower convergence",
-                path, name, theirs, ours,
-            )  # fmt: skip
+                path,
+                name,
+                theirs,
+                ours,
+            )
     if model.context_encoder.rope != rope and recipe.model.positions != "sincos":
         remedy = f"set model.rope_base={rope:g}" if isinstance(rope, float) else "theirs are of another grid"
         _log.warning(
             "the weights of %s were trained with other rotary frequencies than the recipe has (%s): expect slower "
             "convergence",
-            path, remedy,
-        )  # fmt: skip
+            path,
+            remedy,
+        )
     return trained_on
 
 

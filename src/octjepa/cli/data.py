@@ -131,9 +131,16 @@ def ingest(
     preprocessing = load_recipe(recipe).preprocessing
     try:
         made = build_store(
-            sources, store, preprocessing, workers, max_lost, engine=engine, seconds_per_file=seconds_per_file,
-            spacing_mm=None if spacing is None else parse_spacing(spacing), halves=halves,
-        )  # fmt: skip
+            sources,
+            store,
+            preprocessing,
+            workers,
+            max_lost,
+            engine=engine,
+            seconds_per_file=seconds_per_file,
+            spacing_mm=None if spacing is None else parse_spacing(spacing),
+            halves=halves,
+        )
         print_result(made, as_json)
     except TooManyLostError as error:
         print_result(error.summary, as_json)  # the work is done: its figures come before the exit code

@@ -116,11 +116,18 @@ def probe(
             check_output_file(path)
     order = None if visit_order is None else read_visit_order(visit_order)
     settings = ProbeSettings(
-        kind or default_probes(task), task, pool, level=level, several=several,
-        visit_order=order, label_smoothing=label_smoothing, labelled=parse_counts(labelled),
-        subgroups=parse_subgroups(subgroups), event=event,
+        kind or default_probes(task),
+        task,
+        pool,
+        level=level,
+        several=several,
+        visit_order=order,
+        label_smoothing=label_smoothing,
+        labelled=parse_counts(labelled),
+        subgroups=parse_subgroups(subgroups),
+        event=event,
         attention=attention is not None,
-    )  # fmt: skip
+    )
     tables, folders = [read_embeddings(path) for path in embeddings], [TokenFolder.open(path) for path in tokens or ()]
     with nullcontext() if out is None else file_lock(out):
         result = run_probes(tables, labels, target, settings, folders, ledger)
@@ -187,9 +194,14 @@ def leaderboard(
     opened = None if store is None else Store.open(store)
     with writer_lock(out):
         settings = BoardSettings(
-            reference, task, level=level, probes=kind or default_probes(task),
-            labelled=parse_counts(labelled), subgroups=parse_subgroups(subgroups), event=event,
-        )  # fmt: skip
+            reference,
+            task,
+            level=level,
+            probes=kind or default_probes(task),
+            labelled=parse_counts(labelled),
+            subgroups=parse_subgroups(subgroups),
+            event=event,
+        )
         board = run_board(entries, labels, target, opened, out / "embeddings", settings, ledger).payload()
         files = [str(path) for path in write_leaderboard(board, out)]
     shown = board if as_json else {"faults": board["faults"], "rows": [row for row in board["rows"] if row["primary"]]}
@@ -255,6 +267,12 @@ def view(
     from octjepa.viewer import serve
 
     serve(
-        source, port, lambda url: print_result({"url": url}, as_json),
-        scans=scans or (), labels=labels, encoder=checkpoint, predictions=predictions, embeddings=embeddings,
-    )  # fmt: skip
+        source,
+        port,
+        lambda url: print_result({"url": url}, as_json),
+        scans=scans or (),
+        labels=labels,
+        encoder=checkpoint,
+        predictions=predictions,
+        embeddings=embeddings,
+    )

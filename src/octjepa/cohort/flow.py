@@ -55,13 +55,19 @@ class CohortFlow:
         def by_value(counts: Mapping[str, Any]) -> dict[str, Counts]:
             return {name: Counts(**count) for name, count in counts.items()}
 
-        return cls(tuple(
-            Stage(
-                stage["name"], stage["why"], Counts(**stage["left"]), Counts(**stage["lost"]),
-                by_value(stage["by_device"]), by_value(stage["by_site"]),
+        return cls(
+            tuple(
+                Stage(
+                    stage["name"],
+                    stage["why"],
+                    Counts(**stage["left"]),
+                    Counts(**stage["lost"]),
+                    by_value(stage["by_device"]),
+                    by_value(stage["by_site"]),
+                )
+                for stage in stages
             )
-            for stage in stages
-        ))  # fmt: skip
+        )
 
     def to_json(self) -> list[dict[str, Any]]:
         """Plain data for JSON."""

@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 
     from octjepa.store.folder import Store
 
-_ONE_PER = {"eye": ("person_id", "eye"), "eye_and_visit": ("person_id", "eye", "visit"),
-            "eye_and_device": ("person_id", "eye", "device")}  # fmt: skip
+_ONE_PER = {
+    "eye": ("person_id", "eye"),
+    "eye_and_visit": ("person_id", "eye", "visit"),
+    "eye_and_device": ("person_id", "eye", "device"),
+}
 _BALANCE = {"none": (), "device": ("device",), "site": ("site",), "device_and_site": ("device", "site")}
 _SPACING = ("spacing_z_mm", "spacing_y_mm", "spacing_x_mm")
 

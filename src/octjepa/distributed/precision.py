@@ -155,8 +155,10 @@ def _choose(requested: str, recorded: str | None, runtime: Runtime) -> tuple[str
         if not faster:
             _log.warning(
                 "precision bf16, in which this run began, is kept, though updates on %s take longer than in fp32 (%s). "
-                "A new run would be in fp32", runtime.device, found,
-            )  # fmt: skip
+                "A new run would be in fp32",
+                runtime.device,
+                found,
+            )
     return recorded, "in which this run began"
 
 

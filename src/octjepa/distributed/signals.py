@@ -84,7 +84,12 @@ def sync_flags(
 ) -> StepFlags:
     """Sums the flags of all ranks, so that every rank takes the same branch. `signal_number` is this rank's signal."""
     mine = (
-        out_of_memory, unreadable, signal_number == signal.SIGINT, signal_number == signal.SIGTERM, write_failed,
-        retried, without_batch,
-    )  # fmt: skip
+        out_of_memory,
+        unreadable,
+        signal_number == signal.SIGINT,
+        signal_number == signal.SIGTERM,
+        write_failed,
+        retried,
+        without_batch,
+    )
     return StepFlags(*(round(number) for number in runtime.sum_numbers(mine)))

@@ -50,8 +50,12 @@ def library_checks(setup: Setup) -> Iterator[Check]:
         status = "failed"
     to_do = "" if status == "ok" else "use 3.11, 3.12 or 3.13: others were not tried"
     yield Check("python", status, platform.python_version(), "3.11 to 3.13", to_do)
-    yield Check("octjepa", "ok", f"{importlib.metadata.version('octjepa')}, code {code_hash()[:12]}",
-                "the same code on every machine of a run: compare this hash")  # fmt: skip
+    yield Check(
+        "octjepa",
+        "ok",
+        f"{importlib.metadata.version('octjepa')}, code {code_hash()[:12]}",
+        "the same code on every machine of a run: compare this hash",
+    )
     yield _required_libraries(by_extra.pop("", []))
     for extra, requirements in sorted(by_extra.items()):
         if extra != "dev":

@@ -194,9 +194,12 @@ def select_volumes(encoder: FrozenEncoder, store: Store) -> pd.DataFrame:
     for column in ("device", "site"):
         for name in sorted(set(table[column]) - set(rows[column]) - {""}):
             _log.warning(
-                "%s %s is lost: none of its %d volumes is %s", column, name, int((table[column] == name).sum()),
+                "%s %s is lost: none of its %d volumes is %s",
+                column,
+                name,
+                int((table[column] == name).sum()),
                 " or ".join(patterns),
-            )  # fmt: skip
+            )
     return rows
 
 

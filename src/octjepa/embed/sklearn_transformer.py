@@ -92,8 +92,10 @@ class VolumeEmbedder(TransformerMixin, BaseEstimator):
         if known:
             _log.warning(
                 "%s was pretrained on %d of these %d volumes: what is measured on them is too good",
-                self.encoder_.name, known, len(scans),
-            )  # fmt: skip
+                self.encoder_.name,
+                known,
+                len(scans),
+            )
         return np.stack(rows)
 
     def get_feature_names_out(self, input_features: object = None) -> np.ndarray:

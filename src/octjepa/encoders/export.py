@@ -139,8 +139,9 @@ def _hugging_face(encoder: PretrainedEncoder) -> dict[str, Content]:
         reason = reason or str(error)
     processor = processor_config(recipe.preprocessing, IMAGES if reason else VIDEOS)
     files: dict[str, Content] = {
-        "preprocessing.json": input_contract(encoder), "preprocessor_config.json": json.dumps(processor, indent=2),
-    }  # fmt: skip
+        "preprocessing.json": input_contract(encoder),
+        "preprocessor_config.json": json.dumps(processor, indent=2),
+    }
     if reason:
         weights = {f"encoder.{name}": value for name, value in encoder.encoder.state_dict().items()}
         config = {"architectures": ["OctjepaModel"], "model_type": "octjepa", "recipe": recipe.model_dump(mode="json")}
@@ -171,9 +172,10 @@ def _onnx(encoder: PretrainedEncoder) -> dict[str, Content]:
         "chosen": "any number of patches a volume; octjepa gives every patch with a share of at least "
         f"{TISSUE_SHARE} of tissue, filled up to a multiple of {COUNT_MULTIPLE} by the nearest others (with "
         "tokens.select all, every patch)",
-        "grid": recipe.grid, "position_unit": recipe.model.position_unit,
+        "grid": recipe.grid,
+        "position_unit": recipe.model.position_unit,
         "grid_positions": token_positions(np.arange(recipe.grid_tokens), recipe).tolist(),
-    }  # fmt: skip
+    }
     text = card(encoder, how) + ("\nA runtime checks nothing: its inputs must follow preprocessing.json.\n")
     return {
         GRAPH: graph_of(encoder, _about(encoder)),
@@ -206,9 +208,11 @@ def card(encoder: PretrainedEncoder, how: str) -> str:
     size, spacing, patch = (
         " x ".join(map(str, values))
         for values in (
-            recipe.preprocessing.image_size, recipe.preprocessing.target_spacing_mm, recipe.tokens.patch_size,
+            recipe.preprocessing.image_size,
+            recipe.preprocessing.target_spacing_mm,
+            recipe.tokens.patch_size,
         )
-    )  # fmt: skip
+    )
     recorded = "content hashes" + (" and hashes of their SOP instance UIDs" if encoder.trained_on_uids else "")
     entries = {
         "Objective": recipe.objective.name,

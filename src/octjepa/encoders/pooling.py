@@ -28,10 +28,15 @@ from octjepa.volume import CanonicalVolume
 
 # Width of each pooling in multiples of the encoder's width.
 POOL_WIDTHS = {
-    "mean": 1, "mean_std_max": 3, "mean_std_max_min": 4, "tissue_mean": 1, "layers": len(tokens.LAYERS),
-    "zones": 2 * tokens.REGIONS, "zones_centered": 3 * tokens.REGIONS,
+    "mean": 1,
+    "mean_std_max": 3,
+    "mean_std_max_min": 4,
+    "tissue_mean": 1,
+    "layers": len(tokens.LAYERS),
+    "zones": 2 * tokens.REGIONS,
+    "zones_centered": 3 * tokens.REGIONS,
     "zones_whitened": 3 * tokens.REGIONS,
-}  # fmt: skip
+}
 # The first reads best on training and validation people of the exam (docs/embed.md) and needs the positions of tokens,
 # which are not known of other encoders. `PretrainedEncoder.embed` gives one token width, the mean.
 DEFAULT_POOL = "zones_whitened"
@@ -155,10 +160,12 @@ def _of_regions(
     regions = token_regions(volume.grid_index, volume.grid)
     inside = [features[regions == region] for region in range(tokens.REGIONS)]
     nothing = np.zeros(len(statistics) * features.shape[1], np.float32)
-    return np.concatenate([
-        np.concatenate([statistic(part, axis=0) for statistic in statistics]) if len(part) else nothing
-        for part in inside
-    ])  # fmt: skip
+    return np.concatenate(
+        [
+            np.concatenate([statistic(part, axis=0) for statistic in statistics]) if len(part) else nothing
+            for part in inside
+        ]
+    )
 
 
 def _mean_std_max(features: Float[np.ndarray, "k dim"]) -> Float[np.ndarray, " n"]:
@@ -172,9 +179,12 @@ _OF_FEATURES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "mean_std_max_min": lambda features: np.append(_mean_std_max(features), features.min(axis=0)),
 }
 _OF_TOKENS: dict[str, Callable[[TokenFeatures, Layers], np.ndarray]] = {
-    "tissue_mean": _tissue_mean, "layers": _layer_means, "zones": _regions, "zones_centered": _centered_regions,
+    "tissue_mean": _tissue_mean,
+    "layers": _layer_means,
+    "zones": _regions,
+    "zones_centered": _centered_regions,
     "zones_whitened": _whitened_regions,
-}  # fmt: skip
+}
 
 
 def pool_features(features: Float[np.ndarray, "k dim"], pool: str) -> Float[np.ndarray, " n"]:

@@ -40,12 +40,19 @@ def list_predictions(
             ]
             rows.append(
                 {
-                    "level": cases.level, "target": target.name, "split": "test", "person_id": str(first["person_id"]),
-                    "eye": "" if cases.level == "person" else str(first["eye"]), "volume_id": str(first["volume_id"]),
-                    "volumes": len(members), "truth": texts[0], "predicted": texts[1],
-                    "classes": list(target.classes), "scores": scores.tolist(),
+                    "level": cases.level,
+                    "target": target.name,
+                    "split": "test",
+                    "person_id": str(first["person_id"]),
+                    "eye": "" if cases.level == "person" else str(first["eye"]),
+                    "volume_id": str(first["volume_id"]),
+                    "volumes": len(members),
+                    "truth": texts[0],
+                    "predicted": texts[1],
+                    "classes": list(target.classes),
+                    "scores": scores.tolist(),
                 }
-            )  # fmt: skip
+            )
     return rows
 
 

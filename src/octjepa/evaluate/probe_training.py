@@ -281,10 +281,12 @@ def _fit(
         attends = isinstance(own[0].learner.network, AttentiveProbe)
         probe_fits.append(
             ProbeFit(
-                predicted, float(np.mean(epochs)), epochs.count(EPOCHS),
+                predicted,
+                float(np.mean(epochs)),
+                epochs.count(EPOCHS),
                 partial(_attention, read, own) if attends else None,
             )
-        )  # fmt: skip
+        )
     return probe_fits
 
 

@@ -37,9 +37,12 @@ def write_attention_maps(writer: NativeWriter, maps: Sequence[TokenAttention]) -
 
 
 def _write_attention_figure(
-    writer: NativeWriter, kind: str, found: TokenAttention, values: Float[np.ndarray, "N R C"],
+    writer: NativeWriter,
+    kind: str,
+    found: TokenAttention,
+    values: Float[np.ndarray, "N R C"],
     twin: Float[np.ndarray, "N R C"] | None,
-) -> None:  # fmt: skip
+) -> None:
     """En face the share of each column of tokens, and the B-scan of the token that gets the most."""
     from matplotlib.figure import Figure
 
@@ -121,7 +124,7 @@ def write_figure(
         "face": f"A column of tokens left out:\n{_what_changes(writer.eye)}",
         "occlusion": f"The same over B-scan {number + 1}",
         "similarity": "Cosine with the token marked, the strongest in depth",
-    }  # fmt: skip
+    }
     for kind, title in titles.items():
         axes[kind].set_title(title, loc="left", fontsize=10)
     writer.write_figure(figure)

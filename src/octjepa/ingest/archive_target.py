@@ -26,8 +26,17 @@ from octjepa.progress import Bar
 MB = 1_000_000
 _BLOCK_BYTES = 1 << 20
 _SPARE_BYTES = 64 << 20  # room on the disk that stays free
-UNREADABLE = (BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, NotImplementedError,
-              RuntimeError, struct.error)  # fmt: skip
+UNREADABLE = (
+    BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    OSError,
+    ValueError,
+    NotImplementedError,
+    RuntimeError,
+    struct.error,
+)
 
 
 class Meter:

@@ -298,8 +298,13 @@ def _warn_of_copies(store: Store, pairs: Sequence[tuple[str, str, int]], copies:
         "%d pairs of volumes look like the same eye under two person ids: copies without their name, or people with "
         "two ids. They are %d volumes in %d groups: %s%s. Give the files of one eye one person_id in a manifest.tsv "
         "and ingest again; until then `octjepa split %s --assign-rest` says which are in two splits (near_duplicate).",
-        len(pairs), sum(map(len, groups)), len(groups), shown, "; ..." if len(groups) > 3 else "", store.location,
-    )  # fmt: skip
+        len(pairs),
+        sum(map(len, groups)),
+        len(groups),
+        shown,
+        "; ..." if len(groups) > 3 else "",
+        store.location,
+    )
 
 
 def _summary(
@@ -319,16 +324,25 @@ def _summary(
     has_note = text_column(table["notes"]).str.split(";").map(lambda notes: CONTRADICTED_NOTE in notes)
     contradicted = int(table.loc[has_note, "person_id"].nunique())
     for count, message in (
-        (unknown, f"volume(s) of {store.location} without a person id: each counts as a person of its own, so that two "
-         "eyes of one person can come into training and into test. Give a manifest.tsv with person_id and "
-         "filepath and ingest again."),
+        (
+            unknown,
+            f"volume(s) of {store.location} without a person id: each counts as a person of its own, so that two "
+            "eyes of one person can come into training and into test. Give a manifest.tsv with person_id and "
+            "filepath and ingest again.",
+        ),
         *note_warnings(notes),
-        (contradicted, f"person id(s) of {store.location} under which files state different names or birth years: "
-         f"two people may share an id (note {CONTRADICTED_NOTE}). Where they do, give a manifest.tsv with ids of their "
-         "own and ingest again."),
-        (several_sites, f"person id(s) of {store.location} from several institutions: two people may share an id. "
-         "Where they do, give a manifest.tsv with ids of their own and ingest again."),
-    ):  # fmt: skip
+        (
+            contradicted,
+            f"person id(s) of {store.location} under which files state different names or birth years: "
+            f"two people may share an id (note {CONTRADICTED_NOTE}). Where they do, give a manifest.tsv with ids of "
+            "their own and ingest again.",
+        ),
+        (
+            several_sites,
+            f"person id(s) of {store.location} from several institutions: two people may share an id. "
+            "Where they do, give a manifest.tsv with ids of their own and ingest again.",
+        ),
+    ):
         if count:
             _log.warning("%d %s", count, message)
     return {

@@ -45,8 +45,11 @@ def worker_count(requested: int | None) -> int:
     if requested > available:
         _log.warning(
             "%d worker processes on %d cores: all are started, and share the cores; that takes more memory and is no "
-            "faster than --workers %d", requested, available, available,
-        )  # fmt: skip
+            "faster than --workers %d",
+            requested,
+            available,
+            available,
+        )
     return requested
 
 

@@ -48,9 +48,7 @@ class Estimate:
         """For JSON; None where the value or a valid interval does not exist."""
         interval = self.interval()
         value = self.value if np.isfinite(self.value) else None
-        return {
-            "value": value, "low": interval.low, "high": interval.high, "n": self.n, "n_people": self.n_people
-        }  # fmt: skip
+        return {"value": value, "low": interval.low, "high": interval.high, "n": self.n, "n_people": self.n_people}
 
 
 class Draws:

@@ -14,6 +14,13 @@ from octjepa.phantom.person import LESIONS
 from octjepa.recipe import DEVICES
 
 __all__ = [
-    "DEVICES", "DIALECTS", "LESIONS", "SURFACES", "Eye", "Truth", "make_eye",
-    "read_truth", "write_cohort",
-]  # fmt: skip
+    "DEVICES",
+    "DIALECTS",
+    "LESIONS",
+    "SURFACES",
+    "Eye",
+    "Truth",
+    "make_eye",
+    "read_truth",
+    "write_cohort",
+]

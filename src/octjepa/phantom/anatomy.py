@@ -21,8 +21,18 @@ from octjepa.phantom.scan import ScanDraws, ScanGeometry, draw_scan, scan_geomet
 from octjepa.volume import Laterality
 
 SURFACES: Final = (
-    "ilm", "rnfl_gcl", "gcl_ipl", "ipl_inl", "inl_opl", "opl_onl", "elm", "ez", "rpe", "bm", "choroid_sclera",
-)  # fmt: skip
+    "ilm",
+    "rnfl_gcl",
+    "gcl_ipl",
+    "ipl_inl",
+    "inl_opl",
+    "opl_onl",
+    "elm",
+    "ez",
+    "rpe",
+    "bm",
+    "choroid_sclera",
+)
 ILM, RNFL_GCL, GCL_IPL, IPL_INL, INL_OPL, OPL_ONL, ELM, EZ, RPE, BM, SCLERA = range(len(SURFACES))
 BRUCH_RADIUS_MM: Final = 38.0
 Map = Float[np.ndarray, "D W"]

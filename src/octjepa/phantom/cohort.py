@@ -31,22 +31,60 @@ from octjepa.recipe import DEVICES
 from octjepa.volume import Laterality
 
 MANIFEST_COLUMNS: Final = (
-    "person_id", "manufacturer", "manufacturers_model_name", "anatomic_region", "imaging", "laterality", "height",
-    "width", "number_of_frames", "pixel_spacing", "slice_thickness", "sop_instance_uid", "filepath",
-    "reference_instance_uid", "reference_filepath",
-)  # fmt: skip
-PARTICIPANT_COLUMNS: Final = (
-    "participant_id", "clinical_site", "study_group", "age", "study_visit_date", "recommended_split",
-    "retinal_photography", "retinal_oct", "retinal_octa",
-)  # fmt: skip
-TRUTH_COLUMNS: Final = (
-    "person_id", "eye", "device", *LESIONS, "fovea_slice_mm", "fovea_column_mm", *MEASURES, "sop_instance_uid",
+    "person_id",
+    "manufacturer",
+    "manufacturers_model_name",
+    "anatomic_region",
+    "imaging",
+    "laterality",
+    "height",
+    "width",
+    "number_of_frames",
+    "pixel_spacing",
+    "slice_thickness",
+    "sop_instance_uid",
     "filepath",
-)  # fmt: skip
+    "reference_instance_uid",
+    "reference_filepath",
+)
+PARTICIPANT_COLUMNS: Final = (
+    "participant_id",
+    "clinical_site",
+    "study_group",
+    "age",
+    "study_visit_date",
+    "recommended_split",
+    "retinal_photography",
+    "retinal_oct",
+    "retinal_octa",
+)
+TRUTH_COLUMNS: Final = (
+    "person_id",
+    "eye",
+    "device",
+    *LESIONS,
+    "fovea_slice_mm",
+    "fovea_column_mm",
+    *MEASURES,
+    "sop_instance_uid",
+    "filepath",
+)
 BROKEN_COLUMNS: Final = (
-    "kind", "level", "fate", "reasons", "notes", "doubtful", "person_id", "eye", "device", "frames",
-    "spacing_slice_mm", "spacing_row_mm", "spacing_column_mm", "filepath",
-)  # fmt: skip
+    "kind",
+    "level",
+    "fate",
+    "reasons",
+    "notes",
+    "doubtful",
+    "person_id",
+    "eye",
+    "device",
+    "frames",
+    "spacing_slice_mm",
+    "spacing_row_mm",
+    "spacing_column_mm",
+    "filepath",
+)
 _SPLITS = ("train", "val", "test")
 _SIDES: Final = {"OD": "r", "OS": "l"}
 

@@ -26,8 +26,12 @@ from octjepa.volume import Laterality
 
 # The columns of truth/eyes.tsv.
 MEASURES: Final = (
-    "intraretinal_fluid_mm3", "subretinal_fluid_mm3", "atrophy_mm2", "drusen_mm3", "central_thickness_um",
-)  # fmt: skip
+    "intraretinal_fluid_mm3",
+    "subretinal_fluid_mm3",
+    "atrophy_mm2",
+    "drusen_mm3",
+    "central_thickness_um",
+)
 CENTRAL_SUBFIELD_MM: Final = 0.5  # radius of the middle of the ETDRS grid
 _LIMIT: Final = 32767  # of 16 bit: +-511 voxels in 1/64, +-2047 in 1/16
 

@@ -105,30 +105,68 @@ _LARGE = replace(
 )
 # `as_is` keeps contrast, thickness and lesion sizes of the phantom cohort; its cysts respect the layers.
 AS_IS: Final = SceneRanges(
-    name="as_is", optics=0, contrast_stretch=(1, 1), contrast_jitter_db=0.0, fluid_db=(-8, -8), thickness_sd=0.0,
-    thinning_probability=0.0, oedema_probability=0.0, oedema_scale=(0, 0), free_fluid_probability=0.0,
-    texture_probability=0.0, tilt_degrees=3.5, curvature_per_mm=(1 / 42, 1 / 35),
-    sizes=(LESION_SIZES["plain"], LESION_SIZES["exam"]), lesion_probability=(0.2, 0.5, 0.3, 0.12, 0.2),
+    name="as_is",
+    optics=0,
+    contrast_stretch=(1, 1),
+    contrast_jitter_db=0.0,
+    fluid_db=(-8, -8),
+    thickness_sd=0.0,
+    thinning_probability=0.0,
+    oedema_probability=0.0,
+    oedema_scale=(0, 0),
+    free_fluid_probability=0.0,
+    texture_probability=0.0,
+    tilt_degrees=3.5,
+    curvature_per_mm=(1 / 42, 1 / 35),
+    sizes=(LESION_SIZES["plain"], LESION_SIZES["exam"]),
+    lesion_probability=(0.2, 0.5, 0.3, 0.12, 0.2),
     scan_offset_mm=0.5,
-)  # fmt: skip
+)
 MODERATE: Final = SceneRanges(
-    name="moderate", optics=1, contrast_stretch=(0.75, 1.1), contrast_jitter_db=0.8, fluid_db=(-8, 3),
-    thickness_sd=0.10, thinning_probability=0.1, oedema_probability=0.6, oedema_scale=(0.3, 1.1),
-    free_fluid_probability=0.2, texture_probability=0.5, tilt_degrees=4.0, curvature_per_mm=(1 / 60, 1 / 25),
+    name="moderate",
+    optics=1,
+    contrast_stretch=(0.75, 1.1),
+    contrast_jitter_db=0.8,
+    fluid_db=(-8, 3),
+    thickness_sd=0.10,
+    thinning_probability=0.1,
+    oedema_probability=0.6,
+    oedema_scale=(0.3, 1.1),
+    free_fluid_probability=0.2,
+    texture_probability=0.5,
+    tilt_degrees=4.0,
+    curvature_per_mm=(1 / 60, 1 / 25),
     sizes=(LESION_SIZES["plain"], _LARGE),
-)  # fmt: skip
+)
 STRONG: Final = SceneRanges(
-    name="strong", optics=2, contrast_stretch=(0.45, 1.15), contrast_jitter_db=1.6, fluid_db=(-8, 7),
-    thickness_sd=0.2, thinning_probability=0.2, oedema_probability=0.78, oedema_scale=(0.4, 1.5),
-    free_fluid_probability=0.3, texture_probability=0.8, tilt_degrees=4.5, curvature_per_mm=(-1 / 150, 1 / 14),
+    name="strong",
+    optics=2,
+    contrast_stretch=(0.45, 1.15),
+    contrast_jitter_db=1.6,
+    fluid_db=(-8, 7),
+    thickness_sd=0.2,
+    thinning_probability=0.2,
+    oedema_probability=0.78,
+    oedema_scale=(0.4, 1.5),
+    free_fluid_probability=0.3,
+    texture_probability=0.8,
+    tilt_degrees=4.5,
+    curvature_per_mm=(-1 / 150, 1 / 14),
     sizes=(_LARGE,),
-)  # fmt: skip
+)
 # Ranges for validation: other seeds, and other spreads than any of the training ranges.
 SHIFTED: Final = replace(
-    STRONG, name="shifted", contrast_stretch=(0.6, 1.25), contrast_jitter_db=2.0, fluid_db=(-4, 5), thickness_sd=0.15,
-    oedema_probability=0.7, oedema_scale=(0.2, 1.0), free_fluid_probability=0.15,
+    STRONG,
+    name="shifted",
+    contrast_stretch=(0.6, 1.25),
+    contrast_jitter_db=2.0,
+    fluid_db=(-4, 5),
+    thickness_sd=0.15,
+    oedema_probability=0.7,
+    oedema_scale=(0.2, 1.0),
+    free_fluid_probability=0.15,
     curvature_per_mm=(1 / 80, 1 / 18),
-)  # fmt: skip
+)
 RANGES: Final = {ranges.name: ranges for ranges in (AS_IS, MODERATE, STRONG, SHIFTED)}
 
 

@@ -25,10 +25,25 @@ from octjepa.phantom.lesions import Cyst, Disease
 # dB above the noise floor, so that Spectralis' fourth-root display gives the measured layer values: vitreous 2,
 # RNFL/GCL/IPL 115-132, INL 97, OPL 112, ONL 62-71, ELM/EZ 120-184, RPE 222, BM 168, choroid 88 -> 50.
 DECIBEL: Final[dict[str, float]] = {
-    "hyaloid": 5.0, "epiretinal_membrane": 19.0, "ilm": 15.0, "rnfl": 13.5, "gcl": 11.9, "ipl": 12.8, "inl": 10.6,
-    "opl": 11.7, "onl": 7.4, "elm": 12.5, "myoid": 8.0, "ez": 17.0, "outer_segments": 12.0, "rpe": 19.6,
-    "drusen": 12.0, "bruch": 15.5, "choriocapillaris": 13.5, "fluid": -8.0,
-}  # fmt: skip
+    "hyaloid": 5.0,
+    "epiretinal_membrane": 19.0,
+    "ilm": 15.0,
+    "rnfl": 13.5,
+    "gcl": 11.9,
+    "ipl": 12.8,
+    "inl": 10.6,
+    "opl": 11.7,
+    "onl": 7.4,
+    "elm": 12.5,
+    "myoid": 8.0,
+    "ez": 17.0,
+    "outer_segments": 12.0,
+    "rpe": 19.6,
+    "drusen": 12.0,
+    "bruch": 15.5,
+    "choriocapillaris": 13.5,
+    "fluid": -8.0,
+}
 _CHOROID_SHEETS = 9
 _CHOROID_DECIBEL = (12.5, 6.0)  # below the choriocapillaris, at the sclera
 _SCLERA_SHEETS = 3

@@ -19,13 +19,31 @@ if TYPE_CHECKING:
     from pydicom.dataset import Dataset
 
 _OTHER_PARTS = {
-    "28726007": "cornea", "T-AA200": "cornea", "65431007": "corneal endothelium", "T-AA260": "corneal endothelium",
-    "15775008": "corneal epithelium", "T-AA220": "corneal epithelium", "31636006": "anterior chamber",
-    "T-AA050": "anterior chamber", "41296002": "iris", "T-AA500": "iris", "78076003": "lens", "T-AA700": "lens",
-    "29534007": "ciliary body", "T-AA400": "ciliary body", "29445007": "conjunctiva", "T-AA860": "conjunctiva",
-    "18619003": "sclera", "T-AA110": "sclera", "80243003": "eyelid", "T-AA810": "eyelid", "62736007": "lower eyelid",
-    "T-AA830": "lower eyelid", "38934000": "upper eyelid", "T-AA820": "upper eyelid",
-}  # fmt: skip
+    "28726007": "cornea",
+    "T-AA200": "cornea",
+    "65431007": "corneal endothelium",
+    "T-AA260": "corneal endothelium",
+    "15775008": "corneal epithelium",
+    "T-AA220": "corneal epithelium",
+    "31636006": "anterior chamber",
+    "T-AA050": "anterior chamber",
+    "41296002": "iris",
+    "T-AA500": "iris",
+    "78076003": "lens",
+    "T-AA700": "lens",
+    "29534007": "ciliary body",
+    "T-AA400": "ciliary body",
+    "29445007": "conjunctiva",
+    "T-AA860": "conjunctiva",
+    "18619003": "sclera",
+    "T-AA110": "sclera",
+    "80243003": "eyelid",
+    "T-AA810": "eyelid",
+    "62736007": "lower eyelid",
+    "T-AA830": "lower eyelid",
+    "38934000": "upper eyelid",
+    "T-AA820": "upper eyelid",
+}
 _OTHER_WORDS = re.compile(
     r"\b(anterior[ _-]?(segment|chamber)|cornea\w*|kerat\w+|iris|crystalline lens|ciliary body|conjunctiva\w*"
     r"|as[ _-]?oct|gonio\w*|iridocorneal)\b",
@@ -36,11 +54,19 @@ _POSTERIOR_WORDS = re.compile(
 )
 # Components of ImageType and FrameType that name another kind of image than a structural B-scan.
 _OTHER_IMAGES = {
-    "ANGIO": "OCT angiography", "ANGIOGRAPHY": "OCT angiography", "OCTA": "OCT angiography", "FLOW": "blood flow",
-    "DECORRELATION": "blood flow", "ENFACE": "an en face image", "EN_FACE": "an en face image",
-    "EN FACE": "an en face image", "THICKNESS": "a map of thickness", "LOCALIZER": "a localizer", "SLO": "a localizer",
+    "ANGIO": "OCT angiography",
+    "ANGIOGRAPHY": "OCT angiography",
+    "OCTA": "OCT angiography",
+    "FLOW": "blood flow",
+    "DECORRELATION": "blood flow",
+    "ENFACE": "an en face image",
+    "EN_FACE": "an en face image",
+    "EN FACE": "an en face image",
+    "THICKNESS": "a map of thickness",
+    "LOCALIZER": "a localizer",
+    "SLO": "a localizer",
     "FUNDUS": "a fundus image",
-}  # fmt: skip
+}
 _WHOLE_EYE = {"81745001", "T-AA000"}  # decides nothing: the structure may be named beside it
 _HUMAN = re.compile(r"\b(human|homo|h\. sapiens|man)\b", re.IGNORECASE)
 _HUMAN_CODES = {"337915000", "L-85B00"}

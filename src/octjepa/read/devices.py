@@ -20,9 +20,29 @@ UNKNOWN = "unknown"
 _LONGEST = 60
 # Words of a company's name that do not tell it from another company.
 _COMPANY = frozenset(
-    ["ag", "carl", "co", "company", "corp", "corporation", "engineering", "gmbh", "inc", "kg", "kk", "limited", "llc",
-     "ltd", "meditec", "microsystems", "sa", "srl", "technologies", "technology"]
-)  # fmt: skip
+    [
+        "ag",
+        "carl",
+        "co",
+        "company",
+        "corp",
+        "corporation",
+        "engineering",
+        "gmbh",
+        "inc",
+        "kg",
+        "kk",
+        "limited",
+        "llc",
+        "ltd",
+        "meditec",
+        "microsystems",
+        "sa",
+        "srl",
+        "technologies",
+        "technology",
+    ]
+)
 _NO_NAME = frozenset(("", "unknown", "none", "na", "n_a", "anonymous", "anonymized", "anonymised", "oct", "op", "opt"))
 
 

@@ -38,26 +38,60 @@ GENERIC = {
     "1.2.840.10008.5.1.4.1.1.6.2": "enhanced ultrasound volume",
 }
 _MODALITIES = frozenset(
-    ("CR", "CT", "DX", "ES", "IO", "IVOCT", "KER", "MR", "NM", "OAM", "OCT", "OP", "OPM", "OPT", "OPV", "OT", "PT",
-     "SC", "SEG", "SM", "SR", "US", "XA", "XC")
-)  # fmt: skip
+    (
+        "CR",
+        "CT",
+        "DX",
+        "ES",
+        "IO",
+        "IVOCT",
+        "KER",
+        "MR",
+        "NM",
+        "OAM",
+        "OCT",
+        "OP",
+        "OPM",
+        "OPT",
+        "OPV",
+        "OT",
+        "PT",
+        "SC",
+        "SEG",
+        "SM",
+        "SR",
+        "US",
+        "XA",
+        "XC",
+    )
+)
 _HOW_TO_ASSEMBLE = "name the folder that holds all of them, with four B-scans at least"
 _MAGIC_AT = 128
 _UNDEFINED = 0xFFFFFFFF
 # Elements whose words no stored text may repeat, in addition to the person's name and birth date.
 _ALSO_PERSONAL = (
-    "PatientID", "OtherPatientIDs", "AccessionNumber", "OtherPatientNames", "PatientBirthName", "ResponsiblePerson",
-    "ReferringPhysicianName", "PerformingPhysicianName", "OperatorsName",
-)  # fmt: skip
+    "PatientID",
+    "OtherPatientIDs",
+    "AccessionNumber",
+    "OtherPatientNames",
+    "PatientBirthName",
+    "ResponsiblePerson",
+    "ReferringPhysicianName",
+    "PerformingPhysicianName",
+    "OperatorsName",
+)
 PART_NOTE = "part_of_scan"  # the B-scans continue in another file
 _SQUARE = 0.75  # of the B-scans' width: a scan whose B-scans cover less may be a part of one
 _STEP_TOLERANCE = 0.5  # of the step between B-scans
 _LAST_SERIES_TAG = 0x0020000E
 _PIXEL_DATA = 0x7FE00010
 _OTHER_CONTENT = {
-    b"<!doctype": "an HTML page", b"<html": "an HTML page", b"\x1f\x8b": "a gzip archive",
-    b"pk\x03\x04": "a ZIP archive", b"%pdf": "a PDF document",
-}  # fmt: skip
+    b"<!doctype": "an HTML page",
+    b"<html": "an HTML page",
+    b"\x1f\x8b": "a gzip archive",
+    b"pk\x03\x04": "a ZIP archive",
+    b"%pdf": "a PDF document",
+}
 
 
 def has_dicom_magic(path: Path) -> bool:

@@ -34,9 +34,17 @@ _SUFFIXES = {".dcm", ".dicom", ".dic", ".ima", ""}
 _LAST_TAG = 0x00280103  # of `_READ`: what follows is long in multi-frame files
 _PEEKED = 8  # of the smallest files of a folder: where none is a single B-scan, no series is looked for
 _SHARED = (
-    "SeriesInstanceUID", "FrameOfReferenceUID", "ImageLaterality", "Laterality", "Rows", "Columns", "BitsAllocated",
-    "SamplesPerPixel", "PhotometricInterpretation", "PixelRepresentation",
-)  # fmt: skip
+    "SeriesInstanceUID",
+    "FrameOfReferenceUID",
+    "ImageLaterality",
+    "Laterality",
+    "Rows",
+    "Columns",
+    "BitsAllocated",
+    "SamplesPerPixel",
+    "PhotometricInterpretation",
+    "PixelRepresentation",
+)
 _READ = (*_SHARED, "SOPClassUID", "Modality", "NumberOfFrames", "SOPInstanceUID", "InstanceNumber")
 # Elements of a file's header that a multi-frame file has in its functional groups.
 _GROUPS = {

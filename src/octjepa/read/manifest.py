@@ -53,9 +53,14 @@ def row_hash(row: ManifestRow | None) -> str:
     if row is None:
         return ""
     fields = (
-        row.person_id, row.manufacturer, row.model, row.region, row.laterality, row.pixel_spacing_mm,
+        row.person_id,
+        row.manufacturer,
+        row.model,
+        row.region,
+        row.laterality,
+        row.pixel_spacing_mm,
         row.slice_thickness_mm,
-    )  # fmt: skip
+    )
     return hashlib.sha256(repr(fields).encode()).hexdigest()[:16]
 
 

@@ -19,11 +19,31 @@ from octjepa.time_limit import SECONDS_PER_FILE, time_limit
 
 # Notes under which a volume's B-scans are frames of the file as they are stored, in order or in reverse order.
 _HARMLESS = (
-    "frames_reversed", "repeated_frames", "person_", "laterality_", "device_", "manifest_", "positions_", "slice_",
-    "spacing_", "depth_disagrees", "column_spacing", "option_disagrees", "extent_", "pitch_", "decimal_comma",
-    "personal_text", "part_of_scan", "retina_doubtful", "radial_by", "neighbours_unlike",
-    "field_outside", "field_implausible", "depth_outside", "fill_masked",
-)  # fmt: skip
+    "frames_reversed",
+    "repeated_frames",
+    "person_",
+    "laterality_",
+    "device_",
+    "manifest_",
+    "positions_",
+    "slice_",
+    "spacing_",
+    "depth_disagrees",
+    "column_spacing",
+    "option_disagrees",
+    "extent_",
+    "pitch_",
+    "decimal_comma",
+    "personal_text",
+    "part_of_scan",
+    "retina_doubtful",
+    "radial_by",
+    "neighbours_unlike",
+    "field_outside",
+    "field_implausible",
+    "depth_outside",
+    "fill_masked",
+)
 
 
 def read_one_frame(

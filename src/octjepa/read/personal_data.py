@@ -25,31 +25,60 @@ if TYPE_CHECKING:
 
 DIRECT: Mapping[str, tuple[str, ...]] = {
     "name": (
-        "PatientName", "OtherPatientNames", "PatientBirthName", "PatientMotherBirthName", "ResponsiblePerson",
-        "ReferringPhysicianName", "PerformingPhysicianName", "NameOfPhysiciansReadingStudy", "PhysiciansOfRecord",
-        "RequestingPhysician", "OperatorsName", "ContentCreatorName",
+        "PatientName",
+        "OtherPatientNames",
+        "PatientBirthName",
+        "PatientMotherBirthName",
+        "ResponsiblePerson",
+        "ReferringPhysicianName",
+        "PerformingPhysicianName",
+        "NameOfPhysiciansReadingStudy",
+        "PhysiciansOfRecord",
+        "RequestingPhysician",
+        "OperatorsName",
+        "ContentCreatorName",
     ),
     "birth": ("PatientBirthDate", "PatientBirthTime"),
     "number": (
-        "OtherPatientIDs", "AccessionNumber", "AdmissionID", "MedicalRecordLocator", "IssuerOfPatientID",
+        "OtherPatientIDs",
+        "AccessionNumber",
+        "AdmissionID",
+        "MedicalRecordLocator",
+        "IssuerOfPatientID",
         "OtherPatientIDsSequence",
     ),
     "address": ("PatientAddress", "PatientTelephoneNumbers", "CountryOfResidence", "RegionOfResidence"),
     "free_text": (
-        "PatientComments", "ImageComments", "StudyComments", "AdditionalPatientHistory", "Allergies", "MedicalAlerts",
-        "RequestAttributesSequence", "Occupation",
+        "PatientComments",
+        "ImageComments",
+        "StudyComments",
+        "AdditionalPatientHistory",
+        "Allergies",
+        "MedicalAlerts",
+        "RequestAttributesSequence",
+        "Occupation",
     ),
-}  # fmt: skip
+}
 INDIRECT: Mapping[str, tuple[str, ...]] = {
     "date": (
-        "StudyDate", "SeriesDate", "AcquisitionDate", "ContentDate", "AcquisitionDateTime", "InstanceCreationDate",
+        "StudyDate",
+        "SeriesDate",
+        "AcquisitionDate",
+        "ContentDate",
+        "AcquisitionDateTime",
+        "InstanceCreationDate",
     ),
     "place": ("InstitutionName", "InstitutionAddress", "InstitutionalDepartmentName", "StationName"),
     "device": ("DeviceSerialNumber",),
     "demographic": (
-        "PatientAge", "PatientSex", "EthnicGroup", "PatientReligiousPreference", "PatientWeight", "PatientSize",
+        "PatientAge",
+        "PatientSex",
+        "EthnicGroup",
+        "PatientReligiousPreference",
+        "PatientWeight",
+        "PatientSize",
     ),
-}  # fmt: skip
+}
 _LAST_PERSONAL_TAG = 0x00100030  # PatientBirthDate
 PRIVATE = "private elements"
 BURNED_IN = "text in the image"
@@ -58,9 +87,27 @@ FIELD_KINDS |= {PRIVATE: "private", BURNED_IN: "image"}
 DIRECT_KINDS = (*DIRECT, "private", "image")  # nobody knows what a private element holds
 _NO_ID = {"#n/a", "<na>", "?", "-", ".", "missing"}
 _BLANK = {
-    "", "0", "none", "null", "nan", "na", "n/a", "unknown", "anon", "anonym", "anonymous", "anonymized", "anonymised",
-    "removed", "redacted", "deidentified", "de-identified", "patient", "test", "xxx",
-}  # fmt: skip
+    "",
+    "0",
+    "none",
+    "null",
+    "nan",
+    "na",
+    "n/a",
+    "unknown",
+    "anon",
+    "anonym",
+    "anonymous",
+    "anonymized",
+    "anonymised",
+    "removed",
+    "redacted",
+    "deidentified",
+    "de-identified",
+    "patient",
+    "test",
+    "xxx",
+}
 
 
 @cache

@@ -44,9 +44,16 @@ class FrameGeometry:
             return np.full((frames, *shape), np.nan)
 
         return cls(
-            missing(3), missing(3), missing(3), missing(4), np.zeros(frames, bool),
-            missing(), missing(2), missing(), np.zeros(frames, bool),
-        )  # fmt: skip
+            missing(3),
+            missing(3),
+            missing(3),
+            missing(4),
+            np.zeros(frames, bool),
+            missing(),
+            missing(2),
+            missing(),
+            np.zeros(frames, bool),
+        )
 
     def take(self, index: np.ndarray) -> FrameGeometry:
         """The frames that `index`, an index array or a mask, selects."""

@@ -45,9 +45,13 @@ class DataRecipe(Section):
     min_quality: Share | None = 0.1  # below, the surfaces of the retina were hardly found; null includes such scans
     # Note codes of volumes that are left out; [] includes them.
     exclude_notes: tuple[Word, ...] = (
-        "sparse_slices", "vertical_lines", "neighbours_unlike", "part_of_scan", "radial_by_content",
+        "sparse_slices",
+        "vertical_lines",
+        "neighbours_unlike",
+        "part_of_scan",
+        "radial_by_content",
         "retina_doubtful",
-    )  # fmt: skip
+    )
     exclude_uncertain: tuple[Axis, ...] = ()  # axes whose spacing must not be uncertain
     one_per: Literal["eye", "eye_and_visit", "eye_and_device"] | None = None  # only the volume of best quality
     max_samples: Positive | None = None

@@ -102,9 +102,14 @@ def _connect_gs(policy: RetryPolicy) -> Any:
 
 _CONNECT = {"s3": _connect_s3, "gs": _connect_gs}
 _ENVIRONMENT = (
-    "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "STORAGE_EMULATOR_HOST",
-    "GOOGLE_APPLICATION_CREDENTIALS", "OCTJEPA_ANONYMOUS",
-)  # fmt: skip
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_PROFILE",
+    "STORAGE_EMULATOR_HOST",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "OCTJEPA_ANONYMOUS",
+)
 
 
 def connection(scheme: str, policy: RetryPolicy) -> Any:

@@ -27,14 +27,28 @@ T = TypeVar("T")
 
 # Classes by name, of the error or one it derives from: importing botocore and aiohttp would load both always.
 _TRANSIENT = {
-    "TimeoutError", "ConnectionError", "DamagedBody",
-    "HTTPClientError", "ConnectionClosedError", "IncompleteReadError", "ResponseParserError", "FlexibleChecksumError",
-    "ClientConnectionError", "ClientPayloadError", "ServerDisconnectedError", "ChecksumError", "FSTimeoutError",
-}  # fmt: skip
+    "TimeoutError",
+    "ConnectionError",
+    "DamagedBody",
+    "HTTPClientError",
+    "ConnectionClosedError",
+    "IncompleteReadError",
+    "ResponseParserError",
+    "FlexibleChecksumError",
+    "ClientConnectionError",
+    "ClientPayloadError",
+    "ServerDisconnectedError",
+    "ChecksumError",
+    "FSTimeoutError",
+}
 _NO_CREDENTIALS = {
-    "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound",
-    "TokenRetrievalError", "GoogleAuthError",
-}  # fmt: skip
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+    "ProfileNotFound",
+    "TokenRetrievalError",
+    "GoogleAuthError",
+}
 _DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
 
 
@@ -197,8 +211,15 @@ def with_retries(call: Callable[[], T], action: str, url: str, policy: RetryPoli
                     "as it should: run the same command again later; what was finished is kept"
                 ) from None
             status, code = _code(error)
-            _log.info("%s %s: %s, try %d of %d in %.1f s", action, url, code or status or type(error).__name__,
-                      number + 1, policy.tries, wait)  # fmt: skip
+            _log.info(
+                "%s %s: %s, try %d of %d in %.1f s",
+                action,
+                url,
+                code or status or type(error).__name__,
+                number + 1,
+                policy.tries,
+                wait,
+            )
             _thread.retries = retry_count() + 1
             time.sleep(wait)
     raise AssertionError("unreachable: the last try returns or raises")

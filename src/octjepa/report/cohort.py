@@ -151,11 +151,15 @@ def summarise_cohort(store: Store) -> Cohort:
 
 def _exclusions(*kinds: tuple[str, Mapping[str, int]]) -> tuple[Exclusion, ...]:
     return tuple(
-        Exclusion(sum(counts.values()), what, tuple(sorted(counts.items(), key=lambda part: (-part[1], part[0]))),
-                  bad=what == "refused")
+        Exclusion(
+            sum(counts.values()),
+            what,
+            tuple(sorted(counts.items(), key=lambda part: (-part[1], part[0]))),
+            bad=what == "refused",
+        )
         for what, counts in kinds
         if sum(counts.values())
-    )  # fmt: skip
+    )
 
 
 def _is_shown(rows: pd.DataFrame, column: str) -> bool:
@@ -259,9 +263,11 @@ def accepted_files(store: Store) -> list[AcceptedFile]:
         table = ordered.head(MAX_VOLUMES)
     files = [
         AcceptedFile(
-            row, file_name(str(row["source"])), native_geometry(row),
+            row,
+            file_name(str(row["source"])),
+            native_geometry(row),
             tuple(note for note in str(row["notes"]).split(";") if note),
         )
         for row in records(table.assign(format=text_column(table["format"])))
-    ]  # fmt: skip
+    ]
     return sorted(files, key=lambda file: (file.row["device"], file.file))

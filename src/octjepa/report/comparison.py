@@ -33,10 +33,13 @@ def _last_figures(label: str, run: Training) -> dict[str, Any]:
     updates, validations = run.lines_with("train/loss"), run.lines_with("val/loss")
     last: Mapping[str, Any] = validations[-1] if validations else {}
     return {
-        "label": label, "updates": updates[-1]["update"] if updates else 0, "loss": last.get("val/loss"),
-        "cosine": last.get("val/cosine"), "baseline": best_baseline("val/baseline/", validations),
+        "label": label,
+        "updates": updates[-1]["update"] if updates else 0,
+        "loss": last.get("val/loss"),
+        "cosine": last.get("val/cosine"),
+        "baseline": best_baseline("val/baseline/", validations),
         "rankme": last.get("val/rankme"),
-    }  # fmt: skip
+    }
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

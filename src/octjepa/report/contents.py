@@ -232,10 +232,13 @@ def _read_segmentation(path: Path) -> Training:
     settings = RECIPES.read(manifest["settings"], f"of {folder}")
     results = _read_results(path)
     about = {
-        "name": settings.name, "head": settings.head, "classes": manifest["classes"],
-        "encoder": manifest["encoder_recipe"]["name"], "store": results.get("store"),
+        "name": settings.name,
+        "head": settings.head,
+        "classes": manifest["classes"],
+        "encoder": manifest["encoder_recipe"]["name"],
+        "store": results.get("store"),
         **{key: manifest["contract"][key] for key in ("contract_hash", "weights")},
-    }  # fmt: skip
+    }
     return Training(path, about, to_yaml(settings), results={**results, "checkpoint": str(folder)})
 
 

@@ -180,10 +180,15 @@ def _left_out(store: Store) -> list[str]:
     if not sources.refused:
         return [f"{text} Nothing was refused."]
     rows = [
-        (refusal.reason, str(refusal.files), "lost" if refusal.lost else "rightly", reason_meaning(refusal.reason)[0],
-         _listed(refusal.by_device))
+        (
+            refusal.reason,
+            str(refusal.files),
+            "lost" if refusal.lost else "rightly",
+            reason_meaning(refusal.reason)[0],
+            _listed(refusal.by_device),
+        )
         for refusal in sources.refused
-    ]  # fmt: skip
+    ]
     return [text, _table(("reason", "files", "left out", "meaning", "by device, as far as the path shows"), rows)]
 
 

@@ -47,22 +47,33 @@ class Contrast:
 
 
 TRAINED = Contrast(
-    "Trained minus untrained", "The probe on the trained encoder scores {0} than on", "the same network untrained",
-    "the trained and the untrained encoder", "training",
-)  # fmt: skip
+    "Trained minus untrained",
+    "The probe on the trained encoder scores {0} than on",
+    "the same network untrained",
+    "the trained and the untrained encoder",
+    "training",
+)
 TUNED = Contrast(
-    "Tuned minus frozen", "The tuned encoder scores {0} than", "a linear probe on the same encoder frozen",
-    "the tuned and the frozen encoder", "tuning",
-)  # fmt: skip
+    "Tuned minus frozen",
+    "The tuned encoder scores {0} than",
+    "a linear probe on the same encoder frozen",
+    "the tuned and the frozen encoder",
+    "tuning",
+)
 HEAD_OVER_PRIOR = Contrast(
-    "Head minus position prior", "The head has a Dice {0} than",
-    "the commonest class of each position, which sees no picture,", "the head and the position prior",
+    "Head minus position prior",
+    "The head has a Dice {0} than",
+    "the commonest class of each position, which sees no picture,",
+    "the head and the position prior",
     "looking at the scan",
-)  # fmt: skip
+)
 HEAD_OVER_UNTRAINED = Contrast(
-    "Trained minus untrained", "The head on this encoder has a Dice {0} than", "the same head on it untrained",
-    "the heads on the trained and the untrained encoder", "pretraining",
-)  # fmt: skip
+    "Trained minus untrained",
+    "The head on this encoder has a Dice {0} than",
+    "the same head on it untrained",
+    "the heads on the trained and the untrained encoder",
+    "pretraining",
+)
 
 
 def headlines(contents: Contents, cohort: Cohort | None) -> list[Headline]:
@@ -118,9 +129,12 @@ def _tuning(tuning: Training | None) -> list[Headline]:
         return [headline(pair_against("frozen"), TUNED)]
     name = best.reference.replace("_", " ")
     words = Contrast(
-        f"Tuned minus {name}", "The tuned encoder scores {0} than", f"{name}, the strongest baseline,",
-        f"the tuned encoder and {name}, the strongest baseline,", "the tuned encoder",
-    )  # fmt: skip
+        f"Tuned minus {name}",
+        "The tuned encoder scores {0} than",
+        f"{name}, the strongest baseline,",
+        f"the tuned encoder and {name}, the strongest baseline,",
+        "the tuned encoder",
+    )
     return [headline(pair_against("frozen"), TUNED), headline(best, words)]
 
 
@@ -227,9 +241,12 @@ def strongest_baseline_headline(
     pair = next((difference for difference in differences if difference.reference == best.name), None)
     if pair is not None:
         words = Contrast(
-            title, "The probe on the trained encoder scores {0} than", f"{name}, the strongest baseline,",
-            f"the trained encoder and {name}, the strongest baseline,", "the encoder",
-        )  # fmt: skip
+            title,
+            "The probe on the trained encoder scores {0} than",
+            f"{name}, the strongest baseline,",
+            f"the trained encoder and {name}, the strongest baseline,",
+            "the encoder",
+        )
         return [paired_headline(pair, words, sign < 0)]
     difference = _value(ours) - _value(best)
     beats = sign * difference > 0

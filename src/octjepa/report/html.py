@@ -26,9 +26,10 @@ def render_template(name: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "breakable": _breakable, "spaced": lambda value: str(value).replace("_", " "),
+        "breakable": _breakable,
+        "spaced": lambda value: str(value).replace("_", " "),
         "numeric": lambda heading: f"#{str(heading).replace('_', ' ')}",  # of a column of figures
-    }  # fmt: skip
+    }
     environment.globals |= {"number": number, "signed": signed, "duration": duration}
     rendered: str = environment.get_template(name).render(**values)
     return rendered

@@ -84,18 +84,28 @@ def leaderboard_markdown(board: Mapping[str, Any]) -> str:
     head: tuple[str, ...]
     for target, rows in _primary_rows(board).items():
         table = [
-            (row["name"], figure_text(row), f"{row['n']} ({row['n_people']})", seeds_text(row),
-             figure_text(row, None, "recipe_low", "recipe_high"),
-             " ".join(part for part in (row["probe"], row["pool"]) if part != "none"))
+            (
+                row["name"],
+                figure_text(row),
+                f"{row['n']} ({row['n_people']})",
+                seeds_text(row),
+                figure_text(row, None, "recipe_low", "recipe_high"),
+                " ".join(part for part in (row["probe"], row["pool"]) if part != "none"),
+            )
             for row in rows
-        ]  # fmt: skip
+        ]
         lines += _section(target, ("row", rows[0]["metric"], "n (people)", "seeds", "recipe", "read by"), table)
     if board["comparisons"]:
         table = [
-            (row["name"], row["target"], figure_text(row, "difference"),
-             *(p_text(row[key]) for key in ("p", "p_holm", "q_bh")), row["p_of"])
+            (
+                row["name"],
+                row["target"],
+                figure_text(row, "difference"),
+                *(p_text(row[key]) for key in ("p", "p_holm", "q_bh")),
+                row["p_of"],
+            )
             for row in board["comparisons"]
-        ]  # fmt: skip
+        ]
         head = ("row", "target", f"minus {board['reference']}", "p", "p (Holm)", "q (BH)", "p of")
         lines += _section("Differences on the same people", head, table)
     if board.get("strongest"):
@@ -105,10 +115,14 @@ def leaderboard_markdown(board: Mapping[str, Any]) -> str:
         head = ("row", "target", "strongest baseline, by its test figure", "difference")
         lines += _section("Against the strongest baseline", head, table)
     table = [
-        (row["name"], *(str(row[key]) for key in ("seed", "target", "checkpoint", "pool", "probe")),
-         "" if row["validation"] is None else f"{row['validation']:.3f}", figure_text(row))
+        (
+            row["name"],
+            *(str(row[key]) for key in ("seed", "target", "checkpoint", "pool", "probe")),
+            "" if row["validation"] is None else f"{row['validation']:.3f}",
+            figure_text(row),
+        )
         for row in board["trainings"]
-    ]  # fmt: skip
+    ]
     head = ("row", "seed", "target", "checkpoint", "pool", "probe", "validation", "test")
     lines += _section("What validation chose", head, table)
     lines += ["## Notes", "", *(f"- {_escaped(note)}" for note in board["notes"])]

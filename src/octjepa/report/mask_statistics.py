@@ -246,9 +246,11 @@ class _FamilyStatistics:
             },
             "distance": {"steps": _distribution(steps), "mm": _distribution(mm)},
             "targets": {
-                "on_tissue": float(tissue), "without_tissue": float(without), "far": float((steps > FAR_STEPS).mean()),
+                "on_tissue": float(tissue),
+                "without_tissue": float(without),
+                "far": float((steps > FAR_STEPS).mean()),
             },
-        }  # fmt: skip
+        }
         if self.copies is not None:
             result["targets"]["blank"] = float(np.mean([copy.blank for copy in self.copies]))
             result["copy_nearest"] = self._copy_statistics(self.copies)

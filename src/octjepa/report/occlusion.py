@@ -160,9 +160,16 @@ def _picture(
     strongest = float(result.en_face[result.slab, result.column])
     stored = slice_margin + middle - 0.5, column_margin + (result.column + 0.5) * wide - 0.5
     return OcclusionPicture(
-        row, occluded.caption, en_face, b_scan, strongest / unit, result.scattered[0] / unit, result.background / unit,
-        abs(strongest) > result.scattered[0], *_native_numbers(store, str(row["volume_id"]), *stored),
-    )  # fmt: skip
+        row,
+        occluded.caption,
+        en_face,
+        b_scan,
+        strongest / unit,
+        result.scattered[0] / unit,
+        result.background / unit,
+        abs(strongest) > result.scattered[0],
+        *_native_numbers(store, str(row["volume_id"]), *stored),
+    )
 
 
 def colour_levels(

@@ -23,9 +23,13 @@ _LONG_TABLE = 12  # rows beyond which a table starts folded
 
 
 def write_report(
-    source: str | Path, out: Path | None = None, card: Path | None = None, compare: Sequence[str | Path] = (),
-    saliency: Path | None = None, attention: Path | None = None,
-) -> Path:  # fmt: skip
+    source: str | Path,
+    out: Path | None = None,
+    card: Path | None = None,
+    compare: Sequence[str | Path] = (),
+    saliency: Path | None = None,
+    attention: Path | None = None,
+) -> Path:
     """Writes the page about `source` to `out`, by default `report.html` in it, and returns its path.
 
     `source` is a run, a fine-tuning, a segmentation, a store or a demo folder. It may be a store in a bucket; the page

@@ -167,16 +167,20 @@ def _training(contents: Contents) -> Built:
         return {**values, "charts": charts}, [] if charts else missing
     validations, monitored = training.lines_with("val/loss"), training.lines_with("monitor/lidar")
     charts = curves.training_charts(training.lines_with("train/loss"), validations, monitored)
-    values |= {"charts": charts, "alarms": [
-        (line["update"], name, message) for line in monitored for name, message in line.get("alarms", {}).items()
-    ]}  # fmt: skip
+    values |= {
+        "charts": charts,
+        "alarms": [
+            (line["update"], name, message) for line in monitored for name, message in line.get("alarms", {}).items()
+        ],
+    }
     missing = [
         Missing(what, f"metrics.jsonl holds no {lines}", "octjepa pretrain")
         for what, lines, present in (
-            ("the training curves", "update", charts), ("the validation", "validation", validations),
+            ("the training curves", "update", charts),
+            ("the validation", "validation", validations),
         )
         if not present
-    ]  # fmt: skip
+    ]
     if validations:
         last = validations[-1]
         values |= {"predictors": _predictors(last), "rankme": last.get("val/rankme"), "update": last["update"]}
@@ -188,18 +192,24 @@ def _predictors(validation: Mapping[str, Any]) -> list[dict[str, Any]]:
     keys = {"learned": ("val/cosine", "val/loss", "val_centred/loss")}
     for name in PREDICTORS:
         keys[name] = (
-            f"val/baseline/{name}", f"val/baseline_loss/{name}", f"val_centred/baseline_loss/{name}",
-        )  # fmt: skip
+            f"val/baseline/{name}",
+            f"val/baseline_loss/{name}",
+            f"val_centred/baseline_loss/{name}",
+        )
     rows = []
     for name, (cosine, loss, centred) in keys.items():
         if cosine in validation:
             rows.append(
                 {
-                    "name": name, "ours": name == "learned", "cosine": validation[cosine], "loss": validation.get(loss),
-                    "centred": validation.get(centred), "share": max(0.0, min(1.0, validation[cosine])),
+                    "name": name,
+                    "ours": name == "learned",
+                    "cosine": validation[cosine],
+                    "loss": validation.get(loss),
+                    "centred": validation.get(centred),
+                    "share": max(0.0, min(1.0, validation[cosine])),
                     "sees": PREDICTORS.get(name, "the context tokens of this eye"),
                 }
-            )  # fmt: skip
+            )
     return sorted(rows, key=lambda row: -row["cosine"])
 
 

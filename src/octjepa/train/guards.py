@@ -92,30 +92,40 @@ class Limit:
 
 LIMITS: dict[str, Limit] = {
     "diverging": Limit(
-        "loss_over_constant", 1.25, False,
+        "loss_over_constant",
+        1.25,
+        False,
         "hidden tokens of the monitor are predicted worse than by one vector for all of them. Lower train.base_lr "
         "(2.5e-4 trains at batch 512, 5e-4 diverged) or lengthen train.warmup_share.",
     ),
     "constant_solution": Limit(
-        "pair_cosine_tissue", 0.95, False,
+        "pair_cosine_tissue",
+        0.95,
+        False,
         "nearly all tissue tokens have the same features. Lower train.base_lr, raise objective.ema_horizon, or give "
         "objective.variance_covariance a weight (0.04 to start with).",
     ),
     "vanishing_features": Limit(
-        "target_std_tissue", 0.1, True,
+        "target_std_tissue",
+        0.1,
+        True,
         "the target's features hardly vary over tissue tokens. Lower train.base_lr or raise objective.ema_horizon.",
     ),
     "position_only": Limit(
-        "position_share_tissue", 0.8, False,
+        "position_share_tissue",
+        0.8,
+        False,
         "the features encode the position of a token and little else. Let the target move more slowly "
         "(objective.ema_horizon), hide more or larger blocks (masks), or give more light changes (views).",
     ),
     "low_rank": Limit(
-        "rankme_tissue", 10.0, True,
+        "rankme_tissue",
+        10.0,
+        True,
         "the features of tissue span a handful of directions. Lower train.base_lr, let the target move more slowly "
         "(objective.ema_horizon), or give objective.variance_covariance a weight (0.04 to start with).",
     ),
-}  # fmt: skip
+}
 DIVERGING = (
     "the loss of the last {window} updates ({loss:.3f}) is no better than that of a guess that knows nothing "
     "({trivial:.3f}). Lower train.base_lr (2.5e-4 trains at batch 512, 5e-4 diverged) or lengthen train.warmup_share."
@@ -163,8 +173,9 @@ class CollapseAlarms:
             name: f"{limit.metric} is {metrics[limit.metric]:.3g}: {limit.message}"
             for name, limit in self._limits.items()
             if math.isfinite(value := metrics.get(limit.metric, math.nan))  # a metric that is missing says nothing
-            and (value < limit.bound) == limit.below and value != limit.bound
-        }  # fmt: skip
+            and (value < limit.bound) == limit.below
+            and value != limit.bound
+        }
         finite = [pair for pair in self._losses if math.isfinite(pair[0])]  # other updates were not taken
         loss, trivial = math.inf, self._trivial or 0.0
         if 2 * len(finite) > len(self._losses):

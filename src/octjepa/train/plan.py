@@ -262,7 +262,12 @@ def time_run(
         "seconds_per_update": seconds,
         "hours": updates * seconds / 3600,
         "measured": {
-            "device": str(runtime.device), "threads": torch.get_num_threads(), "micro_batch": micro,
-            "load_seconds": load, "work_seconds": work, "step_seconds": step, "laps": len(laps) - _WARMUP,
+            "device": str(runtime.device),
+            "threads": torch.get_num_threads(),
+            "micro_batch": micro,
+            "load_seconds": load,
+            "work_seconds": work,
+            "step_seconds": step,
+            "laps": len(laps) - _WARMUP,
         },
-    }  # fmt: skip
+    }

@@ -99,8 +99,10 @@ def record_code_change(out: Path, update: int) -> None:
     _log.warning(
         "%s goes on from update %d WITH OTHER CODE than it began with: %s. Its weights may differ from those of an "
         "unbroken run; run.json keeps both",
-        out, update, ", ".join(changed),
-    )  # fmt: skip
+        out,
+        update,
+        ", ".join(changed),
+    )
     write_json(out / _RUN_FILE, {**about, "continued": [*about.get("continued", []), {"from_update": update, **now}]})
 
 

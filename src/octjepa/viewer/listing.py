@@ -94,14 +94,21 @@ class VolumeList:
 def volume_facts(row: Mapping[str, Any]) -> dict[str, Any]:
     """A volume as JSON: device, eye, quality, notes and native axes."""
     return {
-        "id": row["volume_id"], "file": row["file"], **{name: row[name] for name in _COLUMNS},
+        "id": row["volume_id"],
+        "file": row["file"],
+        **{name: row[name] for name in _COLUMNS},
         "mirrored": str(row["mirrored"]) == "True",
         "quality": round(float(row["quality"]), 3) if row["quality"] == row["quality"] else None,
         "notes": [note for note in row["notes"].split(";") if note],
         "axes": [
             {
-                "axis": axis.axis, "count": axis.count, "spacing_mm": round(axis.spacing_mm, 6),
-                "extent_mm": round(axis.extent_mm, 2), "from": axis.provenance, "uncertain": axis.uncertain,
-            } for axis in eyes.native_geometry(row)
+                "axis": axis.axis,
+                "count": axis.count,
+                "spacing_mm": round(axis.spacing_mm, 6),
+                "extent_mm": round(axis.extent_mm, 2),
+                "from": axis.provenance,
+                "uncertain": axis.uncertain,
+            }
+            for axis in eyes.native_geometry(row)
         ],
-    }  # fmt: skip
+    }

@@ -40,13 +40,16 @@ class LiveRun:
         updates = [line["update"] for line in lines if "update" in line]
         alarms = [
             {"update": line["update"], "monitor": name, "message": str(message)}
-            for line in lines for name, message in (line.get("alarms") or {}).items()
-        ]  # fmt: skip
+            for line in lines
+            for name, message in (line.get("alarms") or {}).items()
+        ]
         return {
-            "update": max(updates, default=0), "finished": (self.path / "summary.json").is_file(),
-            "checkpoint": self.newest_checkpoint(), "alarms": alarms[-20:],
+            "update": max(updates, default=0),
+            "finished": (self.path / "summary.json").is_file(),
+            "checkpoint": self.newest_checkpoint(),
+            "alarms": alarms[-20:],
             "charts": [drawn for chart in self._charts if (drawn := _chart(chart, lines))],
-        }  # fmt: skip
+        }
 
     def _journal(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl, read again where the file has changed; none where there is no such file."""
@@ -69,9 +72,15 @@ def _chart(chart: curves.Chart, lines: Sequence[dict[str, Any]]) -> dict[str, An
     middle, mean, low, high = (part.tolist() for part in curves.binned(x, y))
     at, validation = _series(lines, chart.validation) if chart.validation else (np.empty(0), np.empty(0))
     return {
-        "title": chart.title, "caption": chart.caption, "logarithmic": chart.logarithmic, "x": middle, "y": mean,
-        "low": low, "high": high, "validation": {"x": at.tolist(), "y": validation.tolist()},
-    }  # fmt: skip
+        "title": chart.title,
+        "caption": chart.caption,
+        "logarithmic": chart.logarithmic,
+        "x": middle,
+        "y": mean,
+        "low": low,
+        "high": high,
+        "validation": {"x": at.tolist(), "y": validation.tolist()},
+    }
 
 
 def _series(lines: Sequence[dict[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:

@@ -50,9 +50,15 @@ class CasePredictions:
             shown = [row[name] if has_classes else f"{float(row[name]):.3g}" for name in ("truth", "predicted")]
             name = str(row["volume_id"])
             found.append(
-                {"id": name, "eye": str(row["eye"]), "true": shown[0], "predicted": shown[1],
-                 "score": round(score, 3), "shown": name in self._ids}
-            )  # fmt: skip
+                {
+                    "id": name,
+                    "eye": str(row["eye"]),
+                    "true": shown[0],
+                    "predicted": shown[1],
+                    "score": round(score, 3),
+                    "shown": name in self._ids,
+                }
+            )
         found.sort(key=lambda case: -abs(case["score"]))
         return {"classes": has_classes, "cases": len(rows), "misread": len(found), "volumes": found[:MOST]}
 

@@ -74,9 +74,12 @@ class NativeFiles:
             try:
                 with source.local() as path:
                     volume = read_volume(
-                        path, source.row, user_spacing(str(entry.get("manifest_hash") or "")),
-                        dataset_path=source.dataset_path, member=source.member,
-                    )  # fmt: skip
+                        path,
+                        source.row,
+                        user_spacing(str(entry.get("manifest_hash") or "")),
+                        dataset_path=source.dataset_path,
+                        member=source.member,
+                    )
             except VolumeRejected as error:
                 reasons.append(f"its file can no longer be read ({error.reason})")
             except (OctjepaError, OSError):

@@ -110,9 +110,12 @@ class NativeScan:
             },
             "measured": {name: round(float(share), 3) for name, share in zip(SECTORS, measured, strict=True)},
             "notes": _sector_notes(inside, measured, scan.eye),
-            "centre": [at[0] / dz, at[1] / dx], "superior": up, "nasal": nasal if self.volume.laterality else 0,
-            "centre_from": "scan" if centre is None else "click", "vertical_known": known,
-        }  # fmt: skip
+            "centre": [at[0] / dz, at[1] / dx],
+            "superior": up,
+            "nasal": nasal if self.volume.laterality else 0,
+            "centre_from": "scan" if centre is None else "click",
+            "vertical_known": known,
+        }
 
     def canonical(self, slice_index: float, depth: float, column: float) -> list[float]:
         """The position in the stored volume of a native one."""

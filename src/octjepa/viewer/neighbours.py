@@ -52,16 +52,19 @@ class Neighbours:
         def facts(position: int) -> dict[str, Any]:
             entry = frame.iloc[position]
             return {
-                "id": names[position], "eye": str(entry["eye"]), "device": str(entry["device"]),
-                "cosine": round(float(cosine[position]), 4), "shown": names[position] in self._ids,
-            }  # fmt: skip
+                "id": names[position],
+                "eye": str(entry["eye"]),
+                "device": str(entry["device"]),
+                "cosine": round(float(cosine[position]), 4),
+                "shown": names[position] in self._ids,
+            }
 
         own = [int(position) for position in order if people[position] == people[at] and position != at]
         return {
-            "encoder": self.table.encoder, "pool": self.table.pools[0], "people": len(best),
+            "encoder": self.table.encoder,
+            "pool": self.table.pools[0],
+            "people": len(best),
             "eye": str(frame.iloc[at]["eye"]),
             "others": [facts(int(position)) for position in best[:NEAREST]],
-            "own": [
-                {**facts(position), "nearer": int((cosine[best] > cosine[position]).sum())} for position in own
-            ],
-        }  # fmt: skip
+            "own": [{**facts(position), "nearer": int((cosine[best] > cosine[position]).sum())} for position in own],
+        }

@@ -77,18 +77,27 @@ class Scans:
         """The shape, spacing and view that all volumes share, and the layers that can be laid over them."""
         preprocessing, recipe = self.store.preprocessing, self.colours.recipe
         result: dict[str, Any] = {
-            "shape": list(preprocessing.stored_size), "spacing_mm": list(preprocessing.target_spacing_mm),
-            "layers": self.colours.layers, "voxel_layers": self._classes.layers, "volumes": len(self.ids),
-            "encoder": "" if self.encoder is None else self.encoder.name, "missing": self.missing,
-            "checkpoint": self.checkpoint, "live": self.live is not None, "surfaces": list(SURFACES),
-            "notes": self._notes, "predicted": self.cases.targets, "neighbours": self.neighbours.table is not None,
+            "shape": list(preprocessing.stored_size),
+            "spacing_mm": list(preprocessing.target_spacing_mm),
+            "layers": self.colours.layers,
+            "voxel_layers": self._classes.layers,
+            "volumes": len(self.ids),
+            "encoder": "" if self.encoder is None else self.encoder.name,
+            "missing": self.missing,
+            "checkpoint": self.checkpoint,
+            "live": self.live is not None,
+            "surfaces": list(SURFACES),
+            "notes": self._notes,
+            "predicted": self.cases.targets,
+            "neighbours": self.neighbours.table is not None,
             **self.volumes.choices(),
-        }  # fmt: skip
+        }
         if recipe is not None:
             result |= {
-                "grid": list(recipe.grid), "patch": list(recipe.tokens.patch_size),
+                "grid": list(recipe.grid),
+                "patch": list(recipe.tokens.patch_size),
                 "corner": list(preprocessing.margin),
-            }  # fmt: skip
+            }
         return result
 
     def live_answer(self) -> dict[str, Any]:
@@ -169,11 +178,16 @@ class Scans:
             return {"reason": str(error)}
         volume = scan.volume
         return {
-            "reason": "", "shape": list(volume.shape), "spacing_mm": list(volume.spacing_mm), "notes": volume.notes,
-            "uncertain": volume.uncertain, "opening_slice": scan.opening_slice,
-            "localizer": volume.localizer is not None, "etdrs": self.etdrs(volume_id),
+            "reason": "",
+            "shape": list(volume.shape),
+            "spacing_mm": list(volume.spacing_mm),
+            "notes": volume.notes,
+            "uncertain": volume.uncertain,
+            "opening_slice": scan.opening_slice,
+            "localizer": volume.localizer is not None,
+            "etdrs": self.etdrs(volume_id),
             "layers": [*self.colours.layers, *self._classes.layers],
-        }  # fmt: skip
+        }
 
     def native_plane_png(self, volume_id: str, plane: Literal["slice", "depth", "column"], index: int) -> bytes:
         """A plane of the scan as it came. Raises IndexError; KeyError: no such plane."""

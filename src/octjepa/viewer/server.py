@@ -63,9 +63,10 @@ _SCRIPTS = (
     "parts",
 )
 _PAGE = {
-    "/": ("index.html", "text/html"), "/viewer.css": ("viewer.css", "text/css"),
+    "/": ("index.html", "text/html"),
+    "/viewer.css": ("viewer.css", "text/css"),
     **{f"/{name}.js": (f"{name}.js", "text/javascript") for name in _SCRIPTS},
-}  # fmt: skip
+}
 
 
 def serve(

@@ -52,9 +52,12 @@ class CutBatch(NamedTuple):
 
         given = self.batch
         batch = given._replace(
-            positions=here(given.positions), grid_index=here(given.grid_index), tissue=here(given.tissue),
-            context=here(given.context), target=here(given.target),
-        )  # fmt: skip
+            positions=here(given.positions),
+            grid_index=here(given.grid_index),
+            tissue=here(given.tissue),
+            context=here(given.context),
+            target=here(given.target),
+        )
         return CutBatch(
             batch, here(self.corner), here(self.flips), here(self.tables), here(self.patches), self.one_view
         )

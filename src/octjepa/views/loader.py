@@ -228,9 +228,17 @@ def collate(items: Sequence[LoadedSample]) -> Batch:
         further_context, further_target = (torch.from_numpy(np.stack(part)) for part in zip(*mask, strict=True))
         context, target = torch.cat([context, further_context]), torch.cat([target, further_target])  # [r, n], [r, m]
     return Batch(
-        context_view, target_view, positions, grid_index, tissue, context, target, tuple(ids),
-        tuple(pair for pairs in unreadable for pair in pairs), sum(retried),
-    )  # fmt: skip
+        context_view,
+        target_view,
+        positions,
+        grid_index,
+        tissue,
+        context,
+        target,
+        tuple(ids),
+        tuple(pair for pairs in unreadable for pair in pairs),
+        sum(retried),
+    )
 
 
 def training_batches(

@@ -173,9 +173,13 @@ def token_positions(index: Int[np.ndarray, " k"], recipe: Recipe) -> Float[np.nd
     d, _, w = preprocessing.image_size
     anchor = round(preprocessing.axial_anchor * (preprocessing.stored_size[1] - 1)) + 0.5 - preprocessing.margin[1]
     return tokens.positions(
-        index, recipe.grid, recipe.tokens.patch_size, preprocessing.target_spacing_mm, recipe.model.position_unit,
+        index,
+        recipe.grid,
+        recipe.tokens.patch_size,
+        preprocessing.target_spacing_mm,
+        recipe.model.position_unit,
         (d / 2, anchor, w / 2),
-    )  # fmt: skip
+    )
 
 
 def _augmentations(

@@ -26,10 +26,30 @@ from octjepa.read.memory_budget import machine_bytes
 
 # Vision encoders of transformers that take `pixel_values` and build nothing of another library.
 MODEL_TYPES = (
-    "beit", "clip_vision_model", "convnext", "convnextv2", "data2vec-vision", "deit", "dinov2",
-    "dinov2_with_registers", "dinov3_convnext", "dinov3_vit", "focalnet", "hiera", "ijepa", "pvt_v2", "regnet",
-    "resnet", "siglip_vision_model", "swin", "swinv2", "vit", "vit_mae", "vit_msn", "vjepa2",
-)  # fmt: skip
+    "beit",
+    "clip_vision_model",
+    "convnext",
+    "convnextv2",
+    "data2vec-vision",
+    "deit",
+    "dinov2",
+    "dinov2_with_registers",
+    "dinov3_convnext",
+    "dinov3_vit",
+    "focalnet",
+    "hiera",
+    "ijepa",
+    "pvt_v2",
+    "regnet",
+    "resnet",
+    "siglip_vision_model",
+    "swin",
+    "swinv2",
+    "vit",
+    "vit_mae",
+    "vit_msn",
+    "vjepa2",
+)
 # Keys of their configurations that shape the network or its computation.
 _SHAPE_KEYS = frozenset(
     [

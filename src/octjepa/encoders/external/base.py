@@ -153,11 +153,14 @@ ENCODERS: Registry[Callable[[Path | None], nn.Module | ExternalEncoder]] = Regis
     "encoder",
     "octjepa.encoders",
     {
-        "transformers": _FOLDERS, "transformers_video": _FOLDERS, "monai": _FOLDERS,
+        "transformers": _FOLDERS,
+        "transformers_video": _FOLDERS,
+        "monai": _FOLDERS,
         **dict.fromkeys(("retfound", "retfound_dinov2", "visionfm", "dinov2", "dinov3"), _PUBLISHED),
-        "mirage": _PUBLISHED, "octcube": _PUBLISHED,
+        "mirage": _PUBLISHED,
+        "octcube": _PUBLISHED,
     },
-)  # fmt: skip
+)
 
 
 def split_address(text: str | Path) -> tuple[str, Path | None] | None:

@@ -13,15 +13,21 @@ from octjepa.encoders.external.vit import ViTShape
 from octjepa.errors import UsageError, install_command
 
 _TOP = {
-    "cls_token": "embeddings.cls_token", "register_tokens": "embeddings.register_tokens",
+    "cls_token": "embeddings.cls_token",
+    "register_tokens": "embeddings.register_tokens",
     "patch_embed.proj.weight": "embeddings.patch_embeddings.weight",
     "patch_embed.proj.bias": "embeddings.patch_embeddings.bias",
-}  # fmt: skip
+}
 _BLOCK = {
-    "attn.proj": "attention.o_proj", "ls1.gamma": "layer_scale1.lambda1", "ls2.gamma": "layer_scale2.lambda1",
-    "mlp.fc1": "mlp.up_proj", "mlp.fc2": "mlp.down_proj", "mlp.w1": "mlp.gate_proj", "mlp.w2": "mlp.up_proj",
+    "attn.proj": "attention.o_proj",
+    "ls1.gamma": "layer_scale1.lambda1",
+    "ls2.gamma": "layer_scale2.lambda1",
+    "mlp.fc1": "mlp.up_proj",
+    "mlp.fc2": "mlp.down_proj",
+    "mlp.w1": "mlp.gate_proj",
+    "mlp.w2": "mlp.up_proj",
     "mlp.w3": "mlp.down_proj",
-}  # fmt: skip
+}
 
 
 class DINOv3(nn.Module):
@@ -34,11 +40,19 @@ class DINOv3(nn.Module):
         except ImportError:
             raise UsageError(f"DINOv3 needs transformers from 4.56 on: {install_command('hf')}") from None
         config: Any = DINOv3ViTConfig(
-            hidden_size=shape.width, num_hidden_layers=shape.depth, num_attention_heads=shape.heads,
-            intermediate_size=shape.hidden, patch_size=shape.patch[0], num_channels=shape.channels,
-            image_size=shape.patch[0] * shape.grid[0], num_register_tokens=shape.registers, use_gated_mlp=shape.gated,
-            query_bias=shape.qkv_bias, value_bias=shape.qkv_bias, key_bias=False,
-        )  # fmt: skip
+            hidden_size=shape.width,
+            num_hidden_layers=shape.depth,
+            num_attention_heads=shape.heads,
+            intermediate_size=shape.hidden,
+            patch_size=shape.patch[0],
+            num_channels=shape.channels,
+            image_size=shape.patch[0] * shape.grid[0],
+            num_register_tokens=shape.registers,
+            use_gated_mlp=shape.gated,
+            query_bias=shape.qkv_bias,
+            value_bias=shape.qkv_bias,
+            key_bias=False,
+        )
         self.shape, self.network = shape, DINOv3ViTModel(config)
 
     def forward(self, images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n t width"]:

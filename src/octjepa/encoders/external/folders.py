@@ -206,8 +206,10 @@ class MonaiEncoder(FolderEncoder):
 
 
 _FORMATS: dict[str, type[FolderEncoder]] = {
-    "transformers": FrameEncoder, "transformers_video": VideoEncoder, "monai": MonaiEncoder,
-}  # fmt: skip
+    "transformers": FrameEncoder,
+    "transformers_video": VideoEncoder,
+    "monai": MonaiEncoder,
+}
 for _name, _format in _FORMATS.items():
     ENCODERS.register(_name)(_format.load)
 
@@ -255,9 +257,14 @@ def _load_transformers(folder: Path, kind: str, trained: bool) -> tuple[nn.Modul
                 return transformers.AutoModel.from_config(config, trust_remote_code=False), config
             with _only_weights(folder) as weights, _without_progress_bars(transformers):
                 network, info = getattr(transformers, kind).from_pretrained(
-                    weights, config=config, use_safetensors=True, dtype=torch.float32, output_loading_info=True,
-                    local_files_only=True, trust_remote_code=False,
-                )  # fmt: skip
+                    weights,
+                    config=config,
+                    use_safetensors=True,
+                    dtype=torch.float32,
+                    output_loading_info=True,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                )
     except (UsageError, CheckpointError, MemoryError):
         raise
     except Exception as error:  # whatever the library raises for keys or weights that it cannot use

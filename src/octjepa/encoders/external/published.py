@@ -109,14 +109,20 @@ class Published:
             )
         gated = "blocks.0.mlp.w3.weight" in weights
         return ViTShape(
-            width, depth, heads,
+            width,
+            depth,
+            heads,
             hidden=weights[f"blocks.0.mlp.{'w3.weight' if gated else 'fc2.weight'}"].shape[1],
-            channels=kernel.shape[1], patch=patch, grid=self.grid,
+            channels=kernel.shape[1],
+            patch=patch,
+            grid=self.grid,
             registers=weights["register_tokens"].shape[1] if "register_tokens" in weights else 0,
-            layer_scale="blocks.0.ls1.gamma" in weights, gated=gated,
-            qkv_bias="blocks.0.attn.qkv.bias" in weights, norm="norm.weight" in weights,
+            layer_scale="blocks.0.ls1.gamma" in weights,
+            gated=gated,
+            qkv_bias="blocks.0.attn.qkv.bias" in weights,
+            norm="norm.weight" in weights,
             closing_residual=self.closing_residual,
-        )  # fmt: skip
+        )
 
     def _other_keys(self, weights: StateDict, path: Path) -> str:
         missing = ", ".join(sorted(set(self.keys) - weights.keys()))
@@ -193,42 +199,80 @@ _VIT_KEYS = ("cls_token", "pos_embed", "patch_embed.proj.weight", "blocks.0.attn
 
 PUBLISHED: dict[str, Published] = {
     "retfound": Published(
-        "RETFound (MAE, ViT-L/16)", "github.com/rmaphoh/RETFound_MAE", "CC BY-NC 4.0",
-        {1024: (24, 16)}, (16, 16), (224, 224), _VIT_KEYS,
+        "RETFound (MAE, ViT-L/16)",
+        "github.com/rmaphoh/RETFound_MAE",
+        "CC BY-NC 4.0",
+        {1024: (24, 16)},
+        (16, 16),
+        (224, 224),
+        _VIT_KEYS,
     ),
     "visionfm": Published(
-        "VisionFM (ViT-B/16)", "github.com/ABILab-CUHK/VisionFM", "see its repository",
-        {768: (12, 12)}, (16, 16), (224, 224), _VIT_KEYS,
-        mean=(0.211, 0.211, 0.211), std=(0.176, 0.176, 0.176),  # its utils.get_stats("OCT")
+        "VisionFM (ViT-B/16)",
+        "github.com/ABILab-CUHK/VisionFM",
+        "see its repository",
+        {768: (12, 12)},
+        (16, 16),
+        (224, 224),
+        _VIT_KEYS,
+        mean=(0.211, 0.211, 0.211),
+        std=(0.176, 0.176, 0.176),  # its utils.get_stats("OCT")
     ),
     "dinov2": Published(
-        "DINOv2 (ViT-S, B, L or g/14)", "github.com/facebookresearch/dinov2", "Apache-2.0",
-        {**_VIT_SIZES, 1536: (40, 24)}, (14, 14), (224, 224), (*_VIT_KEYS, "blocks.0.ls1.gamma"),
+        "DINOv2 (ViT-S, B, L or g/14)",
+        "github.com/facebookresearch/dinov2",
+        "Apache-2.0",
+        {**_VIT_SIZES, 1536: (40, 24)},
+        (14, 14),
+        (224, 224),
+        (*_VIT_KEYS, "blocks.0.ls1.gamma"),
     ),
     "dinov3": Published(
-        "DINOv3 (ViT/16)", "github.com/facebookresearch/dinov3", "DINOv3 License",
-        {**_VIT_SIZES, 1280: (32, 20), 4096: (40, 32)}, (16, 16), (224, 224),
+        "DINOv3 (ViT/16)",
+        "github.com/facebookresearch/dinov3",
+        "DINOv3 License",
+        {**_VIT_SIZES, 1280: (32, 20), 4096: (40, 32)},
+        (16, 16),
+        (224, 224),
         ("cls_token", "storage_tokens", "rope_embed.periods", "blocks.0.attn.qkv.weight"),
-        dinov3_layout, DINOv3, transformers_names,
+        dinov3_layout,
+        DINOv3,
+        transformers_names,
     ),
     "mirage": Published(
-        "MIRAGE (ViT-B or L/32)", "github.com/j-morano/MIRAGE", "CC BY-NC-ND 4.0",
-        {768: (12, 12), 1024: (24, 16)}, (32, 32), (512, 512),
-        ("global_tokens", "input_adapters.bscan.proj.weight", "input_adapters.bscan.pos_emb"), mirage_layout,
-        mean=(0.0,), std=(1.0,),
+        "MIRAGE (ViT-B or L/32)",
+        "github.com/j-morano/MIRAGE",
+        "CC BY-NC-ND 4.0",
+        {768: (12, 12), 1024: (24, 16)},
+        (32, 32),
+        (512, 512),
+        ("global_tokens", "input_adapters.bscan.proj.weight", "input_adapters.bscan.pos_emb"),
+        mirage_layout,
+        mean=(0.0,),
+        std=(1.0,),
     ),
     # Pretrained on 60 slices of 256 x 256. Its blocks pass on MLP output and sum apart; the output alone is normalised.
     "octcube": Published(
-        "OCTCube (3D MAE, ViT-L/3x16x16)", "github.com/ZucksLiu/OCTCubeM", "see its repository",
-        {1024: (24, 16)}, (3, 16, 16), (60, 256, 256),
-        ("cls_token", "pos_embed_spatial", "pos_embed_temporal", "patch_embed.proj.weight"), octcube_layout,
-        mean=(0.0,), std=(1.0,), closing_residual=False,
+        "OCTCube (3D MAE, ViT-L/3x16x16)",
+        "github.com/ZucksLiu/OCTCubeM",
+        "see its repository",
+        {1024: (24, 16)},
+        (3, 16, 16),
+        (60, 256, 256),
+        ("cls_token", "pos_embed_spatial", "pos_embed_temporal", "patch_embed.proj.weight"),
+        octcube_layout,
+        mean=(0.0,),
+        std=(1.0,),
+        closing_residual=False,
     ),
-}  # fmt: skip
+}
 PUBLISHED["retfound_dinov2"] = replace(
-    PUBLISHED["dinov2"], title="RETFound (DINOv2, ViT-L/14)", source="github.com/rmaphoh/RETFound",
-    licence="CC BY-NC 4.0", sizes={1024: (24, 16)},
-)  # fmt: skip
+    PUBLISHED["dinov2"],
+    title="RETFound (DINOv2, ViT-L/14)",
+    source="github.com/rmaphoh/RETFound",
+    licence="CC BY-NC 4.0",
+    sizes={1024: (24, 16)},
+)
 
 for _name, _published in PUBLISHED.items():
     ENCODERS.register(_name)(_published.load)

@@ -139,13 +139,19 @@ class LeaderboardRow:
         """Every seed with what validation selected for it."""
         return [
             {
-                "name": training.name, "seed": training.seed, "target": self.target.name, "metric": self.primary_metric,
-                "checkpoint": training.option.checkpoint, "pool": training.option.pool, "probe": training.option.probe,
-                "setting": training.evaluated.fit.setting, "validation": training.validation,
+                "name": training.name,
+                "seed": training.seed,
+                "target": self.target.name,
+                "metric": self.primary_metric,
+                "checkpoint": training.option.checkpoint,
+                "pool": training.option.pool,
+                "probe": training.option.probe,
+                "setting": training.evaluated.fit.setting,
+                "validation": training.validation,
                 **{key: estimate.as_dict()[key] for key in ("value", "low", "high")},
             }
             for training, estimate in zip(self.trainings, self.estimates(self.primary_metric), strict=True)
-        ]  # fmt: skip
+        ]
 
     def difference(self, reference: LeaderboardRow) -> CorrectedPaired:
         """This row minus `reference` on the primary metric; p is of the recipes where both have at least two seeds."""
@@ -234,10 +240,16 @@ def training_details(
     indices, metric, test = target.indices["test"], PRIMARY_METRIC[target.task], training.evaluated.test
     people = columns["person_id"][indices].tolist()
     details: dict[str, Any] = {
-        "name": training.name, "seed": training.seed, "target": target.name,
-        "reliability": [], "decision_curve": [], "threshold": None, "between_sites": [], "by_group": {},
+        "name": training.name,
+        "seed": training.seed,
+        "target": target.name,
+        "reliability": [],
+        "decision_curve": [],
+        "threshold": None,
+        "between_sites": [],
+        "by_group": {},
         "left_out": _leave_vendors_out(training, target, columns, draws, seed),
-    }  # fmt: skip
+    }
     for group in GROUPS:
         of_test = columns[group][indices]
         scores = subgroup_scores(metric, test, of_test, draws, people, target.label_hash)

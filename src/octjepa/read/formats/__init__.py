@@ -155,17 +155,28 @@ _BUILT_IN = (
     Format("npz", (".npz",), _is_npz, f"{_HERE}.arrays:read_npz"),
     Format("mat", (".mat",), _mark(b"MATLAB 5.0 MAT-file", b"MATLAB 7.3 MAT-file"), f"{_HERE}.matlab:read_mat"),
     Format("tiff", (".tif", ".tiff"), _is_multi_page_tiff, f"{_HERE}.images:read_tiff"),
-    Format("heidelberg_vol", (".vol",), _mark(b"HSF-OCT", b"ep-v"), f"{_HERE}.vendor.heidelberg_vol:read_vol",
-           experimental=True),
+    Format(
+        "heidelberg_vol",
+        (".vol",),
+        _mark(b"HSF-OCT", b"ep-v"),
+        f"{_HERE}.vendor.heidelberg_vol:read_vol",
+        experimental=True,
+    ),
     Format("heyex_xml", (".xml",), _is_heyex_xml, f"{_HERE}.vendor.heyex_xml:read_xml", True, True),
-    Format("heidelberg_e2e", (".e2e",), _mark(b"CMDb", b"E2EMultipleVolumeFile"),
-           f"{_HERE}.vendor.heyex_e2e:read_e2e", True, True),
+    Format(
+        "heidelberg_e2e",
+        (".e2e",),
+        _mark(b"CMDb", b"E2EMultipleVolumeFile"),
+        f"{_HERE}.vendor.heyex_e2e:read_e2e",
+        True,
+        True,
+    ),
     Format("topcon", (".fda", ".fds"), _mark(b"FOCT"), f"{_HERE}.vendor.topcon:read_topcon", experimental=True),
     Format("zeiss_img", (".img",), _is_zeiss, f"{_HERE}.vendor.headerless:read_zeiss", experimental=True),
     Format("bioptigen_oct", (), _is_bioptigen, f"{_HERE}.vendor.bioptigen:read_bioptigen", True, True),
     Format("optovue_oct", (".oct",), _is_optovue, f"{_HERE}.vendor.headerless:read_optovue", True, True),
     Format("images", (), lambda path, _: path.is_dir(), f"{_HERE}.images:read_images"),
-)  # fmt: skip
+)
 for _format in _BUILT_IN:
     FORMATS.register(_format.name)(_format)
 _CONTENT_ONLY = ("tiff", "heyex_xml", "zeiss_img")  # other files have these suffixes, too: content and name decide

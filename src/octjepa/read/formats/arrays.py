@@ -232,10 +232,17 @@ def array_scan(format: str, values: np.ndarray, metadata: ArrayMetadata, layout:
     notes = list(metadata.notes)
     pixels = to_uint8(values, notes)
     return RawScan(
-        format, pixels, FrameGeometry.unknown(len(pixels)), metadata.header, spacing_mm=metadata.spacing_mm,
-        notes=tuple(notes), pattern=metadata.pattern, labels=metadata.labels, personal=metadata.personal,
+        format,
+        pixels,
+        FrameGeometry.unknown(len(pixels)),
+        metadata.header,
+        spacing_mm=metadata.spacing_mm,
+        notes=tuple(notes),
+        pattern=metadata.pattern,
+        labels=metadata.labels,
+        personal=metadata.personal,
         axes=StoredAxes(convention=layout, stated=metadata.axes),
-    )  # fmt: skip
+    )
 
 
 class _Header(NamedTuple):

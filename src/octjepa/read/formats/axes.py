@@ -32,10 +32,29 @@ from octjepa.reasons import rejection
 
 _ROLES = {"D": "slice", "H": "depth", "W": "column"}
 _NAMES = {
-    "d": "D", "z": "D", "slice": "D", "slices": "D", "frame": "D", "frames": "D", "bscan": "D", "bscans": "D",
-    "h": "H", "y": "H", "depth": "H", "row": "H", "rows": "H", "height": "H", "axial": "H",
-    "w": "W", "x": "W", "column": "W", "columns": "W", "width": "W", "ascan": "W", "ascans": "W",
-}  # fmt: skip
+    "d": "D",
+    "z": "D",
+    "slice": "D",
+    "slices": "D",
+    "frame": "D",
+    "frames": "D",
+    "bscan": "D",
+    "bscans": "D",
+    "h": "H",
+    "y": "H",
+    "depth": "H",
+    "row": "H",
+    "rows": "H",
+    "height": "H",
+    "axial": "H",
+    "w": "W",
+    "x": "W",
+    "column": "W",
+    "columns": "W",
+    "width": "W",
+    "ascan": "W",
+    "ascans": "W",
+}
 _PROFILE_RATIO = 2.0  # of depth's intensity profile to that of the runner-up
 _SPACING_RATIO = 1.2  # of the slow axis' spacing to the other
 _SPECKLE_DIFFERENCE = 0.1  # of correlations
@@ -263,10 +282,14 @@ def with_axes(scan: RawScan, spacing_mm: AxisSpacing | None = None) -> RawScan:
     stated_beside = any(scan.spacing_mm)
     pixels, stored_mm, uncertain = oriented(scan.pixels, scan.axes, notes, spacing_mm or scan.spacing_mm)
     return replace(
-        scan, pixels=pixels, frame_geometry=FrameGeometry.unknown(len(pixels)), notes=tuple(notes),
-        spacing_mm=scan.spacing_mm if stated_beside else stored_mm, axes=None,
+        scan,
+        pixels=pixels,
+        frame_geometry=FrameGeometry.unknown(len(pixels)),
+        notes=tuple(notes),
+        spacing_mm=scan.spacing_mm if stated_beside else stored_mm,
+        axes=None,
         uncertain=() if stated_beside else tuple(dict.fromkeys([*scan.uncertain, *uncertain])),
-    )  # fmt: skip
+    )
 
 
 def axes_word(text: str) -> str:

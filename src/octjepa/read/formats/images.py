@@ -39,9 +39,16 @@ _MAX_DESCRIPTION = 1 << 16
 _EXIF_ORIENTATION = 0x0112
 # What Pillow's parsers raise for damaged bytes.
 _DAMAGED = (
-    OSError, ValueError, TypeError, KeyError, IndexError, SyntaxError, EOFError, struct.error,
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    SyntaxError,
+    EOFError,
+    struct.error,
     Image.DecompressionBombError,
-)  # fmt: skip
+)
 
 
 def _sizes(folder: Path, sequence: Sequence) -> list[Size]:

@@ -37,8 +37,17 @@ from octjepa.reasons import rejection
 _HEADER_BYTES = 128
 _MATRIX, _COMPRESSED = 14, 15  # types of elements
 _STORED = {  # types of values as they are stored, and as MATLAB's classes of arrays
-    1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8",
-}  # fmt: skip
+    1: "i1",
+    2: "u1",
+    3: "i2",
+    4: "u2",
+    5: "i4",
+    6: "u4",
+    7: "f4",
+    9: "f8",
+    12: "i8",
+    13: "u8",
+}
 _CLASSES = {6: "f8", 7: "f4", 8: "i1", 9: "u1", 10: "i2", 11: "u2", 12: "i4", 13: "u4", 14: "i8", 15: "u8"}
 _CHAR = 4  # a class
 _TEXTS = {4: "utf-16", 16: "utf-8", 17: "utf-16", 18: "utf-32", 1: "latin-1", 2: "latin-1"}
@@ -50,9 +59,18 @@ _LARGEST_CHUNK = 16 << 20  # bytes of a chunk of HDF5 that is larger than its ar
 _WINDOW = 4096  # bytes at the start of an array that hold the tags of its flags, shape, name and values
 # What the parsers of NumPy and h5py raise for damaged bytes.
 _DAMAGED = (
-    ValueError, TypeError, OSError, KeyError, IndexError, NotImplementedError, EOFError, OverflowError, RuntimeError,
-    struct.error, zlib.error,
-)  # fmt: skip
+    ValueError,
+    TypeError,
+    OSError,
+    KeyError,
+    IndexError,
+    NotImplementedError,
+    EOFError,
+    OverflowError,
+    RuntimeError,
+    struct.error,
+    zlib.error,
+)
 
 
 @dataclass(frozen=True)

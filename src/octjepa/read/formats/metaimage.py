@@ -28,9 +28,17 @@ from octjepa.read.raw_scan import AxisSpacing, FrameGeometry, RawScan, StoredAxe
 from octjepa.reasons import rejection
 
 _TYPES = {
-    "MET_CHAR": "i1", "MET_UCHAR": "u1", "MET_SHORT": "i2", "MET_USHORT": "u2", "MET_INT": "i4", "MET_UINT": "u4",
-    "MET_LONG_LONG": "i8", "MET_ULONG_LONG": "u8", "MET_FLOAT": "f4", "MET_DOUBLE": "f8",
-}  # fmt: skip
+    "MET_CHAR": "i1",
+    "MET_UCHAR": "u1",
+    "MET_SHORT": "i2",
+    "MET_USHORT": "u2",
+    "MET_INT": "i4",
+    "MET_UINT": "u4",
+    "MET_LONG_LONG": "i8",
+    "MET_ULONG_LONG": "u8",
+    "MET_FLOAT": "f4",
+    "MET_DOUBLE": "f8",
+}
 _HEADER_LIMIT = 64 << 10
 _LARGEST_SKIP = 1 << 24  # bytes of a header of the voxels' own file
 _FIELD = re.compile(rb"([A-Za-z0-9_]+)[ \t]*=[ \t]*([^\r\n]*?)[ \t]*")

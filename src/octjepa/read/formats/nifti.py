@@ -228,6 +228,10 @@ def read_nifti(path: Path) -> RawScan:
     pixels = to_uint8(volume.values, notes)
     uncertain = ("slice",) if "affine_sheared" in notes else ()
     return RawScan(
-        "nifti", pixels, FrameGeometry.unknown(len(pixels)), notes=tuple(notes), uncertain=uncertain,
+        "nifti",
+        pixels,
+        FrameGeometry.unknown(len(pixels)),
+        notes=tuple(notes),
+        uncertain=uncertain,
         axes=StoredAxes(spacing_mm=volume.spacing_mm, uncertain=volume.uncertain),
-    )  # fmt: skip
+    )

@@ -37,33 +37,65 @@ class Chart:
 
 
 CHARTS = (
-    Chart("train/loss", "Loss", "Falls while the model learns; its level means nothing without the baselines below.",
-          validation="val/loss", baseline="val/baseline_loss/"),
-    Chart("train/cosine", "Cosine with the hidden features",
-          "Rises towards 1. A sudden jump to 1 is collapse, not skill.",
-          validation="val/cosine", baseline="val/baseline/"),
+    Chart(
+        "train/loss",
+        "Loss",
+        "Falls while the model learns; its level means nothing without the baselines below.",
+        validation="val/loss",
+        baseline="val/baseline_loss/",
+    ),
+    Chart(
+        "train/cosine",
+        "Cosine with the hidden features",
+        "Rises towards 1. A sudden jump to 1 is collapse, not skill.",
+        validation="val/cosine",
+        baseline="val/baseline/",
+    ),
     Chart("train/lr", "Learning rate", "Rises once, then falls to its floor."),
-    Chart("train/ema_momentum", "EMA momentum of the target", "Rises to its final value: the target slows down.",
-          floor=None),
-    Chart("train/grad_norm", "Gradient norm, unclipped", "Spikes are unusual batches; a steady rise is trouble.",
-          logarithmic=True),
-    Chart("monitor/rankme_tissue", "Effective rank of tissue features (RankMe)",
-          "Near 1 the features have collapsed to one direction."),
-    Chart("monitor/layer_accuracy", "Layers classified by nearest mean (chance 0.2)",
-          "The online probe: the best checkpoint is its highest point after warm-up.", chance=0.2),
-    Chart("monitor/position_share_tissue", "Variance explained by position alone",
-          "Near 1 the features encode where a token is and not what it shows."),
+    Chart(
+        "train/ema_momentum",
+        "EMA momentum of the target",
+        "Rises to its final value: the target slows down.",
+        floor=None,
+    ),
+    Chart(
+        "train/grad_norm",
+        "Gradient norm, unclipped",
+        "Spikes are unusual batches; a steady rise is trouble.",
+        logarithmic=True,
+    ),
+    Chart(
+        "monitor/rankme_tissue",
+        "Effective rank of tissue features (RankMe)",
+        "Near 1 the features have collapsed to one direction.",
+    ),
+    Chart(
+        "monitor/layer_accuracy",
+        "Layers classified by nearest mean (chance 0.2)",
+        "The online probe: the best checkpoint is its highest point after warm-up.",
+        chance=0.2,
+    ),
+    Chart(
+        "monitor/position_share_tissue",
+        "Variance explained by position alone",
+        "Near 1 the features encode where a token is and not what it shows.",
+    ),
     Chart("volumes_per_second", "Volumes per second", "Dips are waits for data or for the machine."),
-)  # fmt: skip
+)
 
 TUNING_CHARTS = (
-    Chart("loss", "Loss", "Where the loss of validation people rises again, the network overfits.",
-          validation="val_loss"),
+    Chart(
+        "loss", "Loss", "Where the loss of validation people rises again, the network overfits.", validation="val_loss"
+    ),
     Chart("blocks", "Trainable blocks of the encoder", "The heads alone, then the last blocks, then all of them."),
     Chart("lr", "Learning rate of the heads", "Rises once, then falls to its floor."),
-    Chart("grad_norm", "Gradient norm, unclipped", "Spikes are unusual batches; a steady rise is trouble.",
-          logarithmic=True),
-)  # fmt: skip
+    Chart(
+        "grad_norm",
+        "Gradient norm, unclipped",
+        "Spikes are unusual batches; a steady rise is trouble.",
+        logarithmic=True,
+    ),
+)
 
 
 def binned(
@@ -120,9 +152,15 @@ def _draw_compared(chart: Chart, runs: Sequence[tuple[str, tuple[np.ndarray, np.
             x, mean, _, _ = binned(*series)
             style = _RUN_STYLES[number // len(_RUN_COLOURS) % len(_RUN_STYLES)]
             axes.plot(
-                x, mean, label=label, color=_RUN_COLOURS[number % len(_RUN_COLOURS)], linestyle=style, linewidth=1.6,
-                marker="D" if len(x) < 12 else None, markersize=3.5,
-            )  # fmt: skip
+                x,
+                mean,
+                label=label,
+                color=_RUN_COLOURS[number % len(_RUN_COLOURS)],
+                linestyle=style,
+                linewidth=1.6,
+                marker="D" if len(x) < 12 else None,
+                markersize=3.5,
+            )
             lowest.append(float(mean.min()))
         if chart.logarithmic and min(lowest) > 0:
             axes.set_yscale("log")
@@ -151,9 +189,10 @@ def best_baseline(prefix: str, validations: Sequence[Mapping[str, Any]]) -> floa
     if not validations:
         return None
     found = [
-        float(value) for key, value in validations[-1].items()
+        float(value)
+        for key, value in validations[-1].items()
         if key.startswith(prefix) and value is not None and np.isfinite(value)
-    ]  # fmt: skip
+    ]
     if not found:
         return None
     return min(found) if "loss" in prefix else max(found)
@@ -188,9 +227,15 @@ def _draw(
             if level is not None:
                 axes.axhline(level, color=colours["ink"], linewidth=1.0, linestyle="--")
                 label = axes.annotate(
-                    name, (1, level), (0, 3), xycoords=("axes fraction", "data"), textcoords="offset points",
-                    ha="right", color=colours["ink"], fontsize=8,
-                )  # fmt: skip
+                    name,
+                    (1, level),
+                    (0, 3),
+                    xycoords=("axes fraction", "data"),
+                    textcoords="offset points",
+                    ha="right",
+                    color=colours["ink"],
+                    fontsize=8,
+                )
                 label.set_in_layout(False)
         if chart.logarithmic and mean.min() > 0:
             axes.set_yscale("log")

@@ -140,9 +140,14 @@ def _draw_coverage(panel: Axes, axis: str, coverage: Mapping[str, list[float]], 
     for part, opacity in _OPACITY.items():
         label = part.replace("_", " ")
         panel.bar(
-            range(len(bottom)), coverage[part], bottom=bottom, width=0.9, color=colours["line"], alpha=opacity,
+            range(len(bottom)),
+            coverage[part],
+            bottom=bottom,
+            width=0.9,
+            color=colours["line"],
+            alpha=opacity,
             label=label,
-        )  # fmt: skip
+        )
         bottom = bottom + coverage[part] + (blank if part == "target" else 0)
     panel.set_title(f"positions along {axis}")
     panel.set_ylim(0, 1.25)

@@ -29,8 +29,12 @@ from octjepa.tasks.finetune.network import TUNED_POOL
 from octjepa.tasks.finetune.tuning_data import TuningData
 
 TUNED = "tuned"  # the probe of a tuned network's results
-_BASELINES = (("intensity", "linear", "none"), ("histogram", "linear", "none"),
-              ("covariates", "linear", "none"), ("majority", "constant", "none"))  # fmt: skip
+_BASELINES = (
+    ("intensity", "linear", "none"),
+    ("histogram", "linear", "none"),
+    ("covariates", "linear", "none"),
+    ("majority", "constant", "none"),
+)
 
 Scores = list[Float[np.ndarray, "n _"]]  # of each target, by its labelled volumes
 Shifts = list[Float[np.ndarray, " _"]]
@@ -170,14 +174,19 @@ def _at_level(
         decision = int(mean.argmax()) if target.fit_target.classes else float(mean[0])
         entries.append(
             {
-                "level": each, "target": target.test_target.name, "split": split, "person_id": first["person_id"],
+                "level": each,
+                "target": target.test_target.name,
+                "split": split,
+                "person_id": first["person_id"],
                 "eye": "" if each == "person" else first["eye"],
-                "volume_id": first["volume_id"] if each == "volume" else "", "volumes": int(here.sum()),
+                "volume_id": first["volume_id"] if each == "volume" else "",
+                "volumes": int(here.sum()),
                 "truth": "" if truth is None else _as_text(target, truth),
                 "predicted": _as_text(target, decision),
-                "classes": list(target.fit_target.classes), "scores": mean.tolist(),
+                "classes": list(target.fit_target.classes),
+                "scores": mean.tolist(),
             }
-        )  # fmt: skip
+        )
     return entries
 
 

@@ -43,9 +43,12 @@ class TunableExternal(PreparedExternal):
         super().__init__(external, preprocessing)
         self.encoder = external.network
         self.recipe = Recipe(
-            name="external", data=DataRecipe(patterns=PATTERNS), preprocessing=preprocessing,
-            tokens=TokenRecipe(patch_size=(1, 1, 1), select="all"), train=TrainRecipe(max_updates=1),
-        )  # fmt: skip
+            name="external",
+            data=DataRecipe(patterns=PATTERNS),
+            preprocessing=preprocessing,
+            tokens=TokenRecipe(patch_size=(1, 1, 1), select="all"),
+            train=TrainRecipe(max_updates=1),
+        )
 
 
 @dataclass(frozen=True)

@@ -177,11 +177,15 @@ def save_tuned(
             heads[name] = value
     specs = [
         HeadSpec(
-            target.fit_target.name, labels.task, labels.classes, labels.scale, tuple(shift.tolist()),
+            target.fit_target.name,
+            labels.task,
+            labels.classes,
+            labels.scale,
+            tuple(shift.tolist()),
             tuple(class_shares(target.fit_target).tolist()) if labels.classes else (),
         )
         for target, labels, shift in zip(data.targets, data.labels, shifts, strict=True)
-    ]  # fmt: skip
+    ]
     about = {
         "recipe": pretrained.recipe.model_dump(mode="json"),
         "contract_hash": science_hash(pretrained.recipe.preprocessing),

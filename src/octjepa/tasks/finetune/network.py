@@ -211,10 +211,11 @@ class TunedNetwork(nn.Module):
             {"params": some, "lr": 0.0, "peak": rate, "start": start, "weight_decay": decay}
             for params, rate, start in parts
             for some, decay in (
-                ([p for p in params if p.ndim >= 2], recipe.weight_decay), ([p for p in params if p.ndim < 2], 0.0),
+                ([p for p in params if p.ndim >= 2], recipe.weight_decay),
+                ([p for p in params if p.ndim < 2], 0.0),
             )
             if some
-        ]  # fmt: skip
+        ]
 
 
 def draw_paths(
@@ -231,9 +232,11 @@ def draw_paths(
 
 
 def each_loss(
-    outputs: Float[Tensor, "b outputs"], truth: Float[Tensor, " b"], weight: Float[Tensor, " classes"] | None,
+    outputs: Float[Tensor, "b outputs"],
+    truth: Float[Tensor, " b"],
+    weight: Float[Tensor, " classes"] | None,
     smoothing: float,
-) -> Float[Tensor, " b"]:  # fmt: skip
+) -> Float[Tensor, " b"]:
     """`networks.loss` volume by volume, so that shares of a batch add up over processes; NaN truth: no label, 0.
 
     weight: of each class, 1 on average over the training volumes; None: a standardised quantity, squared error.

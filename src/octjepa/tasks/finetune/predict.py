@@ -68,8 +68,12 @@ def predict_split(
         return [np.zeros((0, width)) for width in widths]
     outputs = _over_volumes(
         lambda some: torch.cat(network.predict(some), dim=1),
-        store, data.volume_ids(split), sum(widths), runtime, split,
-    )  # fmt: skip
+        store,
+        data.volume_ids(split),
+        sum(widths),
+        runtime,
+        split,
+    )
     parts = np.split(outputs, np.cumsum(widths)[:-1], axis=1)
     return [
         in_label_units(part[np.searchsorted(volumes, target.fit_target.indices[split])], labels.classes, labels.scale)

@@ -97,9 +97,14 @@ class FinetuneRecipe(Section):
     def sampling(self, encoder: Recipe) -> Recipe:
         """The encoder's recipe with our views, batch, length and seed: what makes and orders the training samples."""
         train = TrainRecipe(
-            max_updates=self.stages.updates, global_batch=self.batch, base_lr=1.0, min_lr_ratio=self.min_lr_ratio,
-            warmup_share=0.0, precision=self.precision, seed=self.seed,
-        )  # fmt: skip
+            max_updates=self.stages.updates,
+            global_batch=self.batch,
+            base_lr=1.0,
+            min_lr_ratio=self.min_lr_ratio,
+            warmup_share=0.0,
+            precision=self.precision,
+            seed=self.seed,
+        )
         data = encoder.data.model_copy(update={"balance": "none", "balance_power": 0.0})
         return encoder.model_copy(update={"train": train, "views": self.views, "data": data})
 

@@ -51,9 +51,14 @@ class TuningTask(SupervisedTask[Batch | ViewBatch]):
     def batches(self, start: int) -> Iterator[Batch | ViewBatch]:
         runtime, recipe = self.runtime, self.recipe
         return training_batches(
-            self.stream, start, recipe.stages.updates, recipe.loader_workers, runtime.rank, runtime.world_size,
+            self.stream,
+            start,
+            recipe.stages.updates,
+            recipe.loader_workers,
+            runtime.rank,
+            runtime.world_size,
             collate_samples=self.network.collate,
-        )  # fmt: skip
+        )
 
     def unreadable_count(self, batch: Batch | ViewBatch) -> int:
         return len(batch.unreadable)
@@ -96,14 +101,25 @@ def tune(
     if runtime.broadcast_object(not list_checkpoints(folder / STATES)):
         standardise(network, data, store, runtime)
     learner = Learner(
-        "fine-tuning", network, task.optimizer, total, patience=recipe.patience, patience_from=recipe.last_stage,
-        spike_factor=task.stream.recipe.train.spike_factor, guard_starts=recipe.starts,
-    )  # fmt: skip
+        "fine-tuning",
+        network,
+        task.optimizer,
+        total,
+        patience=recipe.patience,
+        patience_from=recipe.last_stage,
+        spike_factor=task.stream.recipe.train.spike_factor,
+        guard_starts=recipe.starts,
+    )
     every = recipe.validate_every
     settings = LoopSettings(
-        "tune", total, recipe.micro_batch or recipe.batch // runtime.world_size, {*range(every, total, every), total},
-        recipe.clip_norm, recipe.save_every, "head_lr and encoder_lr",
-    )  # fmt: skip
+        "tune",
+        total,
+        recipe.micro_batch or recipe.batch // runtime.world_size,
+        {*range(every, total, every), total},
+        recipe.clip_norm,
+        recipe.save_every,
+        "head_lr and encoder_lr",
+    )
     train_supervised(task, [learner], settings, runtime, folder)
     return learner
 

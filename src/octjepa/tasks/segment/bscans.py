@@ -57,10 +57,16 @@ def write_bscans(
         arrays |= {f"{which}_{part}": plane for part, plane in zip(PARTS, planes, strict=True)}
         shown.append(
             {
-                "which": which, "volume_id": entry["volume_id"], "eye": entry["eye"], "device": entry["device"],
-                "bscan": at + 1, "of": len(true), "dice": figures[index], "test_scans": len(test),
+                "which": which,
+                "volume_id": entry["volume_id"],
+                "eye": entry["eye"],
+                "device": entry["device"],
+                "bscan": at + 1,
+                "of": len(true),
+                "dice": figures[index],
+                "test_scans": len(test),
                 "spacing_mm": list(labelled.store.preprocessing.target_spacing_mm[1:]),
             }
-        )  # fmt: skip
+        )
     write_atomic(path, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
     return shown

@@ -65,10 +65,12 @@ class DecoderHead:
         """Of a window of each volume."""
         device = self.decoder.missing.device
         windows = [window(volume, cut, self.recipe) for volume, cut in zip(volumes, cuts, strict=True)]
-        shares = np.stack([
-            cut.of(self.prior.scores(volume.pixels.shape), self.recipe)
-            for volume, cut in zip(volumes, cuts, strict=True)
-        ])  # fmt: skip
+        shares = np.stack(
+            [
+                cut.of(self.prior.scores(volume.pixels.shape), self.recipe)
+                for volume, cut in zip(volumes, cuts, strict=True)
+            ]
+        )
         with torch.set_grad_enabled(
             learning and any(parameter.requires_grad for parameter in self.network.parameters())
         ):
@@ -98,9 +100,14 @@ class DecoderTask(SupervisedTask[list[tuple[LabelledVolume, Cut]]]):
     """Training of a decoder head on random windows of the training volumes, changed as the recipe's `views` say."""
 
     def __init__(
-        self, head: DecoderHead, decoder: DecoderRecipe, seed: int, train: Sequence[ReadVolume],
-        val: Sequence[ReadVolume], groups: Sequence[dict[str, Any]],
-    ) -> None:  # fmt: skip
+        self,
+        head: DecoderHead,
+        decoder: DecoderRecipe,
+        seed: int,
+        train: Sequence[ReadVolume],
+        val: Sequence[ReadVolume],
+        groups: Sequence[dict[str, Any]],
+    ) -> None:
         self.head, self.settings, self.seed, self.train, self.val = head, decoder, seed, train, val
         self.rates = [group["lr"] for group in groups]
         self.optimizer = adamw(groups, head.decoder.missing.device, weight_decay=0.01)
@@ -165,10 +172,15 @@ def train(
     updates = decoder_recipe.updates
     learner = Learner("decoder", trained, task.optimizer, updates)
     settings = LoopSettings(
-        "segment", updates, decoder_recipe.batch,
-        {math.ceil(updates * part / _VALIDATIONS) for part in range(1, _VALIDATIONS + 1)}, clip_norm=1.0,
-        save_every=decoder_recipe.save_every, rates="decoder.lr", resume="the same command",
-    )  # fmt: skip
+        "segment",
+        updates,
+        decoder_recipe.batch,
+        {math.ceil(updates * part / _VALIDATIONS) for part in range(1, _VALIDATIONS + 1)},
+        clip_norm=1.0,
+        save_every=decoder_recipe.save_every,
+        rates="decoder.lr",
+        resume="the same command",
+    )
     train_supervised(task, [learner], settings, Runtime("fp32"), folder, fingerprint)
     best = learner.best_loss
     return head, learner.best_update or updates, None if best is None else -best

@@ -30,9 +30,16 @@ SEGMENTATION = "1.2.840.10008.5.1.4.1.1.66.4"
 MAX_CLASSES = 60
 _IDENTIFIERS = ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID")
 _EMPTY = (
-    "PatientName", "PatientID", "PatientBirthDate", "PatientSex", "StudyDate", "StudyTime", "ReferringPhysicianName",
-    "StudyID", "AccessionNumber",
-)  # fmt: skip
+    "PatientName",
+    "PatientID",
+    "PatientBirthDate",
+    "PatientSex",
+    "StudyDate",
+    "StudyTime",
+    "ReferringPhysicianName",
+    "StudyID",
+    "AccessionNumber",
+)
 Code = tuple[str, str, str]  # value, coding scheme, meaning
 _STRUCTURE = ("91723000", "SCT", "Anatomical Structure")
 _SUBSTANCE = ("91720002", "SCT", "Body Substance")
@@ -48,9 +55,12 @@ _PROPERTIES: tuple[tuple[tuple[str, ...], Code, Code], ...] = (
     (("drusen", "atrophy", "epiretinal", "ped", "lesion", "lesions", "scar"), _ABNORMAL, _ABNORMAL),
     (("choroid",), _STRUCTURE, ("68703001", "SCT", "Choroid of eye")),
     (("vitreous",), _STRUCTURE, ("26386000", "SCT", "Vitreous")),
-    (("inner", "rnfl", "nfl", "gcl", "ipl", "inl", "opl", "onl", "elm", "ez", "photoreceptors", "rpe", "retina"),
-     _STRUCTURE, _RETINA),
-)  # fmt: skip
+    (
+        ("inner", "rnfl", "nfl", "gcl", "ipl", "inl", "opl", "onl", "elm", "ez", "photoreceptors", "rpe", "retina"),
+        _STRUCTURE,
+        _RETINA,
+    ),
+)
 _OTHER = _TISSUE, ("81745001", "SCT", "Eye")
 
 
@@ -158,9 +168,14 @@ def read_segmentation(path: Path, frames: int) -> Segmentation:
         raise UsageError(f"{path} references B-scan {outside[0]} of a scan of {frames}: it is of another scan")
     try:
         codes = file.get_pixels_by_source_frame(
-            uid, range(1, frames + 1), combine_segments=True, relabel=False, assert_missing_frames_are_empty=True,
-            ignore_spatial_locations=True, dtype=np.uint8,
-        )  # fmt: skip
+            uid,
+            range(1, frames + 1),
+            combine_segments=True,
+            relabel=False,
+            assert_missing_frames_are_empty=True,
+            ignore_spatial_locations=True,
+            dtype=np.uint8,
+        )
     except RuntimeError:  # two segments, or one twice, hold the same voxel
         raise UsageError(f"{path}: segments overlap; expected one class a voxel. Give one file a class set") from None
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
@@ -169,9 +184,12 @@ def read_segmentation(path: Path, frames: int) -> Segmentation:
 
 
 def write_segmentation(
-    path: Path, codes: UInt8[np.ndarray, "N R C"], classes: Sequence[str], spacing_mm: tuple[float, float, float],
+    path: Path,
+    codes: UInt8[np.ndarray, "N R C"],
+    classes: Sequence[str],
+    spacing_mm: tuple[float, float, float],
     source: Path,
-) -> None:  # fmt: skip
+) -> None:
     """`codes` in the order of the frames of `source`, a multi-frame DICOM scan.
 
     Raises UsageError: `source` is none, has other frames, or no class was found in any voxel.
@@ -188,9 +206,21 @@ def write_segmentation(
         category, kind = (hd.sr.CodedConcept(*code) for code in segment_property(name))
         segments.append(hd.seg.SegmentDescription(number, name[:64], category, kind, "AUTOMATIC", algorithm))
     made = hd.seg.Segmentation(
-        [_deidentified(scan, spacing_mm)], codes, "BINARY", segments, generate_uid(), 1, generate_uid(), 1, "octjepa",
-        "octjepa", version("octjepa"), "none", content_description="Layers or lesions", omit_empty_frames=True,
-    )  # fmt: skip
+        [_deidentified(scan, spacing_mm)],
+        codes,
+        "BINARY",
+        segments,
+        generate_uid(),
+        1,
+        generate_uid(),
+        1,
+        "octjepa",
+        "octjepa",
+        version("octjepa"),
+        "none",
+        content_description="Layers or lesions",
+        omit_empty_frames=True,
+    )
     write_atomic(path, lambda file: made.save_as(file, enforce_file_format=True))
 
 

@@ -86,9 +86,12 @@ def hd95_mm(
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*always_return_as_numpy", category=FutureWarning)  # MONAI's own
             distances = monai("metrics").compute_hausdorff_distance(
-                one_hot[0][:, some], one_hot[1][:, some], include_background=True, percentile=95,
+                one_hot[0][:, some],
+                one_hot[1][:, some],
+                include_background=True,
+                percentile=95,
                 spacing=list(spacing_mm),
-            )  # fmt: skip
+            )
         result[there] = distances[0].numpy()
     return result
 

@@ -118,9 +118,14 @@ def _segment_store(
     report_classes(encoder.name, ours, labelled.classes, estimates.people, findings)
     first, (dz, _, dx) = labelled.in_split("test")[0], truths[0].native.spacing_mm
     figure = draw_thickness(
-        out / "thickness.svg", ours[0].predicted_um, ours[0].predicted_etdrs, labelled.classes, (dz, dx),
-        truths[0].scan, f"{first['volume_id']} {first['eye']}".strip(),
-    )  # fmt: skip
+        out / "thickness.svg",
+        ours[0].predicted_um,
+        ours[0].predicted_etdrs,
+        labelled.classes,
+        (dz, dx),
+        truths[0].scan,
+        f"{first['volume_id']} {first['eye']}".strip(),
+    )
     saved = save_head(out, heads[encoder.name], labelled.classes, recipe, encoder)
     rows = estimates.results()
     mine = {f"{row.metric}_{row.target}".removesuffix("_mean"): row for row in rows if row.name == encoder.name}
@@ -168,9 +173,15 @@ def _fit_heads(
             folder.mkdir(parents=True, exist_ok=True)
             origin = f"{science_hash(recipe)} {network.weights_hash()} {labelled.fingerprint()}"
             heads[name], update, dice = decoder.train(
-                network, recipe.decoder, recipe.seed, prior, labelled.readers, name == "intensity", folder,
+                network,
+                recipe.decoder,
+                recipe.seed,
+                prior,
+                labelled.readers,
+                name == "intensity",
+                folder,
                 hashlib.sha256(origin.encode()).hexdigest(),
-            )  # fmt: skip
+            )
             chosen[name] = {"head": recipe.head, "update": update, "val_dice": dice}
         log.info("%s: %s", name, chosen[name])
     return heads, chosen
@@ -210,10 +221,18 @@ def _write_etdrs(
     """An entry per test scan, class and sector, predicted and true, with what the centre and the vertical rest on."""
     columns = ("volume_id", "eye", "class", "sector", "predicted_um", "true_um", "centre", "vertical")
     entries = [
-        (volume["volume_id"], volume["eye"], name, sector, float(figures.predicted_etdrs[number, index]),
-         float(figures.true_etdrs[number, index]), truth.centre_from, truth.vertical_from)
+        (
+            volume["volume_id"],
+            volume["eye"],
+            name,
+            sector,
+            float(figures.predicted_etdrs[number, index]),
+            float(figures.true_etdrs[number, index]),
+            truth.centre_from,
+            truth.vertical_from,
+        )
         for volume, figures, truth in zip(labelled.in_split("test"), scans, truths, strict=True)
         for number, name in enumerate(labelled.classes)
         for index, sector in enumerate(SECTORS)
-    ]  # fmt: skip
+    ]
     return write_table(path, columns, entries)

@@ -63,9 +63,12 @@ class SegmentRecipe(Section):
 
 
 RECIPES = RecipeKind(
-    SegmentRecipe, Path(__file__).parent / "recipes", "segmentation recipe", "decoder.updates=100",
+    SegmentRecipe,
+    Path(__file__).parent / "recipes",
+    "segmentation recipe",
+    "decoder.updates=100",
     alternative="a head's folder to apply, ",
-)  # fmt: skip
+)
 
 
 def load_recipe(name_or_path: str | Path, overrides: Iterable[str] = ()) -> SegmentRecipe:

@@ -21,9 +21,15 @@ from octjepa.tasks.segment.label_files import UNLABELLED
 
 SECTORS = (
     "central",
-    "inner_superior", "inner_nasal", "inner_inferior", "inner_temporal",
-    "outer_superior", "outer_nasal", "outer_inferior", "outer_temporal",
-)  # fmt: skip
+    "inner_superior",
+    "inner_nasal",
+    "inner_inferior",
+    "inner_temporal",
+    "outer_superior",
+    "outer_nasal",
+    "outer_inferior",
+    "outer_temporal",
+)
 RADII_MM = (0.5, 1.5, 3.0)
 MIN_AREA_SHARE = 0.5  # of a sector; with less in the scan it has no mean
 _DIRECTION = {"superior": (0, 1), "nasal": (1, 0), "inferior": (0, -1), "temporal": (-1, 0)}  # (nasal, up)

@@ -56,9 +56,13 @@ def phantom_eye(scene: Scene, draws: Draws, display: str) -> PhantomEye:
     everything = torch.ones(1, slices, dtype=torch.bool)
     truth, classes = torch.from_numpy(scene.boundaries_px), torch.from_numpy(scene.classes)
     scenes = Scenes(
-        power, truth[middle : middle + 1], classes[middle : middle + 1], torch.tensor([scene.optics]), everything,
+        power,
+        truth[middle : middle + 1],
+        classes[middle : middle + 1],
+        torch.tensor([scene.optics]),
         everything,
-    )  # fmt: skip
+        everything,
+    )
     batch = form_batch(scenes, draws, augment=False)
     first = (power.shape[3] - SIZE) // 2
     window = slice(first, first + SIZE)

@@ -294,9 +294,13 @@ class _Result:
         layers = (np.empty((8, d, w), np.float32) for _ in range(2))
         boundaries, error = layers
         return cls(
-            boundaries, error, np.empty((d, h, w), np.uint8), np.empty((d, h, w), np.float16),
-            np.empty((d, h, w), np.float16), (d, h, w),
-        )  # fmt: skip
+            boundaries,
+            error,
+            np.empty((d, h, w), np.uint8),
+            np.empty((d, h, w), np.float16),
+            np.empty((d, h, w), np.float16),
+            (d, h, w),
+        )
 
     def fill(
         self, index: np.ndarray, logits: Tensor, shape: tuple[int, int], row_mm: float, calibration: Calibration

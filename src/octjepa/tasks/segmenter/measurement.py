@@ -26,9 +26,15 @@ from octjepa.volume import OCTVolume
 
 # Name, upper and lower boundary (index in BOUNDARIES). The first is the total thickness.
 LAYERS: Final = (
-    ("retina", 0, 7), ("rnfl", 0, 1), ("gcl_ipl", 1, 2), ("inl", 2, 3), ("opl", 3, 4), ("onl_is", 4, 5), ("os", 5, 6),
+    ("retina", 0, 7),
+    ("rnfl", 0, 1),
+    ("gcl_ipl", 1, 2),
+    ("inl", 2, 3),
+    ("opl", 3, 4),
+    ("onl_is", 4, 5),
+    ("os", 5, 6),
     ("rpe", 6, 7),
-)  # fmt: skip
+)
 # Of 450 training scenes (`draw_scene(424242, k, ranges, 3)`, ranges as is, moderate, strong in turn): 0.5 and 99.5 %
 # of the thinnest and thickest 1 mm of a B-scan, and 99 % of the area of each class in a B-scan per mm of its width.
 PHANTOM_THICKNESS_UM: Final = (140.0, 715.0)
@@ -207,9 +213,10 @@ def _pattern_notes(volume: OCTVolume, slice_mm: Float[np.ndarray, " D"]) -> list
     axes = [axis for axis in volume.uncertain if axis in ("slice", "depth", "column")]
     if axes:
         what = {
-            "slice": "areas, sectors and volumes", "depth": "every thickness and volume",
+            "slice": "areas, sectors and volumes",
+            "depth": "every thickness and volume",
             "column": "areas, sectors and volumes",
-        }  # fmt: skip
+        }
         notes += [
             f"the {axis} spacing is uncertain ({_mm(volume, axis)} mm): {what[axis]} may be wrong" for axis in axes
         ]

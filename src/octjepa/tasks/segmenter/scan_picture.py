@@ -119,10 +119,15 @@ def _draw_map(figure: Any, panel: Any, made: Measurement) -> None:
             box = {"facecolor": "black", "alpha": 0.45, "pad": 1.5, "edgecolor": "none"}
             panel.text(
                 float(np.clip(nasal * a * radius, sides[0] + 0.2, sides[-1] - 0.2)),
-                float(np.clip(b * radius, edges[0] + 0.15, edges[-1] - 0.15)), f"{value:.0f}",
-                color="white", fontsize=8, ha="center", va="center",
-                bbox=box, clip_on=True,
-            )  # fmt: skip
+                float(np.clip(b * radius, edges[0] + 0.15, edges[-1] - 0.15)),
+                f"{value:.0f}",
+                color="white",
+                fontsize=8,
+                ha="center",
+                va="center",
+                bbox=box,
+                clip_on=True,
+            )
     index = int(np.abs(made.slice_mm - made.centre.slice_mm).argmin())
     panel.axhline(v[index], color="white", linewidth=0.7, linestyle=":")
     panel.set_xlim(float(sides[0]), float(sides[-1]))

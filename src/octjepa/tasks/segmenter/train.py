@@ -163,10 +163,14 @@ class Trainer:
     def _report(self, losses: Tensor, result: dict[str, object]) -> None:
         progress = self.progress
         line = {
-            "step": progress.step, "seconds": round(progress.seconds, 1), "scenes": progress.scenes,
-            "samples": progress.samples, "layer_loss": round(float(losses[0]), 4),
-            "class_loss": round(float(losses[1]), 4), **result,
-        }  # fmt: skip
+            "step": progress.step,
+            "seconds": round(progress.seconds, 1),
+            "scenes": progress.scenes,
+            "samples": progress.samples,
+            "layer_loss": round(float(losses[0]), 4),
+            "class_loss": round(float(losses[1]), 4),
+            **result,
+        }
         text = json.dumps(line)
         print(text, file=sys.stderr, flush=True)
         with (self.out / "log.jsonl").open("a") as file:
@@ -205,10 +209,13 @@ class Trainer:
         data = save(tensors)
         write_atomic(self.out / "segmenter.safetensors", lambda file: file.write(data))
         record = {
-            "settings": vars(self.settings), "progress": vars(self.progress), "validation": result,
+            "settings": vars(self.settings),
+            "progress": vars(self.progress),
+            "validation": result,
             "device": torch.cuda.get_device_name() if self.device.type == "cuda" else platform.processor() or "cpu",
-            "torch": torch.__version__, "continued_from": self.earlier,
-        }  # fmt: skip
+            "torch": torch.__version__,
+            "continued_from": self.earlier,
+        }
         text = json.dumps(record, indent=1).encode()
         write_atomic(self.out / "segmenter.json", lambda file: file.write(text))
 

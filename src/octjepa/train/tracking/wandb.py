@@ -31,19 +31,39 @@ class Wandb:
         run_id = run.stored_id("wandb") or secrets.token_hex(4)
         run.store_id("wandb", run_id)
         settings = wandb.Settings(
-            silent=True, console="off", symlink=False, host="not sent", username="not sent",
-            disable_git=True, disable_code=True, save_code=False,
-            program="octjepa", program_relpath="octjepa", program_abspath="octjepa",
-            x_disable_meta=True, x_disable_stats=True, x_disable_machine_info=True, x_disable_viewer=True,
-            x_save_requirements=False, init_timeout=SECONDS, finish_timeout=SECONDS,
-        )  # fmt: skip
+            silent=True,
+            console="off",
+            symlink=False,
+            host="not sent",
+            username="not sent",
+            disable_git=True,
+            disable_code=True,
+            save_code=False,
+            program="octjepa",
+            program_relpath="octjepa",
+            program_abspath="octjepa",
+            x_disable_meta=True,
+            x_disable_stats=True,
+            x_disable_machine_info=True,
+            x_disable_viewer=True,
+            x_save_requirements=False,
+            init_timeout=SECONDS,
+            finish_timeout=SECONDS,
+        )
 
         def begin(mode: str) -> Any:
             # An absolute folder: W&B's own process may serve other programs, and have another working folder.
             return wandb.init(
-                project=run.project, name=run.name, id=run_id, resume="allow", mode=mode,  # type: ignore[arg-type]
-                dir=str(run.folder.resolve()), config=dict(run.config), settings=settings, reinit="create_new",
-            )  # fmt: skip
+                project=run.project,
+                name=run.name,
+                id=run_id,
+                resume="allow",
+                mode=mode,  # type: ignore[arg-type]
+                dir=str(run.folder.resolve()),
+                config=dict(run.config),
+                settings=settings,
+                reinit="create_new",
+            )
 
         mode = "offline" if offline else os.environ.get("WANDB_MODE", "online")
         try:

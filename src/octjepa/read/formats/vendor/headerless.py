@@ -27,9 +27,11 @@ _ZEISS_DEPTH = 1024
 _ZEISS_DEPTH_MM = 2.0
 _ZEISS_CUBES = {512 * 128: (512, 128), 200 * 200: (200, 200), 1024 * 21: (1024, 21), 1024 * 5: (1024, 5)}
 _ZEISS_OTHER = {
-    "flowcube": "a flow cube", "lslo": "a fundus picture", "iris": "a picture of the iris",
+    "flowcube": "a flow cube",
+    "lslo": "a fundus picture",
+    "iris": "a picture of the iris",
     "anterior": "a scan of the anterior segment",
-}  # fmt: skip
+}
 _SIZE = re.compile(r"(?<!\d)(\d{2,4})x(\d{2,4})(?![\dm])", re.IGNORECASE)
 _FIELD = re.compile(r"(?<!\d)(\d{1,2})\s*(?:mm)?\s*x\s*(\d{1,2})\s*mm", re.IGNORECASE)
 _EYE = re.compile(r"(?:^|_)(OD|OS)(?=_|\.)")

@@ -30,14 +30,44 @@ from octjepa.reasons import rejection
 _HEADER_BYTES = 2048
 _HEADER = np.dtype(
     {
-        "names": ["columns", "frames", "depth", "column_mm", "slice_mm", "depth_mm", "slo_columns", "slo_rows",
-                  "eye", "exam_time", "pattern", "bscan_header", "patient_id", "birth_date", "visit_date"],
-        "formats": ["<u4", "<u4", "<u4", "<f8", "<f8", "<f8", "<u4", "<u4",
-                    "V4", "<u8", "<i4", "<u4", "V24", "<f8", "<f8"],
+        "names": [
+            "columns",
+            "frames",
+            "depth",
+            "column_mm",
+            "slice_mm",
+            "depth_mm",
+            "slo_columns",
+            "slo_rows",
+            "eye",
+            "exam_time",
+            "pattern",
+            "bscan_header",
+            "patient_id",
+            "birth_date",
+            "visit_date",
+        ],
+        "formats": [
+            "<u4",
+            "<u4",
+            "<u4",
+            "<f8",
+            "<f8",
+            "<f8",
+            "<u4",
+            "<u4",
+            "V4",
+            "<u8",
+            "<i4",
+            "<u4",
+            "V24",
+            "<f8",
+            "<f8",
+        ],
         "offsets": [12, 16, 20, 24, 32, 40, 48, 52, 84, 88, 96, 100, 140, 164, 200],
         "itemsize": _HEADER_BYTES,
     }
-)  # fmt: skip
+)
 _BSCAN_SIZE_OFFSET = 12  # in a B-scan's header: the length of that header
 _LINE_OFFSET = 16  # in a B-scan's header: start and end, x and y, four float64
 _MIN_BSCAN_HEADER = 256
