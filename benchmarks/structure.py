@@ -293,7 +293,10 @@ def walks() -> dict[str, int]:
         found["one fine-tuning"] = _files(
             lambda: _cli(
                 "finetune",
-                "linear_probe",
+                "finetune",
+                "stages.head=1",
+                "stages.last=0",
+                "stages.all=1",
                 "--from",
                 str(folder / "run"),
                 "--store",
@@ -316,7 +319,7 @@ def _files(work: Callable[[], None]) -> int:
 
 
 def _labels(folder: Path) -> str:
-    return str(next((folder / "phantom").rglob("labels.tsv"), folder / "phantom" / "participants.tsv"))
+    return str(folder / "phantom" / "truth" / "eyes.tsv")
 
 
 def _ingest(file: Path, folder: Path, recipe: object) -> None:
