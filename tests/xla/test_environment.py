@@ -18,7 +18,7 @@ def pins(path: Path) -> dict[str, str]:
 
 
 def test_versions_are_those_of_the_tested_environment_but_for_torch() -> None:
-    here, there = pins(ENVIRONMENTS / "xla.txt"), pins(ENVIRONMENTS.parent / "constraints.txt")
+    here, there = pins(ENVIRONMENTS / "xla.txt"), pins(ENVIRONMENTS.parents[1] / "constraints.txt")
     assert here["torch"] == here["torch-xla"] == "2.9.0"
     assert not [name for name in here if name.startswith("nvidia") or name == "triton"]
     differing = {name for name in here if here[name] != there.get(name)}
