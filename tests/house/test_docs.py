@@ -43,6 +43,13 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_the_readme_is_short_and_begins_with_a_picture() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 80
+    assert sum(len(line.split()) for line in lines) <= 600
+    assert any(line.startswith("![") for line in lines[:10])
+
+
 def test_links_lead_somewhere() -> None:
     for path in DOCUMENTS:
         for target in LINK.findall(path.read_text(encoding="utf-8")):
