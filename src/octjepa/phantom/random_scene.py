@@ -237,8 +237,7 @@ def _draw_anatomy(rng: np.random.Generator, ranges: SceneRanges, slices: int, pi
         spread = ranges.thickness_sd
         factor = np.exp(rng.normal(0, spread, 9) * (1, 1, 1, 1, 1, 1, 0.4, 0.6, 0.6)).astype(np.float32)
         wave = np.stack([Ripple.draw(rng).at(u, v) for _ in range(3)])
-        # The cohort's nerve fibre layer is thin: about 12 um temporally, where normative data have 17 to 20.
-        thick[0] += rng.uniform(0, 12)
+        thick[0] = _nerve_fibres(rng, thick[0], u, v, spread)
         thick = thick * factor[:, None, None] * np.exp(0.6 * spread * wave[[0, 0, 1, 1, 2, 2, 2, 0, 1]])
         if rng.random() < ranges.thinning_probability:  # glaucoma, or atrophy of the inner or outer retina
             inner = rng.random() < 0.6
@@ -260,6 +259,18 @@ def _draw_anatomy(rng: np.random.Generator, ranges: SceneRanges, slices: int, pi
     surfaces[:BM] = bruch - np.cumsum(thick[::-1], axis=0)[::-1]
     surfaces[SCLERA] = bruch + np.maximum(choroid, 70)
     return Anatomy(surfaces, u, v, draw_vessels(u, v, traits, rng), (0.0, 0.0), scan, scan)
+
+
+def _nerve_fibres(rng: np.random.Generator, cohort_um: Map, u: Map, v: Map, spread: float) -> Map:
+    """Thickness in um of the nerve fibre layer, from thin to swollen, with bundles.
+
+    The cohort's layer is thin: about 12 um temporally and 18 um above the fovea, where normative data have 17 to 20 and
+    26 (Invernizzi et al. 2018). Graders draw a layer of 10 um or more also where hardly a fibre is seen.
+    """
+    outside_pit = 1 - np.exp(-(u * u + v * v))
+    bundles = np.maximum(Ripple.draw(rng).at(u, v), 0) * outside_pit
+    gain = np.exp(rng.normal(0.1, 0.15 + spread))
+    return cohort_um * gain + rng.uniform(2, 18) + bundles * (rng.uniform(0, 150 * spread) if rng.random() < 0.5 else 0)
 
 
 def _set_depth(rng: np.random.Generator, disease: Disease, anatomy: Anatomy) -> None:
@@ -522,6 +533,8 @@ def _contrast(rng: np.random.Generator, ranges: SceneRanges) -> dict[str, float]
     stretch, level = rng.uniform(*ranges.contrast_stretch), rng.normal(0, 2)
     jitter = ranges.contrast_jitter_db
     out = {name: mean + level + stretch * (value - mean) + rng.normal(0, jitter) for name, value in DECIBEL.items()}
+    # Nerve fibres are brighter than the ganglion cells below them, more where light meets them at a right angle.
+    out["rnfl"] = max(out["rnfl"], out["gcl"]) + rng.uniform(0, 2.5 * jitter)
     # Below the RPE there is drusen material, or fluid that may be turbid.
     out["fluid"] = rng.uniform(ranges.fluid_db[0], ranges.fluid_db[1] + 2)
     out["hyaloid"] = rng.uniform(-6, 11)

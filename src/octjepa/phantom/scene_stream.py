@@ -34,8 +34,8 @@ from octjepa.phantom.random_scene import (
 )
 
 _SLOTS: Final = 4
-# The training mix: phantoms as they are, moderately and strongly randomised, 1:1:2.
-TRAINING_MIX: Final = (AS_IS, MODERATE, STRONG, STRONG)
+# The training mix: phantoms as they are, moderately and strongly randomised, 1:2:3.
+TRAINING_MIX: Final = (AS_IS, MODERATE, MODERATE, STRONG, STRONG, STRONG)
 
 
 @dataclass(frozen=True, eq=False)

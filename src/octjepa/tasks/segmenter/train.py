@@ -230,6 +230,7 @@ def _settings(arguments: argparse.Namespace, cuda: bool) -> TrainingSettings:
         learning_rate=arguments.learning_rate,
         pool_scenes=arguments.pool or (24_000 if cuda else 400),
         first_scenes=400 if cuda else 60,
+        scenes_per_step=arguments.scenes_per_step,
         validation_scenes=arguments.validation_scenes or (160 if cuda else 48),
         validate_seconds=arguments.validate_seconds or (30.0 if cuda else 300.0),
         checkpoint_seconds=45.0 if cuda else 60.0,
@@ -249,6 +250,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=0, help="0: 64 on a GPU, 8 on a CPU")
     parser.add_argument("--learning-rate", type=float, default=2.5e-3)
     parser.add_argument("--pool", type=int, default=0, help="scenes in memory; 0: 24,000 on a GPU, 400 on a CPU")
+    parser.add_argument("--scenes-per-step", type=int, default=8, help="new scenes taken in each step at most")
     parser.add_argument("--validation-scenes", type=int, default=0)
     parser.add_argument("--validate-seconds", type=float, default=0.0)
     parser.add_argument("--threads", type=int, default=1, help="threads of torch on a CPU")
