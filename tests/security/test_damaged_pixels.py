@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -9,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from command_line import call
+from command_line import Outcome, call
 from index_entries import index_entry
-from octjepa.files import replace_folder
+from octjepa.config import to_yaml
+from octjepa.files import read_json_lines, replace_folder
 from octjepa.store import Store
 from octjepa.store.shards import pack
 from octjepa.store.storage import DamagedVolume, chunk_hash, stage_chunk
@@ -93,3 +95,103 @@ def test_each_volume_is_hashed_once(store: Path, monkeypatch: pytest.MonkeyPatch
         for name in opened.table["volume_id"]:
             opened.read(name)
     assert len(hashed) == 4
+
+
+# -- a run on a store that changed --
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a store of 12 training volumes, a recipe, and a run of 4 updates on them."""
+    folder = tmp_path_factory.mktemp("trained")
+    recipe = small_recipe(
+        data={"min_quality": None}, checkpoint={"every_updates": 2}, monitor={"every_updates": None}
+    )
+    (folder / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
+    store = Store.create(folder / "store", recipe.preprocessing)
+    for number in range(12):
+        entry = index_entry(number, split="train" if number < 10 else "val", quality=0.8)
+        chunk = store.chunk_folder(entry["volume_id"])
+        made = volume(recipe.preprocessing, number)
+        replace_folder(stage_chunk(chunk, made), chunk)
+        files = {name: chunk / name for name in ("pixels.npy", "geometry.npz")}
+        moments = {"tissue_mean": made.tissue_mean, "tissue_std": made.tissue_std}
+        store.add({**entry, **moments, "chunk_hash": chunk_hash(files)})
+    store.consolidate()
+    assert pretrain(folder, folder).code == 0
+    return folder
+
+
+def pretrain(run: Path, folder: Path, *words: str) -> Outcome:
+    return call(
+        "pretrain", folder / "recipe.yaml", "--store", folder / "store", "--out", run / "run", "--json", "--quiet",
+        *words,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def stopped(trained: Path, tmp_path: Path) -> Path:
+    """A copy of `trained` whose run ended after update 2 of 4."""
+    folder = Path(shutil.copytree(trained, tmp_path / "copy"))
+    shutil.rmtree(folder / "run" / "checkpoints" / "step-00000004")
+    (folder / "run" / "summary.json").unlink()
+    return folder
+
+
+def overwrite_volumes(folder: Path, share: float = 1.0) -> list[str]:
+    """Puts other pixels of the right shape into the first volumes of the training set, with the old dates."""
+    store = Store.open(folder / "store")
+    names = store.table.loc[store.table["split"] == "train", "volume_id"].tolist()
+    names = names[: round(share * len(names))]
+    for name in names:
+        path = store.chunk_folder(name) / "pixels.npy"
+        about, pixels = path.stat(), np.load(path)
+        path.unlink()
+        np.save(path, np.roll(pixels, 7, axis=2))
+        os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    return names
+
+
+def test_a_run_resumes_on_the_store_that_it_began_with(stopped: Path) -> None:
+    """Without this the tests below would pass whatever ended the run."""
+    outcome = pretrain(stopped, stopped, "--resume")
+    assert outcome.code == 0, outcome.err
+    assert outcome.json["unread_volumes"] == 0
+
+
+def test_a_run_stops_when_the_pixels_behind_its_ids_changed(stopped: Path) -> None:
+    overwrite_volumes(stopped)
+    outcome = pretrain(stopped, stopped, "--resume")
+    assert outcome.code == 2
+    assert len(outcome.err.strip().splitlines()[-1:]) == 1
+    assert "changed after ingest" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert not (stopped / "run" / "summary.json").exists()
+    names = [path.name for path in (stopped / "run" / "checkpoints").iterdir()]
+    assert "step-00000004" not in names
+
+
+def test_a_run_leaves_out_and_records_the_volumes_that_changed(stopped: Path) -> None:
+    """One volume of ten: the run goes on without it, and its records say so."""
+    names = overwrite_volumes(stopped, 0.1)
+    outcome = pretrain(stopped, stopped, "--resume")
+    assert outcome.code == 0, outcome.err
+    lines = read_json_lines(stopped / "run" / "metrics.jsonl")
+    unread = {name for line in lines for name in line.get("unread", ())}
+    assert unread <= set(names)
+    assert outcome.json["unread_volumes"] == len(unread)
+    rows = [json.loads(line) for line in (stopped / "run" / "quarantine.jsonl").read_text().splitlines()]
+    assert {row["file"] for row in rows if row["stage"] == "train"} == unread
+
+
+def test_embed_and_verify_find_the_pixels_that_changed(stopped: Path) -> None:
+    names = overwrite_volumes(stopped, 0.3)
+    out = stopped / "table.parquet"
+    outcome = call("embed", stopped / "run", "--store", stopped / "store", "--out", out, "--quiet")
+    assert outcome.code == 2
+    assert "changed after ingest" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert not out.exists()
+    outcome = call("inspect", stopped / "store", "--verify", "--json")
+    assert outcome.code == 1
+    assert sorted(outcome.json["damaged"]) == sorted(names)

@@ -50,6 +50,7 @@ from octjepa.store.index import (
 from octjepa.store.shards import ShardTable
 from octjepa.store.storage import (
     MARKER,
+    ChangedVolume,
     ChunkFile,
     DamagedVolume,
     DiskStorage,
@@ -225,7 +226,7 @@ class Store:
             raise UsageError(f"the store {self.location} has no volume {volume_id}")
         name = self.chunk_location(volume_id)
         with reading_chunk(name), self.chunk_files(volume_id) as files:
-            self._check_hash(volume_id, table["chunk_hash"].iloc[line], files)
+            self._check_hash(volume_id, name, table["chunk_hash"].iloc[line], files)
             pixels = files["pixels.npy"].memory_map()
             band, shifts = read_geometry(files["geometry.npz"], files["geometry.npz"].mtime_ns)
             half_difference = read_half_difference(files["geometry.npz"]) if halves else None
@@ -252,13 +253,19 @@ class Store:
         part = self.shards.part(volume_id)
         return self.storage.has_chunk(volume_id) if part is None else self.storage.has_shard(part.shard)
 
-    def _check_hash(self, volume_id: str, expected: object, files: Mapping[str, ChunkFile]) -> None:
-        """Raises ValueError where a chunk differs from what was written; entries of the first stores have no hash."""
+    def _check_hash(self, volume_id: str, name: str, expected: object, files: Mapping[str, ChunkFile]) -> None:
+        """Raises ChangedVolume where a chunk differs from what was written; entries of the first stores have no hash.
+
+        `name` is the location of the chunk for the message.
+        """
         version = (volume_id, files["pixels.npy"].mtime_ns, files["geometry.npz"].mtime_ns)
         if version in self._verified or not isinstance(expected, str) or not expected:
             return
         if chunk_hash(files) != expected:
-            raise ValueError("its SHA-256 is not that of the index")
+            raise ChangedVolume(
+                f"{name} changed after ingest (its SHA-256 is not that of the index): `octjepa inspect STORE --verify` "
+                "lists all volumes that changed; delete their folders and ingest again"
+            )
         self._verified.add(version)
 
     def native_map(self, volume_id: str) -> NativeMap:

@@ -47,6 +47,12 @@ class DamagedVolume(OctjepaError):
     """The files of a volume are absent, or were read and differ from what was written."""
 
 
+class ChangedVolume(DamagedVolume):
+    """The files of a volume can be read, but their SHA-256 is not that of the index: somebody changed them."""
+
+    exit_code = 2  # wrong input: the same command fails again, so that a launcher does not start it again
+
+
 @dataclass(frozen=True)
 class ChunkFile:
     """A file of a volume: `size` bytes of `path` from `start`, or the whole file."""

@@ -270,6 +270,11 @@ class UnreadableVolumes:
         self._quarantine, self._volumes = Journal(out / "quarantine.jsonl"), volumes
         self._known = {name for line in lines for name in line.get("unread", ())}
 
+    @property
+    def count(self) -> int:
+        """Volumes that could not be read, or changed after ingest, so far."""
+        return len(self._known)
+
     def record(self, unreadable: Iterable[tuple[str, str]], runtime: Runtime) -> list[str]:
         """Gathers (volume id, reason) of one update from all ranks; returns the volume ids.
 
@@ -287,7 +292,7 @@ class UnreadableVolumes:
         if len(self._known) > _MOST_UNREADABLE * self._volumes:
             raise OctjepaError(
                 f"{len(self._known)} of {self._volumes} training volumes cannot be read, the last: "
-                f"{next(reversed(reasons.values()))}. Is the store's disk or bucket there? Mend it and go on with "
-                "--resume"
+                f"{next(reversed(reasons.values()))}. Is the store's disk or bucket there? `octjepa inspect STORE "
+                "--verify` lists the volumes that changed after ingest. Repair the store and go on with --resume"
             )
         return sorted(reasons)

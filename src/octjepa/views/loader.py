@@ -25,6 +25,7 @@ from octjepa.recipe import Recipe
 from octjepa.remote import retry_count
 from octjepa.store import Store
 from octjepa.store.contract import contract_differences
+from octjepa.store.storage import ChangedVolume
 from octjepa.views.order import VolumeOrder
 from octjepa.views.sample import make_sample
 from octjepa.views.workers import init_worker, translate_transfer_errors, translate_worker_errors
@@ -156,6 +157,7 @@ class TrainingDataset(Dataset[LoadedSample]):
 
     def __getitem__(self, position: int) -> LoadedSample:
         unreadable: dict[str, str] = {}
+        kinds: set[type[Exception]] = set()
         before = retry_count()
         limit = min(_MAX_CONSECUTIVE, len(set(self.volume_ids) - self.excluded))
         while len(unreadable) < limit:
@@ -168,9 +170,11 @@ class TrainingDataset(Dataset[LoadedSample]):
                     raise
                 except (OctjepaError, OSError, ValueError) as error:
                     unreadable[volume_id] = str(error)
+                    kinds.add(type(error))
             position += 1
         last = next(reversed(unreadable.values()))
-        raise OctjepaError(f"{limit} training volumes in a row cannot be read; the last: {last}")
+        kind = ChangedVolume if kinds == {ChangedVolume} else OctjepaError
+        raise kind(f"{limit} training volumes in a row cannot be read; the last: {last}")
 
 
 class ValidationDataset(Dataset[LoadedSample]):
