@@ -104,9 +104,7 @@ def test_each_volume_is_hashed_once(store: Path, monkeypatch: pytest.MonkeyPatch
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a store of 12 training volumes, a recipe, and a run of 4 updates on them."""
     folder = tmp_path_factory.mktemp("trained")
-    recipe = small_recipe(
-        data={"min_quality": None}, checkpoint={"every_updates": 2}, monitor={"every_updates": None}
-    )
+    recipe = small_recipe(data={"min_quality": None}, checkpoint={"every_updates": 2}, monitor={"every_updates": None})
     (folder / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
     store = Store.create(folder / "store", recipe.preprocessing)
     for number in range(12):
