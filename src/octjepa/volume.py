@@ -15,6 +15,8 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int8, Int16, UInt8
 
+from octjepa.notes import Note
+
 Laterality = Literal["OD", "OS"]
 Pattern = Literal["raster", "radial", "circle", "line", "unknown"]
 AXES = ("slice", "depth", "column")
@@ -58,7 +60,7 @@ class OCTVolume:
     format: str = "dicom"
     labels: Mapping[str, float | str] = field(default_factory=dict)
     personal: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     source: str = ""
     content_hash: str = field(default="")
     localizer: UInt8[np.ndarray, "h w"] | None = None

@@ -50,7 +50,7 @@ def test_a_volume_names_the_fields_of_its_file(tmp_path: Path) -> None:
 
 
 def test_counts_distinguish_direct_from_indirect() -> None:
-    counts = count_fields(["PatientName;StudyDate", "StudyDate", ""])
+    counts = count_fields([("PatientName", "StudyDate"), ("StudyDate",), ()])
     assert counts == {
         "PatientName": {"files": 1, "kind": "name", "direct": True},
         "StudyDate": {"files": 2, "kind": "date", "direct": False},

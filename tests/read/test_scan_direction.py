@@ -11,6 +11,7 @@ from pydicom.dataset import Dataset
 
 from oct_dicom import make_dataset, retina, save
 from octjepa.canonical.pipeline import canonicalise
+from octjepa.notes import unique_notes
 from octjepa.read.reader import read_volume
 from octjepa.volume import OCTVolume
 
@@ -89,7 +90,7 @@ def test_vertical_lines_are_noted_and_a_left_eye_of_them_is_not_mirrored(
     assert np.array_equal(volume.pixels, PIXELS)
     left = eye("OS")
     assert canonicalise(left, PREPROCESSING).mirrored
-    assert not canonicalise(replace(left, notes=("vertical_lines",)), PREPROCESSING).mirrored
+    assert not canonicalise(replace(left, notes=unique_notes(["vertical_lines"])), PREPROCESSING).mirrored
 
 
 def test_vectors_and_fundus_lines_that_contradict_each_other_change_nothing(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from octjepa.canonical.quality import check_layered, score_quality, structured_f
 from octjepa.canonical.resample import centred_positions, resampling_matrix
 from octjepa.canonical.surfaces import RobustSurface, Surfaces, find_surfaces, fit_surface
 from octjepa.canonical.vitreous_objects import vitreous_notes
-from octjepa.notes import HALVES_NOTE, SPARSE_NOTE
+from octjepa.notes import HALVES_NOTE, SPARSE_NOTE, Note, unique_notes
 from octjepa.read.orientation import VERTICAL_NOTE
 from octjepa.read.picture_frames import damaged_frames
 from octjepa.reasons import rejection
@@ -45,7 +45,7 @@ class CanonicalisationResult:
     mirrored: bool
     tissue_share: float
     measurements: dict[str, float | str]
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
 
 
 def _slice_positions(volume: OCTVolume) -> Float[np.ndarray, " D"]:
@@ -307,7 +307,9 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing, halves: bool =
         **outside,
         "enface_hash": code,
     }
-    return CanonicalisationResult(canonical, mirrored, float(tissue.sum() / stored.size), measurements, tuple(notes))
+    return CanonicalisationResult(
+        canonical, mirrored, float(tissue.sum() / stored.size), measurements, unique_notes(notes)
+    )
 
 
 def _remove_text(pixels: UInt8[np.ndarray, "D H W"], text: Bool[np.ndarray, "D H W"]) -> UInt8[np.ndarray, "D H W"]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from octjepa.canonical.near_duplicates import near_duplicates
 from octjepa.cohort.recorded_scans import uid_key
+from octjepa.notes import write_codes
 from octjepa.store.index import text_column
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def find_leaks(table: pd.DataFrame) -> list[dict[str, Any]]:
         volumes = sorted(name for name in group if split_of[name])
         splits = sorted({split_of[name] for name in volumes})
         if len(splits) > 1:
-            leaks.append({"kind": kind, "splits": ";".join(splits), "volumes": volumes})
+            leaks.append({"kind": kind, "splits": write_codes(splits), "volumes": volumes})
     return sorted(leaks, key=lambda leak: (leak["kind"], leak["volumes"]))
 
 

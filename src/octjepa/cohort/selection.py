@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from octjepa import keys
 from octjepa.cohort.flow import UNKNOWN, CohortFlow, cohort_table, stage
 from octjepa.errors import UsageError
-from octjepa.notes import HALVES_NOTE
+from octjepa.notes import HALVES_NOTE, read_notes
 from octjepa.recipe import DataRecipe
 from octjepa.store.index import text_column
 from octjepa.volume import AXES
@@ -143,7 +143,7 @@ def _one_of(table: pd.DataFrame, column: str, values: tuple[str, ...]) -> tuple[
 
 def _has_code(column: pd.Series, codes: tuple[str, ...]) -> pd.Series:
     """True where a cell such as "person_unknown;blank_frames=3" holds one of `codes`; what follows "=" is detail."""
-    return text_column(column).map(lambda cell: any(c.partition("=")[0] in set(codes) for c in cell.split(";")))
+    return column.map(lambda cell: any(note.code in codes for note in read_notes(cell)))
 
 
 def _sample(entries: pd.DataFrame, limit: int, seed: int, split: str) -> pd.DataFrame:

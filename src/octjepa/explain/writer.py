@@ -12,6 +12,7 @@ from octjepa.canonical.native_mapping import NativeMap
 from octjepa.explain.eyes import OccludedVolume
 from octjepa.explain.native import pixels_to_native, token_centre, tokens_to_native
 from octjepa.files import write_atomic
+from octjepa.notes import read_notes
 from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.tasks.nifti import write_nifti
@@ -35,7 +36,7 @@ class NativeWriter:
     def open(cls, store: Store, eye: OccludedVolume, recipe: Recipe, folder: Path) -> NativeWriter:
         """Raises UsageError: ingest turned the scan's voxels, so that no map can be laid on the file's."""
         native = store.native_map(str(eye.row["volume_id"]))
-        return cls(eye, native, recipe, folder, frames_reversed(str(eye.row["notes"] or "")))
+        return cls(eye, native, recipe, folder, frames_reversed(read_notes(eye.row["notes"])))
 
     def write_map(self, kind: str, grid: Float[np.ndarray, "d h w"]) -> NativeValues:
         """Writes the values of tokens as `ID.KIND.nii.gz` and returns them at every voxel, B-scans in spatial order."""

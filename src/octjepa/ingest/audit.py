@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,25 @@ from octjepa.read.formats import read_scan, recognise
 from octjepa.read.personal_data import count_fields, mask_path, personal_fields, repeats_personal_text
 from octjepa.time_limit import SECONDS_PER_FILE, time_limit
 
-_PATH = "path"  # a folder or file name that holds the person's name or birth date
-
 
 def _modality(text: str) -> str:
     return known_modality(text) or ("of unknown modality" if text else "without modality")
 
 
-def _header_facts(path: Path, name: str) -> dict[str, str]:
-    """{"kind", "device", "personal", "path"} of one file, of DICOM from its header."""
+@dataclass(frozen=True)
+class FileFacts:
+    """What the header of a file says: its kind, device, filled fields of personal data, and whether its path names
+    the person.
+    """
+
+    kind: str
+    device: str = ""
+    personal: tuple[str, ...] = ()
+    path_is_personal: bool = False
+
+
+def _header_facts(path: Path, name: str) -> FileFacts:
+    """The facts about one file, of DICOM from its header."""
     try:
         if not has_dicom_magic(path):
             return _other(path)
@@ -37,41 +48,41 @@ def _header_facts(path: Path, name: str) -> dict[str, str]:
             warnings.simplefilter("ignore")  # odd values are counted here, not refused
             header = read_header(path)
             identity = str(header.get("PatientName", "")), str(header.get("PatientBirthDate", ""))
-            return {
-                "kind": f"dicom {_modality(str(header.get('Modality') or ''))}",
-                "device": stated_device(
+            return FileFacts(
+                kind=f"dicom {_modality(str(header.get('Modality') or ''))}",
+                device=stated_device(
                     *(
                         "" if repeats_personal_text(text, *identity, [str(header.get("PatientID") or "")]) else text
                         for text in (str(header.get(name) or "") for name in ("Manufacturer", "ManufacturerModelName"))
                     )
                 )[0],
-                "personal": ";".join(personal_fields(header)),
-                "path": _PATH if mask_path(name, *identity) != name else "",
-            }
+                personal=personal_fields(header),
+                path_is_personal=mask_path(name, *identity) != name,
+            )
     except VolumeRejected:
-        return {"kind": "unreadable"}
+        return FileFacts("unreadable")
     except Exception:  # pydicom raises what a damaged header made of its parser; ingest will name the reason
-        return {"kind": "dicom with a damaged header"}
+        return FileFacts("dicom with a damaged header")
 
 
-def _other(path: Path) -> dict[str, str]:
+def _other(path: Path) -> FileFacts:
     """Of other formats the whole scan is read: personal data may be anywhere in them."""
     format = recognise(path)
     if format is None:
-        return {"kind": "unknown"}
+        return FileFacts("unknown")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return {"kind": format, "personal": ";".join(read_scan(path, format).personal)}
+            return FileFacts(format, personal=read_scan(path, format).personal)
     except Exception:  # a damaged file may raise anything, as in `read_volume`; ingest will name the reason
-        return {"kind": f"{format}, refused"}
+        return FileFacts(f"{format}, refused")
 
 
 def personal_fields_in_file(path: Path) -> tuple[str, ...]:
     """The fields of personal data that one file fills, () for what cannot be read."""
     try:
         with time_limit(SECONDS_PER_FILE):
-            return tuple(filter(None, _header_facts(path, path.name).get("personal", "").split(";")))
+            return _header_facts(path, path.name).personal
     except VolumeRejected:
         return ()
 
@@ -82,27 +93,27 @@ def audit(sources: Sequence[str | Path]) -> dict[str, Any]:
     `personal_data` is {field: {files, kind, direct}}. Raises UsageError as `discover` does.
     """
     found = discover(sources)
-    facts: list[dict[str, str]] = []
+    facts: list[FileFacts] = []
     with bar("looking at headers", len(found.files), "files") as progress:
         for file in found.files:
             facts.append(_look(file))
             progress.advance()
-    fields = count_fields(fact.get("personal", "") for fact in facts)
+    fields = count_fields(fact.personal for fact in facts)
     direct = {field for field, about in fields.items() if about["direct"]}
     return {
         "files": len(facts),
-        "by_kind": dict(sorted(Counter(fact["kind"] for fact in facts).items())),
-        "by_device": dict(sorted(Counter(fact.get("device") or "unknown" for fact in facts).items())),
+        "by_kind": dict(sorted(Counter(fact.kind for fact in facts).items())),
+        "by_device": dict(sorted(Counter(fact.device or "unknown" for fact in facts).items())),
         "ignored": dict(sorted(found.ignored.items())),
         "personal_data": fields,
-        "files_with_direct_data": sum(bool(direct & set(fact.get("personal", "").split(";"))) for fact in facts),
-        "paths_with_personal_data": sum(fact.get("path") == _PATH for fact in facts),
+        "files_with_direct_data": sum(bool(direct & set(fact.personal)) for fact in facts),
+        "paths_with_personal_data": sum(fact.path_is_personal for fact in facts),
     }
 
 
-def _look(file: SourceFile) -> dict[str, str]:
+def _look(file: SourceFile) -> FileFacts:
     try:
         with file.local() as path, time_limit(SECONDS_PER_FILE):
             return _header_facts(path, file.name) if path.is_file() else _other(path)
     except VolumeRejected:
-        return {"kind": "unreadable"}
+        return FileFacts("unreadable")

@@ -32,13 +32,14 @@ from octjepa.ingest.source_file import Discovery, SourceFile
 from octjepa.ingest.source_flow import record_ignored
 from octjepa.ingest.sources import discover
 from octjepa.ingest.worker_pool import Work, WorkerPool, worker_count
+from octjepa.notes import count_codes, read_codes, read_notes, write_notes
 from octjepa.progress import bar
 from octjepa.read.devices import parse_device
 from octjepa.read.personal_data import count_fields, pseudonym, read_name_and_birth_date
 from octjepa.reasons import REASONS
 from octjepa.recipe import Preprocessing
 from octjepa.store.folder import Store
-from octjepa.store.index import file_key, people_unknown, text_column
+from octjepa.store.index import file_key, people_unknown
 from octjepa.time_limit import SECONDS_PER_FILE, time_limit
 from octjepa.volume import volume_id
 
@@ -246,9 +247,8 @@ def _note_contradictions(store: Store, claims: PersonClaims) -> None:
     """Notes the volumes of person ids under which files state different people."""
     contradicted = claims.contradicted()
     for entry in store.entries():
-        notes = str(entry["notes"]).split(";")
-        if entry["person_id"] in contradicted and CONTRADICTED_NOTE not in notes:
-            entry["notes"] = ";".join(filter(None, [*notes, CONTRADICTED_NOTE]))
+        if entry["person_id"] in contradicted:
+            entry["notes"] = write_notes([*read_notes(entry["notes"]), CONTRADICTED_NOTE])
 
 
 def _mask_siblings(
@@ -278,7 +278,7 @@ def _mask_siblings(
         if "person_id" in entry and names.identifies(source.name, str(entry["person_id"])):
             entry["person_id"] = pseudonym(str(entry["person_id"]))
             entry["split"] = splits.get(entry["person_id"], entry["split"])
-            entry["notes"] = ";".join(filter(None, [entry["notes"], "person_id_pseudonymised"]))
+            entry["notes"] = write_notes([*read_notes(entry["notes"]), "person_id_pseudonymised"])
 
 
 def _warn_of_copies(store: Store, pairs: Sequence[tuple[str, str, int]], copies: int) -> None:
@@ -316,12 +316,12 @@ def _summary(
 ) -> dict[str, Any]:
     """Counts over this run and the store; warns of what needs the user's attention."""
     table = store.table
-    notes = Counter(note.partition("=")[0] for entry in accepted for note in entry["notes"].split(";") if note)
+    notes = count_codes(read_notes(entry["notes"]) for entry in accepted)
     by_reason = Counter(entry["reason"] for entry in refusals)
-    personal = count_fields(entry["personal"] for entry in accepted)
+    personal = count_fields(read_codes(entry["personal"]) for entry in accepted)
     sites_per_person = table[table["site"].fillna("") != ""].groupby("person_id")["site"].nunique()
     unknown, several_sites = people_unknown(table), int((sites_per_person > 1).sum())
-    has_note = text_column(table["notes"]).str.split(";").map(lambda notes: CONTRADICTED_NOTE in notes)
+    has_note = table["notes"].map(lambda cell: CONTRADICTED_NOTE in read_notes(cell)).astype(bool)
     contradicted = int(table.loc[has_note, "person_id"].nunique())
     for count, message in (
         (

@@ -11,6 +11,7 @@ from octjepa.canonical.pipeline import CanonicalisationResult, canonicalise
 from octjepa.canonical.quality import looks_inverted
 from octjepa.errors import OctjepaError, UsageError, VolumeRejected
 from octjepa.ingest.source_file import SourceFile
+from octjepa.notes import write_codes, write_notes
 from octjepa.read.manifest import row_hash
 from octjepa.read.personal_data import mask_path, read_name_and_birth_date
 from octjepa.read.reader import SpacingOption, read_volume
@@ -145,7 +146,6 @@ def _entry(
     volume: OCTVolume, result: CanonicalisationResult, source: SourceFile, file_state: FileState
 ) -> dict[str, Any]:
     """The index entry of a volume: the columns of `octjepa.store.index`."""
-    notes = (*volume.notes, *result.notes)
     name = _display_name(volume, source)
     dz, dy, dx = volume.spacing_mm
     return {
@@ -163,7 +163,7 @@ def _entry(
         "visit": volume.visit,
         "site": volume.site,
         "format": volume.format,
-        "personal": ";".join(volume.personal),
+        "personal": write_codes(volume.personal),
         "labels": encode_labels(volume.labels),
         "native_d": volume.shape[0],
         "native_h": volume.shape[1],
@@ -174,8 +174,8 @@ def _entry(
         "provenance_slice": volume.provenance["slice"],
         "provenance_depth": volume.provenance["depth"],
         "provenance_column": volume.provenance["column"],
-        "uncertain": ";".join(volume.uncertain),
-        "notes": ";".join(dict.fromkeys(notes)),
+        "uncertain": write_codes(volume.uncertain),
+        "notes": write_notes((*volume.notes, *result.notes)),
         "mirrored": result.mirrored,
         "tissue_mean": result.volume.tissue_mean,
         "tissue_std": result.volume.tissue_std,

@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, NamedTuple
 from octjepa.errors import UsageError
 from octjepa.keys import key
 from octjepa.locks import LOCK, writer_lock
+from octjepa.notes import write_codes, write_notes
 from octjepa.phantom.broken import DEFECTS, Defect, defects_for, write_broken
 from octjepa.phantom.dialect import Size, dialect_of
 from octjepa.phantom.dicom import fundus_uid, sop_uid, spacing_text, thickness_mm, write_eye
@@ -261,9 +262,9 @@ def _broken_row(defect: Defect, eye: Eye, filepath: str) -> dict[str, Any]:
         "kind": defect.name,
         "level": defect.level,
         "fate": defect.outcome,
-        "reasons": ";".join(defect.reasons),
-        "notes": ";".join(defect.notes),
-        "doubtful": ";".join(defect.uncertain),
+        "reasons": write_codes(defect.reasons),
+        "notes": write_notes(defect.notes),
+        "doubtful": write_codes(defect.uncertain),
         **_identity(eye),
         "frames": len(eye.pixels) - defect.fewer_frames,
         "spacing_slice_mm": f"{dz:.8g}",

@@ -140,11 +140,11 @@ def personal_fields(header: Dataset) -> tuple[str, ...]:
     return tuple(field for field in FIELD_KINDS if field in found)
 
 
-def count_fields(rows: Iterable[str]) -> dict[str, dict[str, int | str | bool]]:
-    """Files per field from the index column `personal` ("a;b"): {field: {"files", "kind", "direct"}}, table order."""
+def count_fields(files: Iterable[Iterable[str]]) -> dict[str, dict[str, int | str | bool]]:
+    """Files per field from the fields of each file: {field: {"files", "kind", "direct"}}, in the order of the table."""
     counts = dict.fromkeys(FIELD_KINDS, 0)
-    for row in rows:
-        for field in filter(None, str(row).split(";")):
+    for fields in files:
+        for field in fields:
             counts[field] = counts.get(field, 0) + 1
     return {
         field: {

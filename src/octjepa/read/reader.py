@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from octjepa.errors import UsageError, VolumeRejected
+from octjepa.notes import unique_notes
 from octjepa.read.anatomy import other_part
 from octjepa.read.devices import check_images_retina, describe_device
 from octjepa.read.formats import is_experimental, read_scan, recognise
@@ -159,7 +160,7 @@ def assemble(
         format=scan.format,
         labels=storable_labels(scan.labels, scan.header.person_name, scan.header.birth_date, scan.header.person_id),
         personal=scan.personal,
-        notes=tuple(dict.fromkeys([*notes, *geometry.notes])),
+        notes=unique_notes([*notes, *geometry.notes]),
         localizer=scan.localizer,
         source=mask_path(dataset_path.as_posix(), scan.header.person_name, scan.header.birth_date),
     )

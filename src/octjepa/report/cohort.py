@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from octjepa.cohort.examples import records
 from octjepa.cohort.flow import Counts, cohort_table, count_entries
 from octjepa.ingest.source_flow import RefusedFiles, source_flow
+from octjepa.notes import read_notes
 from octjepa.reasons import REASONS
 from octjepa.report.figures.eyes import AxisGeometry, native_geometry
 from octjepa.report.html import file_name, without_paths
@@ -266,7 +267,7 @@ def accepted_files(store: Store) -> list[AcceptedFile]:
             row,
             file_name(str(row["source"])),
             native_geometry(row),
-            tuple(note for note in str(row["notes"]).split(";") if note),
+            read_notes(row["notes"]),
         )
         for row in records(table.assign(format=text_column(table["format"])))
     ]

@@ -16,6 +16,7 @@ from octjepa.cohort.flow import UNKNOWN, Counts, cohort_table, count_by, count_e
 from octjepa.cohort.leaks import find_leaks
 from octjepa.errors import UsageError
 from octjepa.ingest.source_flow import source_flow
+from octjepa.notes import count_codes, read_codes, read_notes
 from octjepa.report.cohort import SPLITS, participant_facts, reason_meaning, run_flow
 from octjepa.report.figures.eyes import AXES
 from octjepa.store.index import text_column
@@ -193,8 +194,8 @@ def _left_out(store: Store) -> list[str]:
 
 
 def _doubts(table: pd.DataFrame) -> list[tuple[str, str]]:
-    uncertain = Counter(axis for text in text_column(table["uncertain"]) for axis in text.split(";") if axis)
-    notes = Counter(note.partition("=")[0] for text in text_column(table["notes"]) for note in text.split(";") if note)
+    uncertain = Counter(axis for cell in table["uncertain"] for axis in read_codes(cell))
+    notes = count_codes(map(read_notes, table["notes"]))
     without_side = int((~text_column(table["eye"]).isin(["OD", "OS"])).sum())
     rows = [(f"spacing uncertain: {axis}", str(uncertain[axis])) for axis, *_ in AXES]
     rows += [("side of the eye unknown", str(without_side))]

@@ -28,6 +28,7 @@ import numpy as np
 from octjepa.config import science_hash
 from octjepa.errors import ContractError, UsageError
 from octjepa.files import Journal, write_atomic
+from octjepa.notes import read_codes
 from octjepa.recipe import Preprocessing
 from octjepa.remote import is_remote
 from octjepa.store.bucket import BucketStorage, BucketWriter
@@ -45,7 +46,6 @@ from octjepa.store.index import (
     people_unknown,
     read_people,
     read_volumes,
-    text_column,
 )
 from octjepa.store.shards import ShardTable
 from octjepa.store.storage import (
@@ -318,7 +318,7 @@ class Store:
             "volumes": len(table),
             "people": int(table["person_id"].nunique()),
             "people_unknown": people_unknown(table),
-            "personal_data": count_fields(text_column(table["personal"])),
+            "personal_data": count_fields(map(read_codes, table["personal"])),
             "eyes": len(table[["person_id", "eye"]].drop_duplicates()),
             **{f"by_{name}": dict(sorted(Counter(table[name]).items())) for name in ("device", "pattern", "split")},
             "quarantined": len(refused),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from octjepa.errors import OctjepaError
+from octjepa.notes import read_notes
 from octjepa.parsing import parse_json_object, read_parquet
 
 if TYPE_CHECKING:
@@ -218,7 +219,7 @@ def merge_participants(known: pd.DataFrame, added: list[dict[str, object]]) -> p
 
 def people_unknown(table: pd.DataFrame) -> int:
     """Volumes of a store's table whose person no source names: each counts as a person of its own."""
-    return sum("person_unknown" in str(notes).split(";") for notes in table["notes"])
+    return sum("person_unknown" in read_notes(cell) for cell in table["notes"])
 
 
 def encode_labels(labels: Mapping[str, float | str]) -> str:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from octjepa.cohort import examples
 from octjepa.cohort.flow import cohort_table
+from octjepa.notes import read_notes
 from octjepa.report.figures import eyes
 from octjepa.report.html import file_name
 from octjepa.store import Store
@@ -29,7 +30,7 @@ class VolumeList:
         table = table.assign(**texts, volume_id=table["volume_id"].astype(str))
         table["file"] = [file_name(str(name)) for name in table["source"]]
         table["doubt"] = [
-            (uncertain != "") * 1000 + (notes.count(";") + 1 if notes else 0)
+            (uncertain != "") * 1000 + len(read_notes(notes))
             for uncertain, notes in zip(table["uncertain"], table["notes"], strict=True)
         ]
         self.table = table.sort_values(["device", "volume_id"], ignore_index=True)
@@ -99,7 +100,7 @@ def volume_facts(row: Mapping[str, Any]) -> dict[str, Any]:
         **{name: row[name] for name in _COLUMNS},
         "mirrored": str(row["mirrored"]) == "True",
         "quality": round(float(row["quality"]), 3) if row["quality"] == row["quality"] else None,
-        "notes": [note for note in row["notes"].split(";") if note],
+        "notes": read_notes(row["notes"]),
         "axes": [
             {
                 "axis": axis.axis,

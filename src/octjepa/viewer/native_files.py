@@ -19,6 +19,7 @@ from jaxtyping import UInt8
 from octjepa.errors import OctjepaError, UsageError, VolumeRejected
 from octjepa.ingest import SourceFile, discover
 from octjepa.ingest.one_file import user_spacing
+from octjepa.notes import read_notes
 from octjepa.read.one_frame import read_one_frame
 from octjepa.read.reader import read_volume
 from octjepa.remote import is_remote
@@ -61,10 +62,9 @@ class NativeFiles:
         if source is None or source.member or str(entry["volume_id"]) in self._held:
             return None
         shape = (int(entry["native_d"]), int(entry["native_h"]), int(entry["native_w"]))
-        notes = [note for note in str(entry["notes"] or "").split(";") if note]
         try:
             with source.local() as path:
-                return read_one_frame(path, number, shape, notes)
+                return read_one_frame(path, number, shape, read_notes(entry["notes"]))
         except (OctjepaError, OSError):
             return None
 

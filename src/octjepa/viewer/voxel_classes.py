@@ -120,7 +120,7 @@ class VoxelClasses:
         read = self._folder.read(file, names, volume.shape[0])
         read.check(volume.shape, volume.spacing_mm, file.name)
         codes = read.as_classes(names)
-        return (codes[::-1] if frames_reversed(";".join(volume.notes)) else codes), names
+        return (codes[::-1] if frames_reversed(volume.notes) else codes), names
 
 
 def _same(first: np.ndarray, first_names: Sequence[str], second: np.ndarray, second_names: Sequence[str]) -> bool:

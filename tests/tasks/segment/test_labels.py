@@ -15,6 +15,7 @@ import pytest
 from octjepa.canonical.native_mapping import NativeMap
 from octjepa.canonical.pipeline import canonicalise
 from octjepa.errors import UsageError
+from octjepa.notes import unique_notes
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store
 from octjepa.tasks.nifti import write_nifti
@@ -186,12 +187,12 @@ def test_nobody_in_test_or_train_and_a_person_in_both_are_refused(line: Line, so
 
 
 def test_scans_whose_voxels_ingest_turned_are_left_out() -> None:
-    assert frames_reversed("a;frames_reversed")
-    assert not frames_reversed("")
-    assert not frames_reversed("frames_unordered;order_by_correlation")
+    assert frames_reversed(unique_notes(["a", "frames_reversed"]))
+    assert not frames_reversed(())
+    assert not frames_reversed(unique_notes(["frames_unordered", "order_by_correlation"]))
     for note in ("frames_unordered", "turned_upright", "axes_stored=WHD", "circle_frames_dropped=2"):
         with pytest.raises(UsageError, match=note.partition("=")[0]):
-            frames_reversed(f"frames_reversed;{note}")
+            frames_reversed(unique_notes(["frames_reversed", note]))
 
 
 def test_recipes_load_and_wrong_keys_are_refused() -> None:

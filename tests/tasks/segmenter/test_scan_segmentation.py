@@ -13,6 +13,7 @@ import pytest
 
 from command_line import call, run
 from oct_dicom import make_dataset, save
+from octjepa.notes import unique_notes
 from octjepa.phantom import DEVICES, make_eye
 from octjepa.phantom.dicom import write_eye
 from octjepa.phantom.random_scene import BOUNDARY_SURFACES
@@ -233,7 +234,7 @@ def test_notes_about_the_result() -> None:
         return " ".join(measure(volume, replace(found, **changes), preparation).notes)
 
     assert "low image quality" in notes(Preparation(0.1))
-    assert "hardly recognised" in notes(Preparation(0.8, ("retina_doubtful",)))
+    assert "hardly recognised" in notes(Preparation(0.8, unique_notes(["retina_doubtful"])))
     assert "low confidence" in notes(expected_error_um=np.full_like(found.expected_error_um, 20))
     assert "cut off" in notes(boundaries_px=found.boundaries_px - 110)
     thick = found.boundaries_px.copy()

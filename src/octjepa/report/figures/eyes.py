@@ -14,6 +14,7 @@ from jaxtyping import Float, Int, Int16, UInt8
 from markupsafe import Markup
 
 from octjepa.cohort.examples import records
+from octjepa.notes import read_codes
 from octjepa.report.figures import svg
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def volume_title(row: Mapping[str, Any]) -> str:
 
 def native_geometry(row: Mapping[str, Any]) -> tuple[AxisGeometry, ...]:
     """The native geometry of a row of the index, axis by axis."""
-    uncertain = set(str(row["uncertain"]).split(";"))
+    uncertain = read_codes(row["uncertain"])
     axes = []
     for axis, meaning, size_letter, spacing_letter in AXES:
         count, spacing_mm = int(row[f"native_{size_letter}"]), float(row[f"spacing_{spacing_letter}_mm"])

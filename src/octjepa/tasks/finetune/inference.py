@@ -22,6 +22,7 @@ from octjepa.files import write_atomic
 from octjepa.ingest import build_store
 from octjepa.ingest.one_file import Spacing
 from octjepa.locks import writer_lock
+from octjepa.notes import write_codes
 from octjepa.progress import bar
 from octjepa.store import Store
 from octjepa.tasks.finetune.predict import VOLUMES_AT_ONCE, TunedModel, case_prediction, load_tuned
@@ -137,10 +138,10 @@ def _keys(model: TunedModel, scans: pd.DataFrame, is_far: np.ndarray, level: str
     return {
         "person_id": scans["person_id"].iloc[0],
         "eye": "" if level == "person" else scans["eye"].iloc[0],
-        "volume_id": ";".join(scans["volume_id"]),
-        "device": ";".join(sorted(devices)),
+        "volume_id": write_codes(scans["volume_id"]),
+        "device": write_codes(sorted(devices)),
         "quality": round(float(scans["quality"].min()), 3),
-        "unlike_training": ";".join(unlike),
+        "unlike_training": write_codes(unlike),
         "trained_on": bool(set(scans["volume_id"]) & model.encoder.recorded_training),
     }
 

@@ -17,6 +17,7 @@ from jaxtyping import Float, UInt8
 from octjepa.canonical.native_mapping import NativeMap
 from octjepa.embed.table import SPLITS
 from octjepa.errors import UsageError
+from octjepa.notes import Note, read_notes
 from octjepa.recipe import Preprocessing, Recipe
 from octjepa.store import Store
 from octjepa.tasks.segment.label_files import UNLABELLED, LabelFolder, default_classes
@@ -126,7 +127,7 @@ class LabelledVolumes:
         read = self.folder.read(file, self.classes, native.shape[0])
         read.check(native.shape, native.spacing_mm, str(file))
         codes, fovea = read.as_classes(self.classes), read.fovea_mm
-        if frames_reversed(str(volume["notes"])):
+        if frames_reversed(read_notes(volume["notes"])):
             codes = codes[::-1]
             fovea = None if fovea is None else ((native.shape[0] - 1) * native.spacing_mm[0] - fovea[0], fovea[1])
         if centre != "labels":
@@ -163,7 +164,7 @@ class LabelledVolumes:
         usable = []
         for volume in volumes:
             try:
-                frames_reversed(str(volume["notes"]))
+                frames_reversed(read_notes(volume["notes"]))
             except UsageError:
                 continue
             usable.append(volume)
@@ -202,15 +203,14 @@ class LabelledVolumes:
             )
 
 
-def frames_reversed(notes: str) -> bool:
+def frames_reversed(notes: Sequence[Note]) -> bool:
     """Whether ingest reversed the order of the B-scans. Raises UsageError: it moved voxels in another way."""
-    codes = [note for note in notes.split(";") if note]
-    moved = [code for code in codes if code.startswith(_MOVED)]
-    if "frames_unordered" in codes and "order_by_correlation" not in codes:
+    moved = [str(note) for note in notes if note.startswith(_MOVED)]
+    if "frames_unordered" in notes and "order_by_correlation" not in notes:
         moved.append("frames_unordered")
     if moved:
         raise UsageError(f"ingest turned or sorted its voxels ({', '.join(moved)}): nothing can be laid on the file's")
-    return "frames_reversed" in codes
+    return "frames_reversed" in notes
 
 
 def labels_to_stored(codes: UInt8[np.ndarray, "N R C"], native: NativeMap) -> UInt8[np.ndarray, "D H W"]:

@@ -85,7 +85,7 @@ def _segment_file(saved: SavedHead, scan: Path, out: Path, forms: Forms) -> dict
     patterns = saved.encoder.recipe.data.patterns
     if volume.pattern not in patterns:
         raise UsageError(f"its pattern is {volume.pattern}: the encoder knows {', '.join(patterns)}")
-    turned = frames_reversed(";".join(volume.notes))
+    turned = frames_reversed(volume.notes)
     codes, name = segment_volume(saved, volume)
     in_file_order = np.ascontiguousarray(codes[::-1] if turned else codes)
     answer: dict[str, Any] = {"volume_id": name, "eye": volume.laterality or ""}

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 
 from octjepa.canonical.pipeline import SPARSE_FRAMES, SPARSE_GAP_MM
 from octjepa.canonical.plausibility import DOUBTFUL_NOTE
-from octjepa.notes import SPARSE_NOTE
+from octjepa.notes import SPARSE_NOTE, Note
 from octjepa.phantom.random_scene import CLASSES
 from octjepa.tasks.segment.thickness import MIN_AREA_SHARE, SECTORS, ScanOrientation, sector_areas_mm2, sector_at
 from octjepa.tasks.segmenter.fovea import ScanCentre, find_centre
@@ -78,7 +78,7 @@ class Preparation:
     """Quality 0..1 and notes of the preparation of a scan (`octjepa.canonical`); `quality` is None if it failed."""
 
     quality: float | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 def measure(volume: OCTVolume, found: Segmentation, preparation: Preparation) -> Measurement:
@@ -278,10 +278,10 @@ def _trust_notes(
         notes.append(f"low image quality ({preparation.quality:.2f} of 1)")
     if DOUBTFUL_NOTE in preparation.notes:
         notes.append("the layers of a retina are hardly recognised: severe disease, or not a macular scan")
-    if any(note.startswith(SPARSE_NOTE) for note in preparation.notes) and not any("sparse" in n for n in notes):
+    if any(note.code == SPARSE_NOTE for note in preparation.notes) and not any("sparse" in n for n in notes):
         notes.append("sparse raster: most of the field lies between distant B-scans")
     for code, text in (("blank_frames", "blank"), ("damaged_frames", "damaged")):
-        counts = [note.partition("=")[2] for note in preparation.notes if note.startswith(f"{code}=")]
+        counts = [note.detail for note in preparation.notes if note.code == code]
         notes += [f"{count} B-scans are {text}" for count in counts]
     notes += _range_notes(volume, found, layers)
     nerve = float(np.mean(np.nan_to_num(layers[1]) > _NERVE_UM))

@@ -283,7 +283,7 @@ def _write_labels(
     notes: list[str] = []
     in_file = True
     try:
-        reverse = frames_reversed(";".join(volume.notes))
+        reverse = frames_reversed(volume.notes)
     except UsageError:
         reverse, in_file = False, False
         notes.append(
