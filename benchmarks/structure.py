@@ -181,17 +181,27 @@ def _above(rank: dict[str, int], module: str, target: str) -> bool:
 
 
 def imports_by_name() -> list[tuple[str, str]]:
-    """(module, target) of every string in the source that names a module of octjepa, such as for `import_module`."""
+    """(module, target) of every string in the source that names a module of octjepa, such as for `import_module`.
+
+    A registry's group of entry points is not a module, although `octjepa.objectives` is the name of both.
+    """
     found = []
     for module in modules():
         if module == "octjepa":
             continue  # its table of public names
+        groups = set(_entry_point_groups(module))
         for node in ast.walk(tree(module)):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in groups:
                 name = node.value.partition(":")[0]
                 if name in modules() and name != "octjepa":
                     found.append((module, name))
     return found
+
+
+def _entry_point_groups(module: str) -> Iterator[ast.expr]:
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Registry":
+            yield from node.args[1:2]
 
 
 def functions_with_many_parameters() -> list[str]:

@@ -14,7 +14,7 @@ from octjepa.config import load_recipe
 from octjepa.distributed.precision import with_precision
 from octjepa.distributed.runtime import Runtime
 from octjepa.ingest import build_store
-from octjepa.objective.loss import token_grid_positions
+from octjepa.objectives.loss import token_grid_positions
 from octjepa.phantom import write_cohort
 from octjepa.recipe import Preprocessing, Recipe
 from octjepa.store import Store

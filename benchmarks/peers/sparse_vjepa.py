@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from octjepa.distributed.precision import wait_for
 from octjepa.distributed.runtime import Runtime
-from octjepa.objective.base import gather_tokens
+from octjepa.objectives.base import gather_tokens
 from octjepa.recipe import Recipe
 
 FAMILIES = 2

@@ -26,7 +26,7 @@ from octjepa.encoders import PretrainedEncoder
 from octjepa.errors import OctjepaError, UsageError, install_command
 from octjepa.model import VJEPA3D
 from octjepa.model.vjepa2 import to_vjepa2, vjepa2_config
-from octjepa.objective.base import gather_tokens
+from octjepa.objectives.base import gather_tokens
 from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.views import geometry, intensity

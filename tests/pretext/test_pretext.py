@@ -12,7 +12,7 @@ import torch
 from octjepa import keys
 from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
-from octjepa.objective.base import get_objective
+from octjepa.objectives.base import get_objective
 from octjepa.recipe import OBJECTIVES
 from octjepa.train import loop, validate
 from octjepa.train.guards import FROZEN_AFTER, PretextAlarm

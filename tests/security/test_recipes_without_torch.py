@@ -9,7 +9,7 @@ import pytest
 
 from octjepa.config import load_recipe
 from octjepa.errors import RecipeError
-from octjepa.objective.base import Objective, get_objective
+from octjepa.objectives.base import Objective, get_objective
 from octjepa.recipe.objectives import FACTS, OBJECTIVES, objective_facts
 
 CODE = """
@@ -31,7 +31,7 @@ for name in OBJECTIVES.names():
                 load_recipe("tiny_cpu", [f"objective.name={name}", key]).exported_encoder
             except RecipeError:
                 pass
-print(tried, [name for name in ("torch", "octjepa.objective") if name in sys.modules])
+print(tried, [name for name in ("torch", "octjepa.objectives") if name in sys.modules])
 """
 
 

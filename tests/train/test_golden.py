@@ -26,7 +26,7 @@ from octjepa.config import PRETRAINING
 from octjepa.files import read_json_lines
 from octjepa.ingest import build_store
 from octjepa.model import VJEPA3D
-from octjepa.objective.methods.vjepa import VJEPA
+from octjepa.objectives.jepa import VJEPA
 from octjepa.phantom import write_cohort
 from octjepa.recipe import Recipe, TrainRecipe
 from octjepa.store import Store

@@ -14,7 +14,7 @@ from octjepa.checkpoint import folder
 from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
 from octjepa.model.encoder import Encoder
-from octjepa.objective.base import gather_tokens
+from octjepa.objectives.base import gather_tokens
 from octjepa.train.guards import LIMITS, CollapseAlarms
 from octjepa.train.loop import pretrain
 from octjepa.train.monitor import MonitorSet, run_monitor

@@ -11,7 +11,7 @@ import torch
 from octjepa.distributed import xla
 from octjepa.encoders import PretrainedEncoder
 from octjepa.model import VJEPA3D
-from octjepa.objective.loss import token_grid_positions, training_loss
+from octjepa.objectives.loss import token_grid_positions, training_loss
 from octjepa.recipe import Recipe
 from octjepa.train.guards import PretextAlarm, check_leak
 from octjepa.views.loader import Batch, TrainingDataset, training_batches

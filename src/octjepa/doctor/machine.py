@@ -23,7 +23,7 @@ from octjepa.doctor.checks import Check, Setup, State, attempt, gigabytes, regis
 from octjepa.files import write_atomic
 from octjepa.locks import writer_lock
 from octjepa.model import VJEPA3D
-from octjepa.objective.loss import token_grid_positions, training_loss
+from octjepa.objectives.loss import token_grid_positions, training_loss
 from octjepa.recipe import Recipe
 from octjepa.remote import is_remote
 from octjepa.train.machine import COMPILE_FROM, choose_for_machine, loader_workers

@@ -1,6 +1,6 @@
 """VJEPA3D: context encoder, EMA target encoder and predictor as one module, without any training logic.
 
-All objectives (`octjepa.objective.methods`) share it, with one recipe and one data order. With V-JEPA 2 (Assran et al.
+All objectives (`octjepa.objectives`) share it, with one recipe and one data order. With V-JEPA 2 (Assran et al.
 2025) the context encoder E is given the visible tokens x_C alone, a narrow transformer P predicts at the positions of
 the hidden tokens, and the target is what the EMA encoder E' makes of all tokens of the second view:
 
@@ -27,7 +27,7 @@ from octjepa.model.blocks import Block, Stack
 from octjepa.model.encoder import Encoder, PatchMLP
 from octjepa.model.positions import Rope
 from octjepa.model.predictor import MLPPredictor, TransformerPredictor
-from octjepa.objective.base import Objective, Prediction, gather_tokens, get_objective
+from octjepa.objectives.base import Objective, Prediction, gather_tokens, get_objective
 from octjepa.recipe import ROPE_BASE, SIZES, ModelSize, Recipe
 
 
@@ -36,7 +36,7 @@ class VJEPA3D(nn.Module):
 
     Usually built by `VJEPA3D.from_recipe`. Source: V-JEPA 2 (Assran et al. 2025).
 
-    objective: a name of `octjepa.objective`. size: a preset of `octjepa.recipe.SIZES` or any `ModelSize`. patch_size:
+    objective: a name of `octjepa.objectives`. size: a preset of `octjepa.recipe.SIZES` or any `ModelSize`. patch_size:
     voxels of a patch along slice, depth, column. positions: "rope", "rope_tiled" or "sincos". predictor_width,
     predictor_depth: default to the objective's values, and these to the size's. recompute: recomputes activations in
     the backward pass. stem: "linear" or "patch_mlp".

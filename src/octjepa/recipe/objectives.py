@@ -1,13 +1,13 @@
 """Facts about objectives that recipes need: which predictor, which tokens, which encoder is exported.
 
-Validating a recipe reads these facts, and must not import torch, which the classes in `octjepa.objective.methods` need.
+Validating a recipe reads these facts, and must not import torch, which the classes in `octjepa.objectives` need.
 So the facts of the package's own objectives are this table, and `register_objective` copies them into the classes. An
 objective of another package states the same facts as class attributes; its class is imported when a recipe names it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from octjepa.registry import Registry
@@ -15,25 +15,33 @@ from octjepa.registry import Registry
 
 @dataclass(frozen=True)
 class ObjectiveFacts:
-    """The attributes of `octjepa.objective.base.Objective` that decide whether a key of a recipe is used."""
+    """The attributes of `octjepa.objectives.base.Objective` that decide whether a key of a recipe is used.
 
+    `module` is the module of `octjepa.objectives` that holds the class; it is empty for objectives of other packages.
+    """
+
+    module: str = ""
     predictor: Literal["transformer", "mlp"] = "transformer"
     predictor_width: int | None = None
     exported_encoder: Literal["target", "student"] = "target"
     supervises_visible: bool = False
 
+    def attributes(self) -> dict[str, str | int | bool | None]:
+        """The facts that are attributes of the class."""
+        return {key: value for key, value in asdict(self).items() if key != "module"}
+
 
 FACTS = {
-    "vjepa": ObjectiveFacts(),
-    "vjepa_dense": ObjectiveFacts(supervises_visible=True),
-    "normalized_mse": ObjectiveFacts(predictor="mlp"),
-    "mae": ObjectiveFacts(exported_encoder="student"),
-    "mae_patch_norm": ObjectiveFacts(exported_encoder="student"),
-    "noise2noise": ObjectiveFacts(exported_encoder="student", supervises_visible=True),
+    "vjepa": ObjectiveFacts("jepa"),
+    "vjepa_dense": ObjectiveFacts("jepa", supervises_visible=True),
+    "normalized_mse": ObjectiveFacts("jepa", predictor="mlp"),
+    "mae": ObjectiveFacts("mae", exported_encoder="student"),
+    "mae_patch_norm": ObjectiveFacts("mae", exported_encoder="student"),
+    "noise2noise": ObjectiveFacts("mae", exported_encoder="student", supervises_visible=True),
 }
 
 
-# `octjepa.objective.base` says which modules hold the classes.
+# `octjepa.objectives.base` says which modules hold the classes.
 OBJECTIVES: Registry[Any] = Registry("objective", "octjepa.objectives", names=FACTS)
 
 
@@ -42,4 +50,4 @@ def objective_facts(name: str) -> ObjectiveFacts:
     if name in FACTS:
         return FACTS[name]
     kind = OBJECTIVES.get(name)
-    return ObjectiveFacts(kind.predictor, kind.predictor_width, kind.exported_encoder, kind.supervises_visible)
+    return ObjectiveFacts("", kind.predictor, kind.predictor_width, kind.exported_encoder, kind.supervises_visible)

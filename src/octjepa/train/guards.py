@@ -23,7 +23,7 @@ from octjepa.errors import OctjepaError
 from octjepa.files import Journal
 from octjepa.model import VJEPA3D
 from octjepa.model.blocks import uncompiled
-from octjepa.objective.base import Prediction, get_objective
+from octjepa.objectives.base import Prediction, get_objective
 from octjepa.reasons import quarantine_record
 from octjepa.views.loader import Batch
 

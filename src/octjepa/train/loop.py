@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from octjepa.checkpoint.state import Record
 from octjepa.distributed.signals import Interrupted, StepFlags, StopRequest, stop_request, sync_flags
 from octjepa.errors import OctjepaError
-from octjepa.objective.loss import recipe_at_update
+from octjepa.objectives.loss import recipe_at_update
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.store import Store

@@ -21,7 +21,7 @@ import torch
 from octjepa.errors import UsageError
 from octjepa.machine import cores
 from octjepa.model.blocks import PLAIN_TOKENS, trains_by_plain_products
-from octjepa.objective.base import get_objective
+from octjepa.objectives.base import get_objective
 from octjepa.progress import is_quiet
 from octjepa.recipe import Recipe
 

@@ -22,8 +22,8 @@ from octjepa.distributed.runtime import Runtime
 from octjepa.errors import OctjepaError
 from octjepa.model import VJEPA3D
 from octjepa.model.blocks import uncompiled
-from octjepa.objective import rank_metrics
-from octjepa.objective.sigreg import sigreg
+from octjepa.objectives import rank_metrics
+from octjepa.objectives.regularisers import sigreg
 from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.views.loader import Batch, LoadedSample, collate, read_or_warn

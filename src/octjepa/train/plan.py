@@ -24,7 +24,7 @@ from octjepa.distributed.precision import choose_precision, with_precision
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D
-from octjepa.objective.loss import training_loss
+from octjepa.objectives.loss import training_loss
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.train.data import batch_shares

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
-from octjepa.objective.base import cosine
-from octjepa.objective.loss import token_grid_positions, training_loss
+from octjepa.objectives.base import cosine
+from octjepa.objectives.loss import token_grid_positions, training_loss
 from octjepa.recipe import Recipe
 from octjepa.train.engine import MicroLoss, accumulate_gradients
 from octjepa.train.guards import check_detached

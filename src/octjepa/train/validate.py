@@ -18,9 +18,9 @@ from torch import Tensor
 from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
 from octjepa.model.blocks import uncompiled
-from octjepa.objective.base import cosine, gather_tokens
-from octjepa.objective.loss import token_grid_positions
-from octjepa.objective.rank_metrics import rank_me
+from octjepa.objectives.base import cosine, gather_tokens
+from octjepa.objectives.loss import token_grid_positions
+from octjepa.objectives.rank_metrics import rank_me
 from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.views.loader import Batch, ValidationDataset, validation_batches

@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 
-from octjepa.objective.methods.vjepa import VJEPA
+from octjepa.objectives.jepa import VJEPA
 
 
 class SmoothL1(VJEPA):

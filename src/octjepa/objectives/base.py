@@ -1,7 +1,8 @@
 """A pretraining objective: its targets, its loss, the predictor it needs, and the trivial loss that it should beat.
 
-An objective is one class in one file of `octjepa.objective.methods`, or of a user's package that declares it as an
-entry point of the group `octjepa.objectives`; no other file names it. A new one may be as short as
+An objective is one class, in a module of this package (`octjepa.recipe.objectives` lists which) or in a package that
+declares it as an entry point of the group `octjepa.objectives`. No other file names it. A new objective may be as short
+as
 
     @register_objective("smooth_l1")
     class SmoothL1(VJEPA):
@@ -12,7 +13,6 @@ entry point of the group `octjepa.objectives`; no other file names it. A new one
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
@@ -21,9 +21,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from octjepa.recipe.objectives import FACTS, OBJECTIVES
-from octjepa.registry import modules_of
 
-OBJECTIVES.locate(modules_of("octjepa.objective.methods"))
+OBJECTIVES.locate({name: f"{__package__}.{facts.module}" for name, facts in FACTS.items()})
 
 Tokens = Float[Tensor, "b m f"]
 Scalar = Float[Tensor, ""]
@@ -89,7 +88,7 @@ def register_objective(name: str) -> Callable[[type[Registered]], type[Registere
     """
 
     def add(kind: type[Registered]) -> type[Registered]:
-        for key, value in asdict(FACTS[name]).items() if name in FACTS else ():
+        for key, value in FACTS[name].attributes().items() if name in FACTS else ():
             setattr(kind, key, value)
         return OBJECTIVES.register(name)(kind)
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from octjepa.objective.base import cosine, get_objective
+from octjepa.objectives.base import cosine, get_objective
 from octjepa.train.validate import PositionMeans, copy_nearest
 
 L1, NORMALIZED_MSE = get_objective("vjepa").loss, get_objective("normalized_mse").loss

@@ -15,16 +15,14 @@ from octjepa.config import load_recipe
 from octjepa.errors import RecipeError
 from octjepa.model import VJEPA3D
 from octjepa.model.vjepa3d import grid_positions
-from octjepa.objective.base import Prediction, gather_tokens, get_objective
-from octjepa.objective.loss import (
+from octjepa.objectives.base import Prediction, gather_tokens, get_objective
+from octjepa.objectives.loss import (
     distance_weight,
     recipe_at_update,
     token_grid_positions,
     training_loss,
-    variance_covariance,
 )
-from octjepa.objective.sigreg import sigreg
-from octjepa.objective.zones import FEWEST, zone_sigreg
+from octjepa.objectives.regularisers import FEWEST, sigreg, variance_covariance, zone_sigreg
 from octjepa.recipe import ObjectiveRecipe
 from octjepa.views.tokens import REGIONS
 from synthetic import small_recipe
@@ -329,7 +327,7 @@ def test_recomputed_activations_give_the_same_gradients() -> None:
 def test_a_package_of_a_user_adds_an_objective(install_package: Install) -> None:
     install_package(
         *("my_package", "octjepa.objectives", "halved = my_package:Halved"),
-        "from octjepa.objective.methods.vjepa import VJEPA\n\n"
+        "from octjepa.objectives.jepa import VJEPA\n\n"
         "class Halved(VJEPA):\n    predictor_depth = 1\n    alarm_bounds = {'low_rank': 2.0}\n\n"
         "    def loss(self, predicted, target):\n        return super().loss(predicted, target) / 2\n",
     )

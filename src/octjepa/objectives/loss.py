@@ -8,17 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from octjepa.objective.base import Prediction, gather_tokens, get_objective
-from octjepa.objective.sigreg import sigreg
-from octjepa.objective.zones import zone_sigreg
+from octjepa.objectives.base import Prediction, gather_tokens, get_objective
+from octjepa.objectives.regularisers import sigreg, variance_covariance, zone_sigreg
 from octjepa.recipe import ObjectiveRecipe, Recipe
 from octjepa.views.tokens import regions_at
-
-_STD_EPS = 1e-4
 
 
 def distance_weight(
@@ -106,16 +102,3 @@ def _of_zones(
     every = features.shape[1] == grid_positions.shape[1]
     regions = regions_at(grid_positions if every else gather_tokens(grid_positions, context), grid).long()
     return zone_sigreg(features, regions, len(context) // len(grid_positions), update)
-
-
-def variance_covariance(features: Float[Tensor, "n w"]) -> Float[Tensor, ""]:
-    """VICReg's terms without invariance (Bardes, Ponce and LeCun 2022).
-
-    Mean hinge of each feature's standard deviation below 1, plus the squared covariances summed and divided by w.
-    """
-    centred = features.float() - features.float().mean(dim=0)
-    count, width = centred.shape
-    std = (centred.square().sum(dim=0) / (count - 1) + _STD_EPS).sqrt()  # [w]
-    covariance = centred.T @ centred / (count - 1)  # [w, w]
-    off_diagonal = covariance.square().sum() - covariance.diagonal().square().sum()
-    return F.relu(1.0 - std).mean() + off_diagonal / width

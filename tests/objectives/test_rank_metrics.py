@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from octjepa.objective.rank_metrics import (
+from octjepa.objectives.rank_metrics import (
     alpha_req,
     lidar,
     pair_cosine,
