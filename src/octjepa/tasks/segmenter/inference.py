@@ -30,6 +30,7 @@ from octjepa.errors import OctjepaError
 from octjepa.model.boundary_unet import STRIDE, BoundaryUNet, NetworkSize, decode_boundaries
 from octjepa.phantom.random_scene import BOUNDARIES, CLASSES, COLUMN_MM, ROW_MM
 from octjepa.read.reader import read_volume
+from octjepa.tasks.segmenter.outer_boundaries import with_outer_boundaries
 from octjepa.volume import OCTVolume
 
 PACKAGED: Final = Path(__file__).parents[2] / "weights" / "segmenter"
@@ -102,13 +103,17 @@ class Segmenter:
     def segment(self, volume: OCTVolume | str | Path, advance: Callable[[int], None] | None = None) -> Segmentation:
         """Segments a volume or the scan in a file. `advance` is called with the number of B-scans that are done.
 
-        B-scans are taken alone in radial and circle scans, and where the positions of B-scans are uncertain.
+        The ILM and Bruch's membrane are those that `octjepa.tasks.segmenter.outer_boundaries` chooses. B-scans are
+        taken alone in radial and circle scans, and where the positions of B-scans are uncertain.
         Raises OctjepaError as `predict` does, and VolumeRejected for a file that is not an OCT scan.
         """
         if not isinstance(volume, OCTVolume):
             volume = read_volume(volume)
         alone = volume.pattern in ("radial", "circle") or "slice" in volume.uncertain
-        return self.predict(volume.pixels, volume.spacing_mm, volume.slice_positions_mm, alone, advance)
+        found = self.predict(volume.pixels, volume.spacing_mm, volume.slice_positions_mm, alone, advance)
+        near = near_bscans(len(volume.pixels), volume.spacing_mm[0], volume.slice_positions_mm, alone)
+        rows, error_um = with_outer_boundaries(found.boundaries_px, found.expected_error_um, volume, near)
+        return replace(found, boundaries_px=rows, expected_error_um=error_um)
 
     def predict(
         self,
