@@ -91,8 +91,8 @@ def tiny_volume(source: SourceFile, store: Path, **_: object) -> dict[str, Any]:
         **dict.fromkeys(COLUMNS, 0.0), **dict.fromkeys(texts, ""), "volume_id": name, "content_hash": content,
         "person_id": source.row.person_id, "eye": "OD", "sop_instance_uid": f"1.2.826.{int(name, 16)}",
         "source": source.name, "device": "topcon_maestro2", "pattern": "raster", "mirrored": False, "split": "",
-        "file": source.name, "file_key": source.key, "file_size": now[0], "file_mtime_ns": now[1],
-        "manifest_hash": now[2], "enface_hash": content, "chunk_hash": content,
+        "file": source.name, "file_key": source.key, **now.columns(),
+        "enface_hash": content, "chunk_hash": content,
     }  # fmt: skip
     return {"volume": row, "chunk": chunk}
 

@@ -22,6 +22,7 @@ def index_entry(number: int, **fields: Any) -> dict[str, Any]:
         "provenance_depth": "shared", "provenance_column": "shared", "uncertain": "", "notes": "", "mirrored": False,
         "tissue_mean": 100.0, "tissue_std": 20.0, "tissue_share": 0.3, "quality": 0.8, "enface_hash": "", "split": "",
         "file": f"{number}.dcm", "file_key": f"key{number}", "file_size": 1, "file_mtime_ns": 1, "manifest_hash": "",
+        "user_spacing_mm": "",
         **fields,
     }  # fmt: skip
 

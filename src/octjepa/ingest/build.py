@@ -24,7 +24,7 @@ from octjepa.cohort.split import split_the_rest
 from octjepa.errors import NothingReadError, TooManyLostError, UsageError, VolumeRejected
 from octjepa.files import remove_unfinished, replace_folder
 from octjepa.ingest.note_warnings import note_warnings
-from octjepa.ingest.one_file import Result, Spacing, has_user_spacing, ingest_one, is_done, refused, sha256
+from octjepa.ingest.one_file import Result, Spacing, ingest_one, is_done, refused, sha256
 from octjepa.ingest.person_claims import CONTRADICTED_NOTE, PersonClaims
 from octjepa.ingest.ray_pool import ray_results
 from octjepa.ingest.sibling_names import SiblingNames
@@ -175,7 +175,9 @@ def build_store(
         known = opened.known_files()
         todo = [file for file in discovery.files if not is_done(file, known.get(file.key), spacing_mm)]
         read_now = {file.key for file in todo}
-        overridden = sum(has_user_spacing(known.get(f.key)) for f in discovery.files if f.key not in read_now)
+        overridden = sum(
+            known[file.key].user_spacing_mm is not None for file in discovery.files if file.key not in read_now
+        )
         if overridden and spacing_mm is None:
             _log.warning(
                 "%d volumes keep the spacing that an earlier run was given by hand (--spacing). `--spacing file` reads "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,11 @@ from octjepa.read.personal_data import mask_path, read_name_and_birth_date
 from octjepa.read.reader import SpacingOption, read_volume
 from octjepa.reasons import error_origin, quarantine_record, rejection
 from octjepa.recipe import Preprocessing
-from octjepa.store.index import encode_labels
+from octjepa.store.index import FileState, encode_labels
 from octjepa.store.storage import CHUNK_FILES, chunk_folder, chunk_hash, stage_chunk
 from octjepa.volume import OCTVolume
 
-FileState = tuple[int, int, str]  # size, mtime_ns, hash of the manifest row and of the spacing given by the user
 Spacing = SpacingOption
-_USER_SPACING = " spacing "
 _INVERTED = (
     "dark layers on a bright background: the intensities look inverted. A DICOM header has to say MONOCHROME1 then; "
     "of other formats invert the values"
@@ -89,8 +88,7 @@ def state(source: SourceFile, spacing_mm: Spacing = None) -> FileState | None:
     now = source.state()
     if now is None:
         return None
-    row = row_hash(source.row)
-    return (*now, row if spacing_mm in (None, "file") else f"{row}{_USER_SPACING}{','.join(map(repr, spacing_mm))}")
+    return FileState(*now, row_hash(source.row), None if spacing_mm == "file" else spacing_mm)
 
 
 def is_done(source: SourceFile, before: FileState | None, spacing_mm: Spacing = None) -> bool:
@@ -98,18 +96,7 @@ def is_done(source: SourceFile, before: FileState | None, spacing_mm: Spacing = 
     now = state(source, spacing_mm)
     if before is None or now is None:
         return False
-    return now == (before if spacing_mm is not None else (*before[:2], before[2].partition(_USER_SPACING)[0]))
-
-
-def has_user_spacing(before: FileState | None) -> bool:
-    """Whether a file was read with a spacing given by the user."""
-    return before is not None and _USER_SPACING in before[2]
-
-
-def user_spacing(manifest_hash: str) -> tuple[float, float, float] | None:
-    """The spacing (slice, depth, column) in mm that the user gave, from an index entry's `manifest_hash`; or None."""
-    text = manifest_hash.partition(_USER_SPACING)[2]
-    return tuple(float(value) for value in text.split(",")) if text else None  # type: ignore[return-value]
+    return now == (before if spacing_mm is not None else replace(before, user_spacing_mm=None))
 
 
 def refused(
@@ -184,7 +171,5 @@ def _entry(
         "split": "",
         "file": name,
         "file_key": source.key,
-        "file_size": file_state[0],
-        "file_mtime_ns": file_state[1],
-        "manifest_hash": file_state[2],
+        **file_state.columns(),
     }

@@ -37,6 +37,7 @@ from octjepa.store.index import (
     COLUMNS,
     LABEL_COLUMNS,
     LABELS_FILE,
+    FileState,
     Index,
     check_entry,
     entries_of,
@@ -350,13 +351,10 @@ class Store:
         finally:
             self._writer = None
 
-    def known_files(self) -> dict[str, tuple[int, int, str]]:
-        """file key -> (size, mtime_ns, hash of the manifest row) of every accepted file whose chunk is there."""
-        return {
-            file_key(entry): (int(entry["file_size"]), int(entry["file_mtime_ns"]), str(entry["manifest_hash"]))
-            for name, entry in self.index.volumes.items()
-            if self.has_files(name)
-        }
+    def known_files(self) -> dict[str, FileState]:
+        """file key -> the state in which it was read, of every accepted file whose chunk is there."""
+        volumes = self.index.volumes.items()
+        return {file_key(entry): FileState.of(entry) for name, entry in volumes if self.has_files(name)}
 
     def add(self, entry: dict[str, Any]) -> None:
         """Adds the index entry of a volume whose chunk is in its folder."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -76,6 +77,7 @@ COLUMNS = (
     "file_size",
     "file_mtime_ns",
     "manifest_hash",
+    "user_spacing_mm",
 )
 PARTICIPANT_COLUMNS = ("person_id", "clinical_site", "study_group", "age", "recommended_split")
 LABELS_FILE = "labels.tsv"
@@ -84,7 +86,46 @@ LABEL_COLUMNS = (*_LABEL_KEYS, "labels")
 # Refusals that say nothing about the file's content: a volume made from it earlier stays valid.
 _NOT_READ = {"unreadable_file", "manifest_row_without_file"}
 _NEEDED = ("volume_id", "content_hash", "person_id", "eye", "file", "notes", "split")
+_HIDDEN_SPACING = " spacing "  # after it, earlier stores keep the user's spacing in `manifest_hash`
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FileState:
+    """A file as it was when ingest read it; the file is read again if any of this differs.
+
+    `manifest_hash` is the hash of the manifest's row, "" without one. `user_spacing_mm` is the spacing (slice, depth,
+    column) that the user stated for the file with `--spacing`.
+    """
+
+    size: int
+    mtime_ns: int
+    manifest_hash: str
+    user_spacing_mm: tuple[float, float, float] | None = None
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> FileState:
+        """The state that an index entry records."""
+        size, mtime_ns = int(entry["file_size"]), int(entry["file_mtime_ns"])
+        return cls(size, mtime_ns, str(entry["manifest_hash"]), user_spacing_mm(entry))
+
+    def columns(self) -> dict[str, int | str]:
+        """The columns of an index entry that record the state."""
+        return {
+            "file_size": self.size,
+            "file_mtime_ns": self.mtime_ns,
+            "manifest_hash": self.manifest_hash,
+            "user_spacing_mm": ",".join(map(repr, self.user_spacing_mm or ())),
+        }
+
+
+def user_spacing_mm(entry: Mapping[str, Any]) -> tuple[float, float, float] | None:
+    """The spacing (slice, depth, column) in mm that the user stated for the file of an index entry; or None."""
+    text = entry.get("user_spacing_mm")
+    if not isinstance(text, str) or not text:
+        return None
+    dz, dy, dx = map(float, text.split(","))
+    return dz, dy, dx
 
 
 def file_key(entry: Mapping[str, Any]) -> str:
@@ -114,6 +155,9 @@ def read_volumes(folder: Path, location: str) -> pd.DataFrame:
         if "provenance_row" in table:  # earlier stores call the depth axis "row"
             table = table.rename(columns={"provenance_row": "provenance_depth"})
             table["uncertain"] = table["uncertain"].str.replace(r"\brow\b", "depth", regex=True)
+        if "user_spacing_mm" not in table and "manifest_hash" in table:
+            parts = text_column(table["manifest_hash"]).str.partition(_HIDDEN_SPACING)
+            table = table.assign(manifest_hash=parts[0], user_spacing_mm=parts[2])
         return table
     except (OSError, ValueError) as error:
         raise OctjepaError(f"volumes.parquet of the store {location} is damaged: {error}") from error
@@ -167,6 +211,9 @@ class Index:
         entry = dict(change.get("volume") or change.get("refused") or {})
         if not entry:
             return ""
+        if "volume" in change and "user_spacing_mm" not in entry:  # a journal that an earlier version left
+            row, _, spacing = str(entry.get("manifest_hash") or "").partition(_HIDDEN_SPACING)
+            entry["manifest_hash"], entry["user_spacing_mm"] = row, spacing
         file = file_key(entry)
         before = self._volume_by_file.get(file, "")
         if "refused" in change:

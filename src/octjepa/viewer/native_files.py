@@ -18,12 +18,11 @@ from jaxtyping import UInt8
 
 from octjepa.errors import OctjepaError, UsageError, VolumeRejected
 from octjepa.ingest import SourceFile, discover
-from octjepa.ingest.one_file import user_spacing
 from octjepa.notes import read_notes
 from octjepa.read.one_frame import read_one_frame
 from octjepa.read.reader import read_volume
 from octjepa.remote import is_remote
-from octjepa.store.index import file_key
+from octjepa.store.index import file_key, user_spacing_mm
 from octjepa.volume import OCTVolume
 
 MAX_BYTES = 512 << 20  # of pixels that are held at once; the last scan is held in any case
@@ -76,7 +75,7 @@ class NativeFiles:
                     volume = read_volume(
                         path,
                         source.row,
-                        user_spacing(str(entry.get("manifest_hash") or "")),
+                        user_spacing_mm(entry),
                         dataset_path=source.dataset_path,
                         member=source.member,
                     )
