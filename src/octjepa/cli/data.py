@@ -1,4 +1,4 @@
-"""Verbs from files to a store: demo, phantom, expand, ingest, inspect, split."""
+"""Verbs from files to a store: demo, phantom, expand, ingest, inspect, convert, pack, split."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 import typer
 
 from octjepa.cli.options import AllowOutside, Json, MaxLost, Quiet, Spacing, StorePath, Workers
-from octjepa.cli.output import print_probe, print_result
+from octjepa.cli.output import check_output_folder, print_converted, print_probe, print_result
 from octjepa.cli.root import app
-from octjepa.errors import OctjepaError, TooManyLostError, UsageError
+from octjepa.errors import NothingReadError, OctjepaError, TooManyLostError, UsageError
 
 
 @app.command()
@@ -173,6 +173,38 @@ def inspect(
             f"{len(found['damaged'])} volumes of {path} are not what was written: delete their folders (chunks/aa/ID, "
             "aa being the first two signs of ID; of a packed store the shards that hold them, which shards.parquet "
             "names) and run the same ingest again"
+        )
+
+
+@app.command()
+def convert(
+    scans: Annotated[list[str], typer.Argument(metavar="SCAN...", help="Scans: files, folders, globs or lists.")],
+    to: Annotated[Literal["nifti", "dicom", "tiff"], typer.Option("--to", help="Format of the files.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the files, apart from the scans.")],
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Also write the layers of each scan, by the packaged segmenter.")
+    ] = False,
+    spacing: Spacing = None,
+    max_lost: MaxLost = 0.2,
+    allow_outside: AllowOutside = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Writes scans in another format, without loss. Each file is read back and compared with its scan."""
+    from octjepa.convert.scans import convert_sources
+    from octjepa.read.reader import parse_spacing
+
+    check_output_folder(out)
+    made = convert_sources(scans, out, to, layers, None if spacing is None else parse_spacing(spacing))
+    if as_json:
+        print_result(made.as_dict(), as_json)
+    else:
+        print_converted(made)
+    if not made.scans:
+        raise NothingReadError(f"none of {len(made.refused)} scans could be converted", made.as_dict())
+    if made.lost_share > max_lost:
+        raise TooManyLostError(
+            f"{made.lost_share:.0%} of the scans were refused, more than --max-lost {max_lost:.0%}", made.as_dict()
         )
 
 

@@ -18,6 +18,7 @@ from octjepa.errors import UsageError
 from octjepa.metrics.findings import BASELINES
 
 if TYPE_CHECKING:
+    from octjepa.convert.scans import ConvertedScans
     from octjepa.tasks.segmenter.scan_segmentation import SegmentedScans
 
 _FIGURE = {"value", "low", "high"}  # the keys of one, with its interval
@@ -135,6 +136,22 @@ def print_subgroups(scored: Sequence[Mapping[str, Any]], primary: Collection[str
             ]
     if len(lines) > 1:
         print_table(lines)
+
+
+def print_converted(made: ConvertedScans) -> None:
+    """Prints a line for each scan, its notes below it, and the refused scans."""
+    lines: list[Sequence[str]] = [("file", "shape", "spacing mm", "eye", "device")]
+    for one in made.scans:
+        shape = " x ".join(map(str, one.shape))
+        lines.append((one.file, shape, ", ".join(f"{mm:.4g}" for mm in one.spacing_mm), one.eye or "-", one.device))
+    if made.scans:
+        print_table(lines)
+    for one in made.scans:
+        for note in one.notes:
+            print(f"note on {one.scan}: {note}")
+    for refused in made.refused:
+        print(f"refused {refused.scan}: {refused.reason}: {refused.detail}; {refused.to_do}")
+    sys.stdout.flush()
 
 
 def print_segmented(made: SegmentedScans, page: Path) -> None:

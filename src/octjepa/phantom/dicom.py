@@ -34,7 +34,7 @@ TRANSFER_SYNTAX = {
     "rle": RLELossless,
 }
 JPEG_QUALITY = 92
-_SIDES: Final = {"OD": "R", "OS": "L"}
+SIDES: Final = {"OD": "R", "OS": "L"}
 
 
 def derived_uid(*parts: int | str) -> str:
@@ -66,7 +66,7 @@ def eye_dataset(eye: Eye, seed: int) -> Dataset:
     """The whole file as a pydicom dataset, file meta included."""
     dialect, uid = dialect_of(eye.device), sop_uid(seed, eye)
     ds = item(**_CONSTANT, **_identity(eye, dialect, uid, seed), **_image(eye, dialect, uid))
-    ds.file_meta = _file_meta(uid, dialect)
+    ds.file_meta = file_meta(uid, dialect.codec, "OCTJEPA_PHANTOM")
     ds.SharedFunctionalGroupsSequence = [_shared_groups(eye, seed)]
     ds.PerFrameFunctionalGroupsSequence = _frame_groups(eye, dialect, seed)
     _set_pixels(ds, eye, dialect)
@@ -81,22 +81,25 @@ def item(**elements: object) -> Dataset:
     return dataset
 
 
-def _code(value: str, scheme: str, meaning: str) -> Dataset:
+def coded(value: str, scheme: str, meaning: str) -> Dataset:
+    """A coded concept."""
     return item(CodeValue=value, CodingSchemeDesignator=scheme, CodeMeaning=meaning)
 
 
-def _retina() -> Dataset:
-    return _code("5665001", "SCT", "Retina")
+def coded_retina() -> Dataset:
+    """The anatomic region retina."""
+    return coded("5665001", "SCT", "Retina")
 
 
-def _file_meta(uid: str, dialect: Dialect) -> FileMetaDataset:
+def file_meta(uid: str, codec: str, implementation: str) -> FileMetaDataset:
+    """The file meta information of an instance `uid` whose pixels have the coding `codec`."""
     meta = FileMetaDataset()
     meta.FileMetaInformationVersion = b"\x00\x01"
     meta.MediaStorageSOPClassUID = SOP_CLASS
     meta.MediaStorageSOPInstanceUID = uid
-    meta.TransferSyntaxUID = TRANSFER_SYNTAX[dialect.codec]
+    meta.TransferSyntaxUID = TRANSFER_SYNTAX[codec]
     meta.ImplementationClassUID = _IMPLEMENTATION_UID
-    meta.ImplementationVersionName = "OCTJEPA_PHANTOM"
+    meta.ImplementationVersionName = implementation
     return meta
 
 
@@ -123,14 +126,22 @@ def _identity(eye: Eye, dialect: Dialect, uid: str, seed: int) -> dict[str, obje
         "SeriesInstanceUID": derived_uid("phantom series", uid),
         "FrameOfReferenceUID": derived_uid("phantom frame of reference", uid),
         "SynchronizationFrameOfReferenceUID": derived_uid("phantom synchronization", uid),
-        "ImageLaterality": _SIDES[eye.laterality],
-        "AnatomicRegionSequence": [_retina()],
-        "AcquisitionDeviceTypeCodeSequence": [_code("392012008", "SCT", "Optical Coherence Tomography Scanner")],
+        "ImageLaterality": SIDES[eye.laterality],
+        "AnatomicRegionSequence": [coded_retina()],
+        "AcquisitionDeviceTypeCodeSequence": [coded("392012008", "SCT", "Optical Coherence Tomography Scanner")],
         "DepthSpatialResolution": dialect.axial_resolution_um,  # optical resolution in um, not the pixel spacing
         "IlluminationWaveLength": 1050.0 if dialect.device == "topcon_triton" else 870.0,
     }
 
 
+GREY_8_BIT: Final[dict[str, object]] = {
+    "SamplesPerPixel": 1,
+    "PhotometricInterpretation": "MONOCHROME2",
+    "BitsAllocated": 8,
+    "BitsStored": 8,
+    "HighBit": 7,
+    "PixelRepresentation": 0,
+}
 # Elements that are the same in every file. AI-READI writes the sex M for everyone.
 _CONSTANT: Final[dict[str, object]] = {
     "AccessionNumber": "",
@@ -161,12 +172,7 @@ _CONSTANT: Final[dict[str, object]] = {
     "MaximumAcrossScanDistortion": 0.5,
     "IlluminationPower": 1200.0,
     "IlluminationBandwidth": 50.0,
-    "SamplesPerPixel": 1,
-    "PhotometricInterpretation": "MONOCHROME2",
-    "BitsAllocated": 8,
-    "BitsStored": 8,
-    "HighBit": 7,
-    "PixelRepresentation": 0,
+    **GREY_8_BIT,
     "BurnedInAnnotation": "NO",
     "PresentationLUTShape": "IDENTITY",
     "ConcatenationFrameOffsetNumber": 0,
@@ -176,13 +182,19 @@ _CONSTANT: Final[dict[str, object]] = {
 
 def _image(eye: Eye, dialect: Dialect, uid: str) -> dict[str, object]:
     """Image pixels and multi-frame dimensions."""
-    frames, depth, columns = eye.pixels.shape
-    dimension = derived_uid("phantom dimensions", uid)
+    return {
+        **frame_elements(eye.pixels.shape, derived_uid("phantom dimensions", uid)),
+        "LossyImageCompression": "01" if dialect.codec == "jpeg" else "00",
+    }
+
+
+def frame_elements(shape: tuple[int, ...], dimension: str) -> dict[str, object]:
+    """Size of the frames `[D, H, W]`, which the dimensions stack and position in stack (UID `dimension`) order."""
+    frames, depth, columns = shape
     return {
         "NumberOfFrames": frames,
         "Rows": depth,
         "Columns": columns,
-        "LossyImageCompression": "01" if dialect.codec == "jpeg" else "00",
         "DimensionOrganizationSequence": [item(DimensionOrganizationUID=dimension)],
         "DimensionIndexSequence": [
             item(
@@ -193,6 +205,11 @@ def _image(eye: Eye, dialect: Dialect, uid: str) -> dict[str, object]:
             for pointer in ((0x0020, 0x9056), (0x0020, 0x9057))
         ],
     }
+
+
+def frame_content(number: int) -> Dataset:
+    """The frame content of the frame with this number, from 1."""
+    return item(StackID="1", InStackPositionNumber=number, DimensionIndexValues=[1, number])
 
 
 def thickness_mm(eye: Eye) -> float:
@@ -206,13 +223,13 @@ def _shared_groups(eye: Eye, seed: int) -> Dataset:
     reference = item(
         ReferencedSOPClassUID=_PHOTOGRAPHY_8_BIT,
         ReferencedSOPInstanceUID=fundus_uid(seed, eye),
-        PurposeOfReferenceCodeSequence=[_code("121311", "DCM", "Localizer")],
+        PurposeOfReferenceCodeSequence=[coded("121311", "DCM", "Localizer")],
     )
-    measures = item(SliceThickness=_decimal(thickness_mm(eye)), PixelSpacing=[_decimal(dy), _decimal(dx)])
+    measures = item(SliceThickness=decimal_text(thickness_mm(eye)), PixelSpacing=[decimal_text(dy), decimal_text(dx)])
     return item(
         ReferencedImageSequence=[reference],
         DerivationImageSequence=[],
-        FrameAnatomySequence=[item(AnatomicRegionSequence=[_retina()], FrameLaterality=_SIDES[eye.laterality])],
+        FrameAnatomySequence=[item(AnatomicRegionSequence=[coded_retina()], FrameLaterality=SIDES[eye.laterality])],
         PlaneOrientationSequence=[item(ImageOrientationPatient=[1, 0, 0, 0, 0, -1])],
         PixelMeasuresSequence=[measures],
     )
@@ -229,7 +246,7 @@ def _frame_groups(eye: Eye, dialect: Dialect, seed: int) -> list[Dataset]:
     localizer = fundus_uid(seed, eye)
     groups = []
     for i in range(frames):
-        position = ["0", _decimal(upward * i * dz), "0"] if dialect.has_positions else []
+        position = ["0", decimal_text(upward * i * dz), "0"] if dialect.has_positions else []
         line = 768 * (i + 0.5) / frames
         line = 768 - line if upward > 0 else line
         location = item(
@@ -240,7 +257,7 @@ def _frame_groups(eye: Eye, dialect: Dialect, seed: int) -> list[Dataset]:
         )
         groups.append(
             item(
-                FrameContentSequence=[item(StackID="1", InStackPositionNumber=i + 1, DimensionIndexValues=[1, i + 1])],
+                FrameContentSequence=[frame_content(i + 1)],
                 PlanePositionSequence=[item(ImagePositionPatient=position)],
                 OphthalmicFrameLocationSequence=[location],
             )
@@ -250,8 +267,7 @@ def _frame_groups(eye: Eye, dialect: Dialect, seed: int) -> list[Dataset]:
 
 def _set_pixels(ds: Dataset, eye: Eye, dialect: Dialect) -> None:
     if dialect.codec == "native":
-        data = eye.pixels.tobytes()
-        ds.add_new(0x7FE00010, "OB", data + b"\x00" * (len(data) % 2))
+        set_native_pixels(ds, eye.pixels)
         return
     frames = encode_frames(eye.pixels, dialect.codec)
     if dialect.codec == "jpeg":
@@ -259,6 +275,12 @@ def _set_pixels(ds: Dataset, eye: Eye, dialect: Dialect) -> None:
         ds.LossyImageCompressionMethod = "ISO_10918_1"
     ds.add_new(0x7FE00010, "OB", encapsulate(frames))
     ds["PixelData"].is_undefined_length = True
+
+
+def set_native_pixels(ds: Dataset, pixels: UInt8[np.ndarray, "D H W"]) -> None:
+    """Puts uncompressed pixels into `ds`."""
+    data = pixels.tobytes()
+    ds.add_new(0x7FE00010, "OB", data + b"\x00" * (len(data) % 2))
 
 
 def encode_frames(pixels: UInt8[np.ndarray, "D H W"], codec: str) -> list[bytes]:
@@ -294,11 +316,11 @@ def _jpeg(frame: UInt8[np.ndarray, "H W"]) -> bytes:
     return buffer.getvalue()
 
 
-def _decimal(value: float) -> str:
+def decimal_text(value: float) -> str:
     """A number as DICOM decimal text: at most 16 characters."""
     return f"{value:.8f}".rstrip("0").rstrip(".")
 
 
 def spacing_text(spacing: Sequence[float]) -> str:
     """Pixel spacing as the manifest writes it: the text of a list."""
-    return "[" + ", ".join(_decimal(value) for value in spacing) + "]"
+    return "[" + ", ".join(decimal_text(value) for value in spacing) + "]"

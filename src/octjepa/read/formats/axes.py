@@ -288,7 +288,7 @@ def with_axes(scan: RawScan, spacing_mm: AxisSpacing | None = None) -> RawScan:
         notes=tuple(notes),
         spacing_mm=scan.spacing_mm if stated_beside else stored_mm,
         axes=None,
-        uncertain=() if stated_beside else tuple(dict.fromkeys([*scan.uncertain, *uncertain])),
+        uncertain=scan.uncertain if stated_beside else tuple(dict.fromkeys([*scan.uncertain, *uncertain])),
     )
 
 

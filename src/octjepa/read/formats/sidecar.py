@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -26,7 +27,8 @@ _LIMIT_BYTES = 1 << 20
 class Sidecar(BaseModel):
     """Every key may be absent. `spacing_mm` is (slice, depth, column); `visit` any text that is the same within one.
 
-    `axes` is the order in which an array is stored, "slice,depth,column" or another.
+    `axes` is the order in which an array is stored, "slice,depth,column" or another. `uncertain` names the axes whose
+    spacing may be wrong. `converted` is what `octjepa convert` states of the source; it is not used.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
@@ -42,6 +44,8 @@ class Sidecar(BaseModel):
     pattern: Pattern | None = None
     axes: str = ""
     labels: Mapping[str, float | str] = {}
+    uncertain: tuple[Literal["slice", "depth", "column"], ...] = ()
+    converted: Mapping[str, object] = {}
 
 
 def sidecar_path(path: Path) -> Path | None:
@@ -88,6 +92,7 @@ def with_sidecar(scan: RawScan, path: Path) -> RawScan:
         spacing_mm=sidecar.spacing_mm or scan.spacing_mm,
         spacing_from="sidecar" if sidecar.spacing_mm else scan.spacing_from,
         pattern=sidecar.pattern or scan.pattern,
+        uncertain=sidecar.uncertain if sidecar.spacing_mm else scan.uncertain,
         labels={**scan.labels, **sidecar.labels},
         axes=replace(scan.axes, stated=stated) if scan.axes and stated else scan.axes,
         notes=notes,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, UInt8
 
 from octjepa.canonical.pipeline import SPARSE_FRAMES, SPARSE_GAP_MM
 from octjepa.canonical.plausibility import DOUBTFUL_NOTE
@@ -35,6 +35,7 @@ LAYERS: Final = (
     ("os", 5, 6),
     ("rpe", 6, 7),
 )
+LAYER_NAMES: Final = tuple(name for name, _, _ in LAYERS[1:])  # of the codes 1, 2, ... of `layer_codes`
 # Of 450 training scenes (`draw_scene(424242, k, ranges, 3)`, ranges as is, moderate, strong in turn): 0.5 and 99.5 %
 # of the thinnest and thickest 1 mm of a B-scan, and 99 % of the area of each class in a B-scan per mm of its width.
 PHANTOM_THICKNESS_UM: Final = (140.0, 715.0)
@@ -49,6 +50,19 @@ _NERVE_UM: Final = 110.0  # the nerve fibre layer is this thick only near the op
 _NERVE_SHARE: Final = 0.02
 _REACH_MM: Final = 0.25  # a B-scan stands for no more than this on either side in the table
 _PARTLY: Final = 0.95
+
+
+def layer_codes(found: Segmentation) -> UInt8[np.ndarray, "D H W"]:
+    """Code k for the voxels of the layer `LAYER_NAMES[k - 1]`, 0 above, below and where a boundary has no value.
+
+    A voxel belongs to a layer if its centre lies between the boundaries of the layer.
+    """
+    row = np.arange(found.classes.shape[1], dtype=np.float32)[None, :, None]
+    codes = np.zeros(found.classes.shape, np.uint8)
+    for code, (_, upper, lower) in enumerate(LAYERS[1:], 1):
+        top, bottom = found.boundaries_px[upper][:, None], found.boundaries_px[lower][:, None]
+        codes[(row >= top) & (row < bottom)] = code
+    return codes
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,13 +11,12 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from octjepa.canonical.pipeline import canonicalise
 from octjepa.canonical.quality import looks_inverted
 from octjepa.errors import OctjepaError, UsageError, VolumeRejected, install_command
 from octjepa.files import write_atomic, write_json
+from octjepa.ingest.output_names import OutputNames, check_apart
 from octjepa.ingest.source_file import SourceFile
 from octjepa.ingest.sources import discover
 from octjepa.locks import writer_lock
@@ -45,8 +45,6 @@ from octjepa.tasks.segmenter.scan_picture import draw_scan
 from octjepa.volume import OCTVolume
 
 Forms = Sequence[Literal["nifti", "dicom"]]
-_UNSAFE: Final = re.compile(r"[^\w.*#=+-]+")
-_NOT_ALLOWED: Final = str.maketrans({"*": "x", "#": "_"})
 
 
 @dataclass(frozen=True)
@@ -113,13 +111,13 @@ def segment_sources(
     or `out` is a folder that holds a scan of `sources`.
     """
     found = discover(sources)
-    _check_apart(found.files, out)
+    check_apart(found.files, out)
     segmenter = load_segmenter()
     made = SegmentedScans()
     made.refused += [
         _refusal(refused.source.name, refused.reason, refused.detail, refused.source) for refused in found.refused
     ]
-    names = _Names(found.files)
+    names = OutputNames(found.files)
     with writer_lock(out), bar("segment", len(found.files), "scan") as progress:
         made_by = f"made automatically by octjepa {version('octjepa')}"
         write_json(out / "classes.json", {**{str(k): name for k, name in enumerate(CLASSES) if k}, SOURCE: made_by})
@@ -139,64 +137,10 @@ def segment_sources(
     return made
 
 
-def _check_apart(files: Sequence[SourceFile], out: Path) -> None:
-    """Raises UsageError if results would be written next to scans, where they could replace one."""
-    target = out.resolve()
-    for file in files:
-        if isinstance(file.location, Path) and target in (file.location.resolve(), file.location.resolve().parent):
-            raise UsageError(f"{out} holds scans: give --out a folder of its own for the results")
-
-
 def _refusal(scan: str, reason: str, detail: str, source: SourceFile | None = None) -> RefusedScan:
     if source is not None and isinstance(source.location, Path):
         scan = mask_path(scan, *read_name_and_birth_date(source.location))
     return RefusedScan(scan, reason, detail, REASONS[reason].action)
-
-
-class _Names:
-    """Names of output files: the scan's file name; with names of folders before it if several scans have that name."""
-
-    def __init__(self, files: Sequence[SourceFile]) -> None:
-        self._parts: dict[str, int] = {}
-        longest = max((file.name.count("/") + 1 for file in files), default=1)
-        for parts in range(1, longest + 1):
-            counts = Counter(self._last(file.name, parts) for file in files)
-            for file in files:
-                if counts[self._last(file.name, parts)] == 1:
-                    self._parts.setdefault(file.key, parts)
-        self._used: set[str] = set()
-
-    @staticmethod
-    def _last(name: str, parts: int) -> str:
-        *folders, file = name.split("/")[-parts:]
-        return "_".join([*folders, _stem(file)]).casefold()
-
-    def of(self, source: SourceFile, people: Sequence[tuple[str, str]]) -> str:
-        """A name that no other scan of this call has."""
-        masked = self.shown(source, people).split("/")[-self._parts.get(source.key, 1) :]
-        name = "_".join([*masked[:-1], _stem(masked[-1])])
-        name = _UNSAFE.sub("_", name).translate(_NOT_ALLOWED).strip("._-")[:120] or "scan"
-        unique, number = name, 1
-        while unique.casefold() in self._used:
-            number += 1
-            unique = f"{name}_{number}"
-        self._used.add(unique.casefold())
-        return unique
-
-    @staticmethod
-    def shown(source: SourceFile, people: Sequence[tuple[str, str]]) -> str:
-        """The scan's name in lists, with what identifies the person masked."""
-        person = people[-1] if people else ("", "")
-        if not people and isinstance(source.location, Path):
-            person = read_name_and_birth_date(source.location)
-        return mask_path(source.name, *person)
-
-
-def _stem(file: str) -> str:
-    """A file name without its suffixes (".nii.gz" is one); the number of a scan in its file stays."""
-    file, _, member = file.partition("#")
-    stem = re.sub(r"(\.nii|\.tar|\.ome)?\.[A-Za-z][A-Za-z0-9]{0,5}$", "", file) or file
-    return f"{stem}#{member}" if member else stem
 
 
 def _read(

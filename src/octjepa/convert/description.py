@@ -1,0 +1,58 @@
+"""What the JSON file of a converted scan states: everything about the scan that its format cannot hold.
+
+The keys are those of the JSON files that octjepa reads beside a scan (`octjepa.read.formats.sidecar`). No key holds
+personal data: the person id is the one that a store would hold, and texts that repeat a name or a birth date were
+dropped when the scan was read.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from octjepa.errors import OctjepaError
+from octjepa.volume import AXES, OCTVolume
+
+DIRECTED = ("positions", "frame_location")  # sources of a slice spacing that also state the direction of the slices
+
+
+class NotPreserved(OctjepaError):
+    """The format cannot hold the scan without a loss."""
+
+
+def describe(volume: OCTVolume, axes: str = "") -> dict[str, object]:
+    """The content of the JSON file. `axes` is the order in which the written array stores its axes, for arrays."""
+    known = {
+        "person_id": volume.person_id if "person_unknown" not in volume.notes else "",
+        "laterality": volume.laterality or "",
+        "device": volume.device if volume.device != "unknown" else "",
+        "protocol": volume.protocol,
+        "region": volume.region,
+        "site": volume.site,
+        "visit": volume.visit,
+        "pattern": volume.pattern,
+        "axes": axes,
+    }
+    stated: dict[str, object] = {key: text for key, text in known.items() if text}
+    if volume.labels:
+        stated["labels"] = dict(volume.labels)
+    return {
+        **stated,
+        "spacing_mm": list(volume.spacing_mm),
+        "uncertain": list(volume.uncertain),
+        "converted": {
+            "by": f"octjepa {version('octjepa')}",
+            "from_format": volume.format,
+            "pixels_sha256": volume.content_hash,
+            "spacing_from": {axis: volume.provenance[axis] for axis in AXES},
+            "slice_direction_known": has_slice_direction(volume),
+            "slice_positions_mm": None
+            if volume.slice_positions_mm is None
+            else [round(float(mm), 6) for mm in volume.slice_positions_mm],
+            "notes": list(volume.notes),
+        },
+    }
+
+
+def has_slice_direction(volume: OCTVolume) -> bool:
+    """Whether the source stated how the B-scans lie in space, and the reader has put them in that order."""
+    return volume.provenance.get("slice") in DIRECTED and "line_direction_disagrees" not in volume.notes

@@ -1,0 +1,243 @@
+"""The job of `octjepa convert`: scans of any format to files of one format, each read back and compared.
+
+In: paths of scans. Out: for each scan a file, a JSON file with what the format cannot hold, and with `layers` a label
+file of the packaged segmenter. Every written file is read with octjepa's own reader, and kept only if its pixels are
+equal to the bit and spacing, eye and scan pattern agree. A conversion that loses something is refused, not written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from jaxtyping import UInt8
+
+from octjepa.convert.arrays import AXES_OF_ARRAYS, write_tiff
+from octjepa.convert.description import NotPreserved, describe, has_slice_direction
+from octjepa.convert.dicom import write_dicom
+from octjepa.errors import OctjepaError, VolumeRejected
+from octjepa.files import write_json
+from octjepa.ingest.output_names import OutputNames, check_apart
+from octjepa.ingest.source_file import SourceFile
+from octjepa.ingest.sources import discover
+from octjepa.locks import writer_lock
+from octjepa.progress import bar
+from octjepa.read.reader import SpacingOption, read_volume
+from octjepa.reasons import REASONS
+from octjepa.tasks.nifti import write_nifti
+from octjepa.volume import OCTVolume
+
+Form = Literal["nifti", "dicom", "tiff"]
+ENDINGS: dict[Form, str] = {"nifti": ".nii.gz", "dicom": ".dcm", "tiff": ".tif"}
+LAYERS_FOLDER = "layers"
+NOT_PRESERVED = "not_preserved"  # the reason of a scan that the format cannot hold
+_SAME_SPACING = 1e-5  # relative: readers round the distance of positions to 1e-7 mm
+_SAME_POSITION_MM = 1e-4
+
+
+@dataclass(frozen=True)
+class ConvertedScan:
+    """One scan: the files written, its shape `[D, H, W]`, spacing (dz, dy, dx) in mm, and notes on what is not kept."""
+
+    scan: str
+    file: str
+    description: str
+    layers: str
+    shape: tuple[int, int, int]
+    spacing_mm: tuple[float, float, float]
+    eye: str
+    device: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class UnconvertedScan:
+    """A scan without a file: `reason` is a code of `octjepa.reasons`, or `not_preserved`."""
+
+    scan: str
+    reason: str
+    detail: str
+    to_do: str
+
+
+@dataclass
+class ConvertedScans:
+    """All scans of a call. `lost_share` counts the refused scans that are not rightly left out."""
+
+    scans: list[ConvertedScan] = field(default_factory=list)
+    refused: list[UnconvertedScan] = field(default_factory=list)
+
+    @property
+    def lost_share(self) -> float:
+        """Lost scans divided by lost and converted scans."""
+        lost = sum(one.reason not in REASONS or REASONS[one.reason].lost for one in self.refused)
+        return lost / max(lost + len(self.scans), 1)
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {"scans": [asdict(one) for one in self.scans], "refused": [asdict(one) for one in self.refused]}
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is asked of every scan. `layers` gives the codes of the layers, or is None."""
+
+    out: Path
+    form: Form
+    spacing_mm: tuple[float, float, float] | None
+    layers: Callable[[OCTVolume], UInt8[np.ndarray, "D H W"]] | None
+
+
+def convert_sources(
+    sources: Sequence[str], out: Path, form: Form, layers: bool = False, spacing_mm: SpacingOption = None
+) -> ConvertedScans:
+    """Converts every scan of `sources` into the folder `out`; with `layers` also writes the layers of each scan.
+
+    `spacing_mm` (slice, depth, column) takes precedence over the files. Raises UsageError: no such path, no scan found,
+    or `out` is a folder that holds a scan of `sources`.
+    """
+    found = discover(sources)
+    check_apart(found.files, out)
+    made = ConvertedScans()
+    names = OutputNames(found.files)
+    for one in found.refused:
+        made.refused.append(_unconverted(names.shown(one.source, []), one.reason, one.detail))
+    job = _Job(out, form, None if spacing_mm == "file" else spacing_mm, _layer_codes() if layers else None)
+    with writer_lock(out), bar("convert", len(found.files), "scan") as progress:
+        for source in found.files:
+            people: list[tuple[str, str]] = []
+            try:
+                made.scans.append(_convert(source, names, people, job))
+            except VolumeRejected as error:
+                made.refused.append(_unconverted(names.shown(source, people), error.reason, error.detail))
+            except NotPreserved as error:
+                made.refused.append(_unconverted(names.shown(source, people), NOT_PRESERVED, str(error)))
+            except MemoryError:
+                what = "it does not fit into memory"
+                made.refused.append(_unconverted(names.shown(source, people), "size_implausible", what))
+            progress.advance()
+    return made
+
+
+def _unconverted(scan: str, reason: str, detail: str) -> UnconvertedScan:
+    to_do = REASONS[reason].action if reason in REASONS else "choose another format with --to"
+    return UnconvertedScan(scan, reason, detail, to_do)
+
+
+def _convert(source: SourceFile, names: OutputNames, people: list[tuple[str, str]], job: _Job) -> ConvertedScan:
+    """Raises VolumeRejected: the scan cannot be read. NotPreserved: the format cannot hold it."""
+    with source.local() as path:
+        volume = read_volume(
+            path, source.row, job.spacing_mm, dataset_path=source.dataset_path, member=source.member, people=people
+        )
+    name = names.of(source, people)
+    file = job.out / f"{name}{ENDINGS[job.form]}"
+    description = job.out / f"{name}.json"
+    _write(file, volume.pixels, volume, job.form)
+    write_json(description, describe(volume, "" if job.form == "dicom" else AXES_OF_ARRAYS))
+    if lost := _differences(volume, file):
+        file.unlink()
+        description.unlink()
+        raise NotPreserved(f"read back from {job.form}, it has {lost}")
+    layers = ""
+    if job.layers is not None:
+        layers = str(_write_layers(job.layers(volume), volume, file, job))
+    return ConvertedScan(
+        name,
+        str(file),
+        str(description),
+        layers,
+        volume.shape,
+        volume.spacing_mm,
+        volume.laterality or "",
+        volume.device,
+        _notes(volume, job.form),
+    )
+
+
+def _write(file: Path, values: UInt8[np.ndarray, "D H W"], volume: OCTVolume, form: Form) -> None:
+    """Raises NotPreserved: the format cannot hold the scan. OctjepaError: the disk refuses."""
+    if form == "dicom":
+        write_dicom(file, volume)
+    elif form == "nifti":
+        write_nifti(file, values, volume.spacing_mm)
+    else:
+        write_tiff(file, values, volume.spacing_mm)
+
+
+def _differences(volume: OCTVolume, file: Path) -> str:
+    """What differs between `volume` and the scan that `file` holds, in words; "" for nothing."""
+    try:
+        written = read_volume(file)
+    except VolumeRejected as error:
+        return f"no readable scan ({error.reason}: {error.detail})"
+    if written.content_hash != volume.content_hash:
+        return "other pixels or another order of B-scans"
+    if not np.allclose(written.spacing_mm, volume.spacing_mm, rtol=_SAME_SPACING, atol=0):
+        return f"a spacing of {_mm(written.spacing_mm)} mm in place of {_mm(volume.spacing_mm)} mm"
+    if written.laterality != volume.laterality:
+        return f"the eye {written.laterality or 'unknown'} in place of {volume.laterality or 'unknown'}"
+    if written.pattern != volume.pattern:
+        return f"the scan pattern {written.pattern} in place of {volume.pattern}"
+    return ""
+
+
+def _mm(spacing_mm: tuple[float, float, float]) -> str:
+    return ", ".join(f"{mm:.6g}" for mm in spacing_mm)
+
+
+def _notes(volume: OCTVolume, form: Form) -> tuple[str, ...]:
+    """What a reader of the file has to know, or finds in the JSON file only."""
+    notes = []
+    if volume.uncertain:
+        notes.append(f"the spacing of {', '.join(volume.uncertain)} is uncertain")
+    positions = volume.slice_positions_mm
+    if form != "dicom" and positions is not None:
+        gaps = np.diff(positions)
+        if np.abs(gaps - volume.spacing_mm[0]).max() > _SAME_POSITION_MM:
+            notes.append("the B-scans are not evenly spaced: their positions are in the JSON file only")
+    if not has_slice_direction(volume):
+        notes.append("the source does not state the direction of the B-scans: their order is that of the source")
+    return tuple(notes)
+
+
+def _layer_codes() -> Callable[[OCTVolume], UInt8[np.ndarray, "D H W"]]:
+    """The packaged segmenter as a function from a scan to the codes of its layers."""
+    from octjepa.tasks.segmenter.inference import load_segmenter
+    from octjepa.tasks.segmenter.measurement import layer_codes
+
+    segmenter = load_segmenter()
+
+    def codes(volume: OCTVolume) -> UInt8[np.ndarray, "D H W"]:
+        try:
+            return layer_codes(segmenter.segment(volume))
+        except VolumeRejected:
+            raise
+        except OctjepaError as error:
+            raise VolumeRejected("size_implausible", str(error)) from None
+
+    return codes
+
+
+def _write_layers(codes: UInt8[np.ndarray, "D H W"], volume: OCTVolume, file: Path, job: _Job) -> Path:
+    """Writes the layers in the geometry of the converted file, as a label file that `octjepa segment` reads."""
+    from importlib.metadata import version
+
+    from octjepa.tasks.segment.dicom_seg import write_segmentation
+    from octjepa.tasks.segment.label_files import SOURCE
+    from octjepa.tasks.segmenter.measurement import LAYER_NAMES
+
+    folder = job.out / LAYERS_FOLDER
+    folder.mkdir(exist_ok=True)
+    path = folder / file.name
+    if job.form == "dicom":
+        write_segmentation(path, codes, LAYER_NAMES, volume.spacing_mm, file)
+        return path
+    made_by = f"made automatically by octjepa {version('octjepa')}"
+    classes = {str(code): name for code, name in enumerate(LAYER_NAMES, 1)}
+    write_json(folder / "classes.json", {**classes, SOURCE: made_by})
+    _write(path, codes, volume, job.form)
+    return path

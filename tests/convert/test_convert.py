@@ -1,0 +1,195 @@
+"""`octjepa convert`: what is read back is what was converted, to the bit; what a format cannot hold is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pydicom
+import pytest
+
+from command_line import Outcome, call
+from oct_dicom import make_dataset, retina, save
+from octjepa.convert.description import NotPreserved
+from octjepa.convert.dicom import write_dicom
+from octjepa.convert.scans import ENDINGS
+from octjepa.phantom import DEVICES, make_eye
+from octjepa.phantom.dicom import write_eye
+from octjepa.read.reader import read_volume
+from octjepa.volume import OCTVolume
+
+FORMS = sorted(ENDINGS)
+
+
+def convert(*words: object) -> Outcome:
+    return call("convert", *words, "--quiet", "--json")
+
+
+@pytest.fixture(scope="module")
+def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An eye of each of four devices, in the coding of its vendor."""
+    folder = tmp_path_factory.mktemp("scans")
+    for number, device in enumerate(DEVICES):
+        write_eye(folder / f"{device}.dcm", make_eye(5, 40 + number, ("OD", "OS")[number % 2], device), 5)
+    return folder
+
+
+def assert_same(written: OCTVolume, source: OCTVolume) -> None:
+    assert np.array_equal(written.pixels, source.pixels)
+    assert written.content_hash == source.content_hash
+    assert written.spacing_mm == pytest.approx(source.spacing_mm, rel=1e-5)
+    for name in ("laterality", "pattern", "device", "person_id", "protocol"):
+        assert getattr(written, name) == getattr(source, name), name
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_read_back_is_what_was_converted(form: str, scans: Path, tmp_path: Path) -> None:
+    made = convert(scans, "--to", form, "--out", tmp_path)
+    assert made.code == 0, made.err
+    assert [one["scan"] for one in made.json["scans"]] == sorted(DEVICES)
+    for one in made.json["scans"]:
+        source = read_volume(scans / f"{one['scan']}.dcm")
+        written = read_volume(one["file"])
+        assert one["file"].endswith(ENDINGS[form])
+        assert_same(written, source)
+        if form != "dicom":  # a JSON file holds what these formats cannot
+            assert (written.uncertain, written.region) == (source.uncertain, source.region)
+            assert "sidecar_keys_left" not in " ".join(written.notes)
+
+
+def test_uneven_positions_stay_in_dicom_and_are_noted_elsewhere(tmp_path: Path) -> None:
+    dataset = make_dataset(retina(12))
+    for number, group in enumerate(dataset.PerFrameFunctionalGroupsSequence):
+        group.PlanePositionSequence[0].ImagePositionPatient = [0, 0.05 * number + 0.02 * (number > 6), 0]
+    (tmp_path / "in").mkdir()
+    path = save(dataset, tmp_path / "in" / "uneven.dcm")
+    source = read_volume(path)
+    assert source.slice_positions_mm is not None
+    assert convert(path, "--to", "dicom", "--out", tmp_path / "dicom").code == 0
+    written = read_volume(tmp_path / "dicom" / "uneven.dcm")
+    assert written.slice_positions_mm == pytest.approx(source.slice_positions_mm)
+    made = convert(path, "--to", "nifti", "--out", tmp_path / "nifti").json["scans"][0]
+    assert any("not evenly spaced" in note for note in made["notes"])
+    stated = json.loads((tmp_path / "nifti" / "uneven.json").read_text())
+    assert stated["converted"]["slice_positions_mm"] == pytest.approx(list(source.slice_positions_mm))
+    assert stated["converted"]["spacing_from"]["slice"] == "positions"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nothing_personal_is_written(form: str, tmp_path: Path) -> None:
+    dataset = make_dataset(retina())
+    dataset.PatientID = "Doe Jane 19500101"
+    dataset.InstitutionName, dataset.OperatorsName = "Hospital of Springfield", "Roe^Richard"
+    (tmp_path / "in").mkdir()
+    save(dataset, tmp_path / "in" / "Doe_Jane_OD.dcm")
+    assert convert(tmp_path / "in", "--to", form, "--out", tmp_path / "out").code == 0
+    files = sorted(path for path in (tmp_path / "out").rglob("*") if path.is_file() and path.suffix != ".lock")
+    assert len(files) == 2
+    for path in files:
+        text = f"{path.name} ".encode() + path.read_bytes()
+        for secret in (b"Doe", b"Jane", b"19500101", b"Springfield", b"Roe", dataset.SOPInstanceUID.encode()):
+            assert secret not in text, (path.name, secret)
+
+
+def test_a_dicom_file_holds_no_patient_and_says_where_it_comes_from(scans: Path, tmp_path: Path) -> None:
+    convert(scans / "topcon_triton.dcm", "--to", "dicom", "--out", tmp_path)
+    written, source = (pydicom.dcmread(folder / "topcon_triton.dcm") for folder in (tmp_path, scans))
+    assert not any(written[name].value for name in ("PatientName", "PatientBirthDate", "PatientSex", "StudyDate"))
+    uids = ("SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID")
+    assert not {written[name].value for name in uids} & {source[name].value for name in uids}
+    assert "from dicom; spacing: slice from" in written.DerivationDescription
+    assert "Topcon" in written.Manufacturer
+
+
+def test_a_radial_scan_is_refused_for_dicom_only(scans: Path, tmp_path: Path) -> None:
+    source = replace(read_volume(scans / "topcon_triton.dcm"), pattern="radial")
+    with pytest.raises(NotPreserved, match="radial scan"):
+        write_dicom(tmp_path / "radial.dcm", source)
+    pixels = source.pixels
+    np.save(tmp_path / "star.npy", pixels)
+    (tmp_path / "star.json").write_text(
+        json.dumps({"spacing_mm": source.spacing_mm, "pattern": "radial", "laterality": "OS"})
+    )
+    assert convert(tmp_path / "star.npy", "--to", "tiff", "--out", tmp_path / "tiff").code == 0
+    assert read_volume(tmp_path / "tiff" / "star.tif").pattern == "radial"
+    refused = convert(tmp_path / "star.npy", "--to", "dicom", "--out", tmp_path / "dicom")
+    assert refused.code == 2
+    assert refused.json["refused"][0]["reason"] == "not_preserved"
+    assert "radial" in refused.json["refused"][0]["detail"]
+    assert not list((tmp_path / "dicom").glob("star*"))
+
+
+def test_a_file_that_reads_differently_is_not_kept(
+    scans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from octjepa.convert import scans as module
+
+    def with_a_wrong_voxel(path: Path, values: np.ndarray, spacing_mm: tuple[float, float, float]) -> None:
+        values = values.copy()
+        values[3, 7, 5] ^= 1
+        kept(path, values, spacing_mm)
+
+    kept = module.write_tiff
+    monkeypatch.setattr(module, "write_tiff", with_a_wrong_voxel)
+    made = convert(scans / "zeiss_cirrus.dcm", "--to", "tiff", "--out", tmp_path)
+    assert made.code == 2
+    assert "other pixels" in made.json["refused"][0]["detail"]
+    assert not list(tmp_path.glob("zeiss*"))
+
+
+def test_an_unknown_eye_and_a_stated_spacing_stay_so(tmp_path: Path) -> None:
+    np.save(tmp_path / "cube.npy", retina(16, 96, 80))
+    made = convert(tmp_path / "cube.npy", "--to", "nifti", "--out", tmp_path / "out", "--spacing", "0.2,0.01,0.03")
+    assert made.code == 0, made.out + made.err
+    written = read_volume(tmp_path / "out" / "cube.nii.gz")
+    assert written.spacing_mm == pytest.approx((0.2, 0.01, 0.03))
+    assert written.laterality is None
+    notes = made.json["scans"][0]["notes"]
+    assert any("does not state the direction" in note for note in notes)
+
+
+def test_refused_scans_and_wrong_folders(scans: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.dcm").write_bytes(b"no scan")
+    made = convert(tmp_path, scans / "zeiss_cirrus.dcm", "--to", "tiff", "--out", tmp_path / "out")
+    assert made.code == 3
+    assert [(one["scan"], one["reason"]) for one in made.json["refused"]] == [("broken.dcm", "not_dicom")]
+    beside = call("convert", scans / "zeiss_cirrus.dcm", "--to", "dicom", "--out", scans)
+    assert beside.code == 2
+    assert "holds scans" in beside.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_layers_lie_in_the_converted_scan(form: str, scans: Path, tmp_path: Path) -> None:
+    from octjepa.tasks.segment.dicom_seg import read_segmentation
+    from octjepa.tasks.segmenter.measurement import LAYER_NAMES
+
+    made = convert(scans / "heidelberg_spectralis.dcm", "--to", form, "--out", tmp_path, "--layers")
+    assert made.code == 0, made.err
+    path = Path(made.json["scans"][0]["layers"])
+    shape = tuple(made.json["scans"][0]["shape"])
+    if form == "dicom":
+        found = read_segmentation(path, shape[0])
+        codes, names = found.codes, found.names
+    else:
+        codes = read_codes(path, form)
+        stated = json.loads((path.parent / "classes.json").read_text())
+        names = tuple(stated[str(code)] for code in range(1, len(LAYER_NAMES) + 1))
+    assert (codes.shape, names) == (shape, LAYER_NAMES)
+    depth = np.arange(shape[1])[None, :, None]
+    mean_row = [float((depth * (codes == code)).sum() / (codes == code).sum()) for code in range(1, 8)]
+    assert mean_row == sorted(mean_row), "from the nerve fibres down to the pigment epithelium"
+    pixels = read_volume(made.json["scans"][0]["file"]).pixels
+    assert pixels[codes == 7].mean() > 2 * pixels[codes == 0].mean(), "the pigment epithelium is bright"
+
+
+def read_codes(path: Path, form: str) -> np.ndarray:
+    if form == "nifti":
+        import nibabel
+
+        return np.asarray(nibabel.load(path).dataobj).transpose(2, 1, 0)
+    import tifffile
+
+    return tifffile.imread(path)
