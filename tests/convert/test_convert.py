@@ -121,17 +121,15 @@ def test_a_radial_scan_is_refused_for_dicom_only(scans: Path, tmp_path: Path) ->
     assert not list((tmp_path / "dicom").glob("star*"))
 
 
-def test_a_file_that_reads_differently_is_not_kept(
-    scans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_reads_differently_is_deleted(scans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from octjepa.convert import scans as module
 
     def with_a_wrong_voxel(path: Path, values: np.ndarray, spacing_mm: tuple[float, float, float]) -> None:
         values = values.copy()
         values[3, 7, 5] ^= 1
-        kept(path, values, spacing_mm)
+        write_tiff(path, values, spacing_mm)
 
-    kept = module.write_tiff
+    write_tiff = module.write_tiff
     monkeypatch.setattr(module, "write_tiff", with_a_wrong_voxel)
     made = convert(scans / "zeiss_cirrus.dcm", "--to", "tiff", "--out", tmp_path)
     assert made.code == 2

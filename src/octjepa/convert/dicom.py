@@ -18,7 +18,7 @@ from pydicom.dataset import Dataset
 from octjepa.convert.description import NotPreserved, has_slice_direction
 from octjepa.files import write_atomic
 from octjepa.phantom.dicom import (
-    GREY_8_BIT,
+    INTENSITY_8_BIT,
     SIDES,
     SOP_CLASS,
     coded,
@@ -77,7 +77,7 @@ def _dataset(volume: OCTVolume) -> Dataset:
     study = derived_uid("octjepa convert study", volume.person_id, volume.visit or volume.content_hash)
     dataset = item(
         **dict.fromkeys(_EMPTY, ""),
-        **GREY_8_BIT,
+        **INTENSITY_8_BIT,
         **frame_elements(volume.pixels.shape, derived_uid("octjepa convert dimensions", volume.content_hash)),
         SOPClassUID=SOP_CLASS,
         SOPInstanceUID=uid,

@@ -134,7 +134,7 @@ def _identity(eye: Eye, dialect: Dialect, uid: str, seed: int) -> dict[str, obje
     }
 
 
-GREY_8_BIT: Final[dict[str, object]] = {
+INTENSITY_8_BIT: Final[dict[str, object]] = {
     "SamplesPerPixel": 1,
     "PhotometricInterpretation": "MONOCHROME2",
     "BitsAllocated": 8,
@@ -172,7 +172,7 @@ _CONSTANT: Final[dict[str, object]] = {
     "MaximumAcrossScanDistortion": 0.5,
     "IlluminationPower": 1200.0,
     "IlluminationBandwidth": 50.0,
-    **GREY_8_BIT,
+    **INTENSITY_8_BIT,
     "BurnedInAnnotation": "NO",
     "PresentationLUTShape": "IDENTITY",
     "ConcatenationFrameOffsetNumber": 0,
