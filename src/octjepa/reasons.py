@@ -101,7 +101,10 @@ REASONS: dict[str, Reason] = {
         lost=False,
     ),
     "manifest_disagrees": Reason("rows of the manifest for this file contradict each other", "correct the manifest"),
-    "path_escapes": Reason("a listed path leads out of the data set; it is not followed", "correct the manifest"),
+    "path_escapes": Reason(
+        "a path or link that leads out of the data set; it is not followed",
+        "correct the manifest, or name the file itself as a source or in a list (.txt)",
+    ),
     "archive_not_expanded": Reason(
         "an archive: the scans in it are not read", "run `octjepa expand` and ingest its result"
     ),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from octjepa.errors import VolumeRejected
+from octjepa.errors import UsageError, VolumeRejected
 from octjepa.ingest import Discovery, discover
 from octjepa.read.manifest import find_row
 from octjepa.read.reader import read_volume
@@ -45,7 +45,12 @@ def test_of_a_file_and_a_link_to_it_the_file_is_read(tmp_path: Path) -> None:
         assert [file.path for file in found.files] == [real]
         assert found.ignored == {"link to a file that is read": 1}
     assert not discover([tmp_path / "b", real]).ignored  # found twice, by one name
-    assert names(discover([tmp_path / "a"])) == ["case1.dcm"]  # the file itself lies elsewhere
+    with pytest.raises(UsageError, match="1 path_escapes"):  # the file itself lies elsewhere
+        discover([tmp_path / "a"])
+    (tmp_path / "chosen.txt").write_text("a/case1.dcm")
+    assert names(discover([tmp_path / "chosen.txt"])) == ["a/case1.dcm"]  # a list is the user's own choice
+    assert discover([tmp_path / "a", real]).ignored == {"link to a file that is read": 1}
+    (tmp_path / "chosen.txt").unlink()
     manifest(tmp_path, "1\ta/case1.dcm\tL")
     assert names(discover([tmp_path])) == ["a/case1.dcm"]  # the row speaks of it by this name
 

@@ -15,6 +15,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,7 +62,8 @@ def write_folder(
     try:
         parent.mkdir(parents=True, exist_ok=True)
         for abandoned in parent.glob(".step-*.partial"):
-            shutil.rmtree(abandoned, ignore_errors=True)
+            with suppress(OSError):
+                _remove(abandoned)
         hidden.mkdir()
         files = {}
         metadata = {"octjepa": json.dumps({"schema": SCHEMA, **about})}
@@ -74,8 +76,8 @@ def write_folder(
         (hidden / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         _flush(hidden / MANIFEST)
         _flush(hidden)
-        if final.exists():  # the same update of the same run, written before a kill
-            shutil.rmtree(final)
+        if final.exists() or final.is_symlink():  # the same update of the same run, written before a kill
+            _remove(final)
         hidden.rename(final)
         _flush(parent)
     except (OSError, SafetensorError) as error:
@@ -85,6 +87,14 @@ def write_folder(
             "Free space or give another checkpoint.dir, then go on with --resume."
         ) from None
     return final
+
+
+def _remove(path: Path) -> None:
+    """Removes a folder with its contents, or a link without its target. Raises OSError."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
 
 
 def read_manifest(folder: Location) -> dict[str, Any]:

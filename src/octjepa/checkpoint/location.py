@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -103,8 +104,13 @@ def remove(folder: Location) -> None:
 
 
 def check_writable(location: Location) -> None:
-    """Writes a test object to a bucket before a run starts. Raises UsageError when the bucket cannot be written."""
+    """Checks before a run starts that checkpoints can be written; into a bucket a test object is written.
+
+    Raises UsageError: the bucket or folder cannot be written, or the folder or a checkpoint in it is a link, which
+    would lead what is written anywhere.
+    """
     if isinstance(location, Path):
+        _check_folder(location)
         return
     probe = remote.join(location, ".octjepa-write-test")
     try:
@@ -112,3 +118,18 @@ def check_writable(location: Location) -> None:
         remote.remove(probe)
     except UsageError as error:
         raise UsageError(f"checkpoint.dir {location} cannot be used: {error}") from None
+
+
+def _check_folder(folder: Path) -> None:
+    """Raises UsageError as `check_writable`. Creates nothing, because a run that is refused leaves nothing."""
+    for path in (folder, *folder.glob("step-*")):
+        if path.is_symlink():
+            raise UsageError(
+                f"{path} is a link to {os.readlink(path)}, and no checkpoint is written through it: replace it by a "
+                "folder, or name its target as checkpoint.dir"
+            )
+    there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
+    if not there.is_dir():
+        raise UsageError(f"no checkpoint can be written to {folder}: {there} is a file")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"no checkpoint can be written to {folder}: {there} may not be written")

@@ -91,6 +91,11 @@ class LocalListing:
         except OSError:  # a loop of links
             return "link to nothing"
 
+    def leads_out(self, path: str, folder: str) -> bool:
+        """Whether `path` is, or passes through, a link to something that is not below `folder`."""
+        real = os.path.realpath(path) if os.path.islink(path) else join(self.real(dirname(path)), basename(path))
+        return relative(real, self.real(folder)) is None
+
     def is_file(self, path: str) -> bool:
         """Whether `path` is a file that exists."""
         return os.path.isfile(path)
@@ -188,6 +193,10 @@ class BucketListing:
     def entries(self, folder: str) -> list[tuple[str, str]]:
         self.load(folder, below=False)
         return sorted(self._children.get(folder, ()))
+
+    def leads_out(self, path: str, folder: str) -> bool:
+        """False: a bucket has no links."""
+        return False
 
     def is_file(self, path: str) -> bool:
         return self._object(path) is not None

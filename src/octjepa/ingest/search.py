@@ -45,6 +45,7 @@ from octjepa.read.manifest import (
 TABLES = {".tsv", ".csv"}
 _ABSENT = "listed, but not there"
 _ABSOLUTE = "an absolute path that leads out of the manifest's root: write it relative to that, or list it in a .txt"
+LINK_OUT = "a link that leads out of the folder: name the file itself as a source, or in a list (.txt)"
 _log = logging.getLogger(__name__)
 
 
@@ -102,6 +103,8 @@ class Search:
             located = self._listing.locate(path)
             if located and located[1] == "folder":
                 self._add_tree(path)
+            elif self._listing.leads_out(path, base):
+                self._refuse_link(path, relative(path, base) or basename(path))
             elif is_archive(path) or self._is_candidate(path):
                 self._add_file(path, base)
 
@@ -172,7 +175,10 @@ class Search:
             path, label = join(folder.path, name), join(below, name)
             row = manifest.row_at(join(listed, name)) if manifest and listed is not None else None
             used_rows.update([row.filepath] if row else [])
-            if is_archive(name) and not name.startswith("."):
+            if name in folder.links and row is None and self._listing.leads_out(path, root):
+                if not name.startswith("."):
+                    self._refuse_link(path, label)
+            elif is_archive(name) and not name.startswith("."):
                 self._refuse(path, label, "archive_not_expanded", how_to_expand(name))
             elif is_scan and suffix_of(name) in IMAGES:
                 continue
@@ -235,6 +241,10 @@ class Search:
         self._found.ignored[kind] += 1
         return False
 
+    def _refuse_link(self, path: str, name: str) -> None:
+        """A link in a folder from somebody else would name any file of the user's, so it is not followed."""
+        self._refuse(path, name, "path_escapes", LINK_OUT)
+
     def _refuse(self, path: str, name: str, reason: str, detail: str) -> None:
         self._found.refuse(self._listing.location(path), printable(name), reason, detail)
 
@@ -245,7 +255,7 @@ class Search:
 
     def _add_manifest(self, file: str) -> None:
         """Adds the files that a table lists. Raises UsageError: it cannot be read, or has no column `filepath`."""
-        manifest = self._read_manifest(file)
+        manifest = self._read_manifest(file, named=True)
         if isinstance(self._listing, BucketListing):
             shared = commonpath([dirname(f"/{path}") for path in manifest.rows] or ["/"])
             self._listing.load(join(manifest.root, shared.strip("/")).rstrip("/"))
@@ -313,9 +323,10 @@ class Search:
             return self._read_manifest(file)
         return self._usable_manifest(file) if file else None
 
-    def _read_manifest(self, file: str) -> Manifest:
-        folder = self._listing.real(dirname(file))  # a linked table describes the tree that holds the link
-        return parse_manifest(self._read_table(file), folder, join(folder, basename(file)))
+    def _read_manifest(self, file: str, named: bool = False) -> Manifest:
+        """`named`: by the user, who may name a link. A linked table describes the tree that holds the link."""
+        folder = self._listing.real(dirname(file))
+        return parse_manifest(self._read_table(file, named), folder, join(folder, basename(file)))
 
     def _read_usable_manifest(self, file: str) -> Manifest | None:
         """The manifest in a tree; None, and a warning, where it cannot be used."""
@@ -325,7 +336,9 @@ class Search:
             _log.warning("%s; the scans beside it are read without its ids and spacings", error)
             return None
 
-    def _read_table(self, file: str) -> str:
+    def _read_table(self, file: str, named: bool = False) -> str:
+        if not named and self._listing.leads_out(file, dirname(file)):
+            raise UsageError(f"{printable(file)} is a link that leads out of its folder: copy the table there")
         return decode_table(partial(self._listing.read_bytes, file), file)
 
     def _add_people(self, folder: str, manifest: str) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from octjepa import remote
 from octjepa.errors import OctjepaError, ResourceError, UsageError, VolumeRejected
 from octjepa.ingest.listing import BucketListing, LocalListing, suffix_of
-from octjepa.ingest.search import Search
+from octjepa.ingest.search import LINK_OUT, Search
 from octjepa.ingest.source_file import Discovery, SourceFile, printable
 from octjepa.progress import bar
 from octjepa.read import formats
@@ -111,6 +111,9 @@ def _sort(found: Discovery) -> None:
         two_names = os.path.abspath(first.location) != os.path.abspath(file.location)
         found.ignored["link to a file that is read"] += two_names
         unique[file.key] = max(first, file, key=lambda entry: (entry.row is not None, not is_link(entry)))
+    read_by_path = [entry for entry in found.refused if entry.detail == LINK_OUT and entry.source.key in unique]
+    found.ignored["link to a file that is read"] += len(read_by_path)
+    found.refused = [entry for entry in found.refused if entry not in read_by_path]
     found.ignored = +found.ignored  # without the kinds of which there are none
     found.files = sorted(
         unique.values(), key=lambda file: (suffix_of(file.name) not in _DICOM_SUFFIXES, file.name, str(file.location))

@@ -23,4 +23,12 @@ def check_inside(path: Path, folder: Path) -> None:
     Scans from a bucket are a folder of links into the cache of verified copies, which are followed.
     """
     if leads_out(path, folder) and leads_out(path, cache_root()):
-        raise rejection("path_escapes", "a file that belongs to the scan is a link that leads out of its folder")
+        raise rejection(
+            "path_escapes", f"{path.suffix.lower() or 'a file'} of the scan is a link that leads out of its folder"
+        )
+
+
+def check_beside(path: Path, scan: Path) -> None:
+    """As `check_inside`, of a file next to `scan`: a scan that the user names by a link may have linked companions."""
+    if leads_out(path, scan.resolve().parent):
+        check_inside(path, scan.parent)

@@ -52,9 +52,10 @@ def open_run(
         raise UsageError(f"{out} holds no run to resume: leave --resume out to start one there")
     if exists:
         check_recipe(out, recipe)
-        return
-    if checkpoint_dir is not None:
+    if checkpoint_dir is not None and not (exists and isinstance(checkpoint_dir, str)):
         check_writable(checkpoint_dir)
+    if exists:
+        return
     if checkpoint_dir is not None and list_checkpoints(checkpoint_dir):
         raise UsageError(f"{checkpoint_dir} already holds checkpoints of another run: give another checkpoint.dir")
     out.mkdir(parents=True, exist_ok=True)

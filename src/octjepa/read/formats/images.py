@@ -210,10 +210,10 @@ def read_images(folder: Path) -> RawScan:
     found = sequences(names)
     if not found:
         raise rejection("unknown_format", "a folder that holds no sequence of B-scan images")
+    for name in {name for sequence in found for _, name in sequence}:
+        check_inside(folder / name, folder)
     scan, size = _one_scan(folder, found)
     _check_left_out(names, {name for _, name in scan})
-    for _, name in scan:
-        check_inside(folder / name, folder)
     with Image.open(folder / scan[0][1]) as first:
         mode = first.mode
     _check_pictures(len(scan), size, mode, sum((folder / name).stat().st_size for _, name in scan))

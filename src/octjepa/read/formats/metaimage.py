@@ -22,7 +22,7 @@ from jaxtyping import Shaped
 
 from octjepa.read.formats.arrays import single_b_scan
 from octjepa.read.intensity import check_size, to_uint8
-from octjepa.read.links import check_inside
+from octjepa.read.links import check_beside
 from octjepa.read.memory_budget import DEFLATE_RATIO, array_bytes, check_memory, inflate
 from octjepa.read.raw_scan import AxisSpacing, FrameGeometry, RawScan, StoredAxes
 from octjepa.reasons import rejection
@@ -141,7 +141,7 @@ def _voxel_file(path: Path, name: str) -> Path:
     if not data.is_file():
         suffix = data.suffix[:5] or "data"
         raise rejection("no_pixel_data", f"the {suffix} file that its ElementDataFile names is absent")
-    check_inside(data, path.parent)
+    check_beside(data, path)
     return data
 
 

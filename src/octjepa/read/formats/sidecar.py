@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from octjepa.parsing import parse_json
 from octjepa.read.formats.axes import axes_word
+from octjepa.read.links import check_beside
 from octjepa.read.raw_scan import RawScan
 from octjepa.reasons import rejection
 from octjepa.volume import Pattern
@@ -60,10 +61,14 @@ def sidecar_path(path: Path) -> Path | None:
 
 
 def with_sidecar(scan: RawScan, path: Path) -> RawScan:
-    """`scan` with the values of its JSON file, which take precedence. Raises VolumeRejected broken_header."""
+    """`scan` with the values of its JSON file, which take precedence.
+
+    Raises VolumeRejected: broken_header, path_escapes.
+    """
     json_path = sidecar_path(path)
     if json_path is None:
         return scan
+    check_beside(json_path, path)
     try:
         with json_path.open("rb") as file:
             content = parse_json(file.read(_LIMIT_BYTES))

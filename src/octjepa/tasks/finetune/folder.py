@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from octjepa.checkpoint.folder import list_checkpoints, update_number, write_folder
+from octjepa.checkpoint.location import check_writable
 from octjepa.checkpoint.state import MODEL_FILE
 from octjepa.checkpoint.weights import PREFIXES, TUNED
 from octjepa.config import science_hash, to_yaml
@@ -118,8 +119,12 @@ def open_folder(
 ) -> None:
     """Writes recipe.yaml and run.json, or checks those that are there. `weights`: hash of the encoder's at the start.
 
-    Raises WrongCheckpointError naming everything that changed since the run began.
+    Raises WrongCheckpointError naming everything that changed since the run began, UsageError where weights cannot be
+    written.
     """
+    for folder in (out, out / "scratch"):
+        check_writable(folder / TUNED)
+        check_writable(folder / STATES)
     ids = [name for split in ("train", "val", "test") for name in data.volume_ids(split)]
     unchanged = {
         "science_hash": science_hash(recipe),

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from octjepa.checkpoint.location import check_writable
 from octjepa.config import science_hash
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed.embedding import require_same_contract
@@ -36,7 +37,7 @@ from octjepa.store import Store
 from octjepa.tasks.segment import decoder
 from octjepa.tasks.segment.bscans import BSCANS, write_bscans
 from octjepa.tasks.segment.evaluation import HeadEstimates, ScanFigures, evaluate_scan, report_classes
-from octjepa.tasks.segment.folder import RESULTS, Head, is_head, save_head
+from octjepa.tasks.segment.folder import HEAD_FOLDER, RESULTS, Head, is_head, save_head
 from octjepa.tasks.segment.labelled_volumes import LabelledVolumes, NativeLabels
 from octjepa.tasks.segment.linear import fit_linear_head
 from octjepa.tasks.segment.recipe import SegmentRecipe
@@ -100,6 +101,7 @@ def _segment_store(
     labelled = LabelledVolumes(store, labels, encoder.recipe, classes)
     refuse_pretraining_subjects(store.table[store.table["volume_id"].isin(labelled.stored)], encoder, checkpoint)
     ledger = Ledger.of(labels, ledger_folder, COMMAND)
+    check_writable(out / HEAD_FOLDER)
     prior = PositionPrior.from_labels(
         (read()[1] for read in labelled.readers("train")), len(labelled.classes) + 1, recipe.columns
     )

@@ -27,6 +27,7 @@ from octjepa.train.learner import load_weights
 
 KIND = "segmentation head"
 RESULTS = "results.json"
+HEAD_FOLDER = "head"  # in the folder of a training, with the weights
 HEAD_FILE, ENCODER_FILE = "head.safetensors", "encoder.safetensors"
 _PRIOR = "place_prior"  # the name of the position prior in head.safetensors
 _ANEW = "remove the folder and train the head again"
@@ -74,7 +75,7 @@ def save_head(
         "encoder_recipe": encoder.recipe.model_dump(mode="json"),
         "trained_on": [],
     }
-    return Path(write_folder(out / "head", 0 if recipe.decoder is None else recipe.decoder.updates, tensors, about))
+    return Path(write_folder(out / HEAD_FOLDER, 0 if recipe.decoder is None else recipe.decoder.updates, tensors, about))
 
 
 def is_head(path: str | Path) -> bool:
@@ -84,7 +85,7 @@ def is_head(path: str | Path) -> bool:
 
 def find_head(path: Path) -> Path | None:
     """The folder of the head that `path` is or holds."""
-    steps = reversed([*list_checkpoints(path), *list_checkpoints(path / "head")])
+    steps = reversed([*list_checkpoints(path), *list_checkpoints(path / HEAD_FOLDER)])
     for folder in (path, *(Path(step) for step in steps)):
         if folder.is_dir() and has_file(folder, "manifest.json"):
             return folder if read_manifest(folder).get("kind") == KIND else None
@@ -185,7 +186,7 @@ class SegmentTask:
 
     def holds(self, folder: Path) -> bool:
         """By the kind in the head's manifest."""
-        return (folder / "head").is_dir() and is_head(folder)
+        return (folder / HEAD_FOLDER).is_dir() and is_head(folder)
 
     def describe(self, folder: Path) -> dict[str, Any]:
         """See `describe`."""

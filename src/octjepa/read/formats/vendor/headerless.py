@@ -20,6 +20,7 @@ import numpy as np
 from octjepa.read.devices import named_model
 from octjepa.read.formats.vendor import check_length, check_shape, date_text, file_size, member_names, more_scans
 from octjepa.read.intensity import to_uint8
+from octjepa.read.links import check_beside
 from octjepa.read.raw_scan import AxisSpacing, FrameGeometry, HeaderFields, RawScan
 from octjepa.reasons import rejection
 
@@ -132,6 +133,7 @@ def _blocks(path: Path) -> tuple[list[_Block], str]:
         raise rejection(
             "broken_header", "the text file of the same name, which gives the scan's shape, is not beside it"
         )
+    check_beside(text, path)
     if file_size(text) > _MAX_TEXT_BYTES:
         raise rejection("broken_header", "the text file of the same name is no description of a scan")
     lines = text.read_text("latin-1").splitlines()

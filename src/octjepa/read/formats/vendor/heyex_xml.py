@@ -173,9 +173,10 @@ def _are_hexadecimal(files: list[Path]) -> bool:
 
 
 def _picture_size(path: Path) -> tuple[int, int] | None:
-    """(width, height) of an image file from its header; None for what is no image."""
+    """(width, height) of an image file from its header; None for what is no image. Raises VolumeRejected path_escapes."""
     from PIL import Image
 
+    check_inside(path, path.parent)
     try:
         with Image.open(path) as picture:
             return picture.size
