@@ -154,7 +154,7 @@ def test_a_run_resumes_on_the_store_that_it_began_with(stopped: Path) -> None:
     """Without this the tests below would pass whatever ended the run."""
     outcome = pretrain(stopped, stopped, "--resume")
     assert outcome.code == 0, outcome.err
-    assert outcome.json["unread_volumes"] == 0
+    assert outcome.json["unreadable_volumes"] == 0
 
 
 def test_a_run_stops_when_the_pixels_behind_its_ids_changed(stopped: Path) -> None:
@@ -175,11 +175,11 @@ def test_a_run_leaves_out_and_records_the_volumes_that_changed(stopped: Path) ->
     outcome = pretrain(stopped, stopped, "--resume")
     assert outcome.code == 0, outcome.err
     lines = read_json_lines(stopped / "run" / "metrics.jsonl")
-    unread = {name for line in lines for name in line.get("unread", ())}
-    assert unread <= set(names)
-    assert outcome.json["unread_volumes"] == len(unread)
+    unreadable = {name for line in lines for name in line.get("unread", ())}
+    assert unreadable <= set(names)
+    assert outcome.json["unreadable_volumes"] == len(unreadable)
     rows = [json.loads(line) for line in (stopped / "run" / "quarantine.jsonl").read_text().splitlines()]
-    assert {row["file"] for row in rows if row["stage"] == "train"} == unread
+    assert {row["file"] for row in rows if row["stage"] == "train"} == unreadable
 
 
 def test_embed_and_verify_find_the_pixels_that_changed(stopped: Path) -> None:

@@ -92,7 +92,7 @@ def _train(run: Run) -> dict[str, Any]:
             "rankme": result["rankme"],
             "encoder": trainer.encoder,
             "volumes": len(run.training_ids),
-            "unread_volumes": trainer.unreadable.count,
+            "unreadable_volumes": trainer.unreadable.count,
             **trainer.throughput.summary(),
             "skipped_updates": metrics.skipped,
             "alarms": alarms.tripped,
