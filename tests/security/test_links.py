@@ -131,7 +131,7 @@ def test_a_run_with_a_linked_checkpoint_folder_is_refused_before_it_trains(
     recipe = small_recipe(checkpoint={"every_updates": 2})
     (foreign / "checkpoints").symlink_to(tmp_path / target)
     monkeypatch.setattr(loop, "_train", lambda run: pytest.fail("it trained"))
-    with pytest.raises(UsageError, match="checkpoints is a link to .*, and no checkpoint is written through it"):
+    with pytest.raises(UsageError, match=r"checkpoints is a link to .*, and no checkpoint is written through it"):
         loop.pretrain(recipe, MemoryStore(recipe.preprocessing), foreign)
     assert sorted(path.name for path in foreign.iterdir()) == ["checkpoints"]
     assert not list((tmp_path / "mine").iterdir())
@@ -171,4 +171,3 @@ def test_a_checkpoint_replaces_a_link_at_its_path_and_leaves_its_target(foreign:
     assert not (foreign / "step-00000003").is_symlink()
     assert (foreign / "step-00000003" / "manifest.json").is_file()
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["own.txt"]
-

@@ -75,7 +75,9 @@ def save_head(
         "encoder_recipe": encoder.recipe.model_dump(mode="json"),
         "trained_on": [],
     }
-    return Path(write_folder(out / HEAD_FOLDER, 0 if recipe.decoder is None else recipe.decoder.updates, tensors, about))
+    return Path(
+        write_folder(out / HEAD_FOLDER, 0 if recipe.decoder is None else recipe.decoder.updates, tensors, about)
+    )
 
 
 def is_head(path: str | Path) -> bool:
