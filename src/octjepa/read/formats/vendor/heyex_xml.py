@@ -173,7 +173,7 @@ def _are_hexadecimal(files: list[Path]) -> bool:
 
 
 def _picture_size(path: Path) -> tuple[int, int] | None:
-    """(width, height) of an image file from its header; None for what is no image. Raises VolumeRejected path_escapes."""
+    """(width, height) of an image file from its header; None for what is no image. Raises VolumeRejected."""
     from PIL import Image
 
     check_inside(path, path.parent)
