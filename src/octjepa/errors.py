@@ -80,6 +80,17 @@ class VolumeRejected(OctjepaError):
         return (VolumeRejected, (self.reason, self.detail))
 
 
+def counted(count: int, noun: str) -> str:
+    """The count with its noun in the right number: `1 volume`, `2 volumes`, `3 test people`."""
+    if count == 1:
+        return f"1 {noun}"
+    if noun.endswith("person"):
+        return f"{count:,} {noun.removesuffix('person')}people"
+    if noun.endswith("y") and noun[-2:-1] not in "aeiou":
+        return f"{count:,} {noun[:-1]}ies"
+    return f"{count:,} {noun}s"
+
+
 def install_command(extra: str) -> str:
     """The command that adds `extra` to this installation of octjepa, for messages about a library that is missing.
 

@@ -22,6 +22,10 @@ def test_all_recipes_are_listed_with_their_verb() -> None:
 
 
 def test_what_is_shown_is_the_recipe_with_its_overrides() -> None:
+    assert call("recipes").out == call("recipes", "list").out
+    assert call("recipes", "tiny_cpu").out == call("recipes", "show", "tiny_cpu").out
+    about = [entry["about"] for entry in call("recipes", "list", "--json").json["recipes"]]
+    assert all(sentence.endswith(".") for sentence in about), about
     shown = call("recipes", "show", "tiny_cpu", "train.base_lr=1e-4", "--json").json
     assert shown == load_recipe("tiny_cpu", ["train.base_lr=1e-4"]).model_dump(mode="json")
     assert parse_yaml(call("recipes", "show", "tiny_cpu", "train.base_lr=1e-4").out, "shown") == shown

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from octjepa import demo
+from octjepa.cli.output import print_demo
 from octjepa.demo import FEWEST_UPDATES, LESIONS, choose_schedule, run_demo
 from octjepa.errors import UsageError
 
@@ -61,9 +62,25 @@ def test_it_says_what_the_contract_names(made):
     assert set(payload["baseline_cosine"]) == {"constant", "position_mean", "copy_nearest"}
     assert {"difference", "low", "high"} <= payload["paired"].keys()
     names = {row["name"] for row in payload["probe"]}
-    assert {"untrained", "histogram", "intensity", "majority", "covariates"} < names
+    assert {"untrained", "histogram", "intensity", "majority", "covariates", "phantom-tiny"} < names
+    assert {row["pool"] for row in payload["probe"]} == {"zones_whitened", "none"}
     assert {row["target"] for row in payload["probe"]} >= {*LESIONS, "macro"}
     assert json.loads((out / "demo.json").read_text())["cosine"] == payload["cosine"]
+
+
+@pytest.mark.slow
+def test_the_packaged_segmenter_comes_first_and_is_compared_with_the_truth(made, capsys):
+    out, payload = made
+    segmenter = payload["segmenter"]
+    assert segmenter["eyes"] == 4, "one per device"
+    assert segmenter["boundary_error_um"] < 10, "B-scans in another order than the truth give 40 um"
+    assert segmenter["fluid_dice"] > 0.7
+    assert (out / "segmented" / "index.html").is_file()
+    print_demo(payload, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 15
+    assert lines[0].startswith("packaged segmenter, 4 synthetic eyes")
+    assert lines[-1] == f"page  {out / 'report.html'}"
 
 
 @pytest.mark.slow
@@ -75,7 +92,7 @@ def test_every_part_is_there_and_the_broken_files_are_listed(made):
     refused = [json.loads(line) for line in (out / "store" / "quarantine.jsonl").read_text().splitlines()]
     assert len(refused) >= 3
     assert all(row["reason"] in page for row in refused)
-    for part in ("phantom", "store", "run", "embeddings.parquet", "probe.json"):
+    for part in ("phantom", "store", "segmented", "run", "packaged.parquet", "embeddings.parquet", "probe.json"):
         assert (out / part).exists()
 
 

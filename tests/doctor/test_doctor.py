@@ -68,7 +68,7 @@ def test_a_failed_check_is_shown_with_what_to_do_and_exits_1(tmp_path, monkeypat
     only_cheap_checks(monkeypatch)
     message = call("doctor", "--out", tmp_path, "--store", tmp_path / "none")
     assert message.code == 1
-    assert "octjepa: failed: store; what to do is printed with each" in message.err
+    assert "octjepa: not ready. Fix store first: " in message.err
     lines = message.out.splitlines()
     at = next(n for n, line in enumerate(lines) if line.startswith("failed"))
     assert "no store at" in lines[at]

@@ -1,4 +1,4 @@
-"""Verbs from files to a store: demo, phantom, expand, ingest, inspect, convert, pack, split."""
+"""Commands from files to a store: demo, phantom, expand, ingest, inspect, convert, pack, split."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from octjepa.cli.options import AllowOutside, Json, MaxLost, Quiet, Spacing, StorePath, Workers
-from octjepa.cli.output import check_output_folder, print_converted, print_probe, print_result
+from octjepa.cli.output import check_output_folder, print_converted, print_demo, print_result
 from octjepa.cli.root import app
 from octjepa.errors import NothingReadError, OctjepaError, TooManyLostError, UsageError
 
@@ -20,10 +20,10 @@ def demo(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Runs every stage on synthetic eyes, offline. From phantom, ingest and pretrain to embed, probe and report."""
+    """Runs every stage on synthetic eyes, offline. Applies the packaged models, then pretrains a small encoder."""
     from octjepa.demo import run_demo
 
-    print_probe(run_demo(out, minutes), "probe", as_json)
+    print_demo(run_demo(out, minutes), as_json)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The verb about the machine: doctor."""
+"""The command `doctor`, which checks the machine."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def doctor(
     """Checks this machine and the installation. With --recipe and --store, also what a run needs."""
     from octjepa.doctor import examine
 
-    found = examine(store, out, recipe)
-    print_checks(found, as_json)
-    if not found["ok"]:
-        failed = [check["name"] for check in found["checks"] if check["state"] == "failed"]
-        raise OctjepaError(f"failed: {', '.join(failed)}; what to do is printed with each")
+    result = examine(store, out, recipe)
+    print_checks(result, as_json)
+    if not result["ok"]:
+        failed = [check for check in result["checks"] if check["state"] == "failed"]
+        others = f"; then {', '.join(check['name'] for check in failed[1:])}" if failed[1:] else ""
+        raise OctjepaError(f"not ready. Fix {failed[0]['name']} first: {failed[0]['to_do']}{others}")

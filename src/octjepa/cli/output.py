@@ -1,12 +1,15 @@
-"""A verb's result on stdout: figures and tables for people, or one JSON object.
+"""Prints the result of a command on stdout: a short text for people, or one JSON object.
 
-With JSON, stdout holds that object and nothing else; a figure that is not finite is null there.
+The text has at most about 15 lines and ends with the path of the page or file to open. It leaves out counts of zero and
+all but the most important metrics. `octjepa -v` prints everything. With `--json`, stdout holds one JSON object and
+nothing else; values that are not finite are null.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import logging
 import math
 import os
 import sys
@@ -14,38 +17,55 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from octjepa.errors import UsageError
-from octjepa.metrics.findings import BASELINES
+from octjepa.errors import UsageError, counted
+from octjepa.metrics.findings import BASELINES, FEWEST_TEST_PEOPLE
 
 if TYPE_CHECKING:
     from octjepa.convert.scans import ConvertedScans
     from octjepa.tasks.segmenter.scan_segmentation import SegmentedScans
 
-_FIGURE = {"value", "low", "high"}  # the keys of one, with its interval
+_FIGURE = {"value", "low", "high"}  # keys of a metric with its interval
+_MOST_TARGETS = 8  # lines of a table without -v
+
+
+def is_verbose() -> bool:
+    """Whether the user asked for everything with `octjepa -v`."""
+    return logging.getLogger("octjepa").isEnabledFor(logging.INFO)
 
 
 def print_result(payload: Mapping[str, Any], as_json: bool, rows: str = "", primary: Collection[str] = ()) -> None:
-    """Prints a verb's result. `rows` names the key that holds probe results: as text they become a table.
+    """Prints the result of a command. `rows` is the key of the evaluation results, which become a table.
 
-    The table keeps the metrics of `primary`; JSON always holds everything. Of the processes of a launcher, which all
-    hold the same result, rank 0 prints it.
+    The table shows the metrics in `primary`; JSON always has all metrics. Under torchrun only rank 0 prints, because
+    all ranks have the same result.
     """
     if os.environ.get("RANK", "0") != "0":
         return
     if as_json:
         print(json.dumps(_plain(payload), allow_nan=False), flush=True)
         return
-    shown = {key: value for key, value in payload.items() if key != rows and value not in ("", None, [], {})}
+    if rows and not is_verbose():
+        print_table(ranking_lines(payload[rows], primary))
+    shown = {key: value for key, value in payload.items() if key != rows and not _is_left_out(value)}
     width = max(map(len, shown), default=0)
     for key, value in shown.items():
         print(f"{key:<{width}}  {_text(value)}")
-    if rows:
+    if rows and is_verbose():
         _print_probe_table(payload[rows], primary)
     sys.stdout.flush()
 
 
-def print_probe(payload: Mapping[str, Any], rows: str, as_json: bool) -> None:
-    """Prints each target's primary metric as a table, then on stderr the paired difference and where the rest is."""
+def _is_left_out(value: Any) -> bool:
+    """Empty values, and without -v also counts of zero."""
+    is_zero_count = isinstance(value, int) and not isinstance(value, bool) and value == 0
+    return value in ("", None, [], {}) or (is_zero_count and not is_verbose())
+
+
+def print_probe(payload: Mapping[str, Any], rows: str, as_json: bool, page: Path | None = None) -> None:
+    """Prints the primary metric of each target for the encoders and the baselines, and the paired difference.
+
+    page: the file that holds all results, printed as the last line.
+    """
     from octjepa.metrics.scores import PRIMARY_METRIC
 
     primary = set(PRIMARY_METRIC.values())
@@ -53,18 +73,113 @@ def print_probe(payload: Mapping[str, Any], rows: str, as_json: bool) -> None:
     if as_json:
         print_result(payload, as_json)
         return
-    print_result({key: value for key, value in payload.items() if key != "paired"}, as_json, rows, primary)
-    if paired:
+    if is_verbose():
+        print_result({key: value for key, value in payload.items() if key != "paired"}, as_json, rows, primary)
+    elif os.environ.get("RANK", "0") == "0":
+        print_table(comparison_lines(payload[rows], primary, paired))
+        print("\n".join(conclusion_lines(payload[rows], paired)), flush=True)
+    if page is not None:
+        print(f"all results  {page}", flush=True)
+    elif not is_verbose():
+        print("all results: --out FILE.json, or -v before the command", file=sys.stderr)
+
+
+def print_demo(payload: Mapping[str, Any], as_json: bool) -> None:
+    """Prints the results of the demo: the packaged models first, then the pretraining, last the page to open."""
+    if as_json:
+        print_result(payload, as_json)
+        return
+    from octjepa.metrics.scores import PRIMARY_METRIC
+
+    segmenter = payload["segmenter"]
+    dice = "" if segmenter["fluid_dice"] is None else f", fluid Dice {segmenter['fluid_dice']:.2f}"
+    eyes = counted(segmenter["eyes"], "synthetic eye")
+    print(f"packaged segmenter, {eyes}: boundary error {segmenter['boundary_error_um']:.1f} um{dice}")
+    baseline, loss = min(payload["baseline_loss"].items(), key=lambda item: float(item[1]))
+    trivial = f"best trivial predictor {loss:.3f} ({baseline.replace('_', ' ')})"
+    print(f"pretraining, {counted(payload['updates'], 'update')}: loss {payload['loss']:.3f}, {trivial}")
+    if is_verbose():
+        _print_probe_table(payload["probe"], set(PRIMARY_METRIC.values()))
+    else:
+        print_table(comparison_lines(payload["probe"], set(PRIMARY_METRIC.values()), payload["paired"]))
+    print("\n".join(conclusion_lines(payload["probe"], payload["paired"])))
+    print(f"page  {payload['report']}", flush=True)
+
+
+def comparison_lines(
+    results: Sequence[Mapping[str, Any]], primary: Collection[str], paired: Mapping[str, Any] | None
+) -> list[Sequence[str]]:
+    """One line per target, one column per encoder and for the two strongest baselines.
+
+    All columns have the probe and the pooling of the paired comparison; baselines without a pooling have that probe.
+    """
+    chosen = [result for result in results if result["metric"] in primary]
+    probe = paired["probe"] if paired else chosen[-1]["probe"] if chosen else ""
+    pool = paired["pool"] if paired else chosen[-1]["pool"] if chosen else ""
+    cells: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for result in chosen:
+        matches = result["probe"] in (probe, "constant") or result["pool"] == "none"
+        if matches and result["pool"] in (pool, "none") and (result["name"], result["target"]) not in cells:
+            cells[result["name"], result["target"]] = result
+    targets = sorted({target for _, target in cells}, key=lambda target: target != "macro")
+    names = list(dict.fromkeys(name for name, _ in cells))
+    trained = [name for name in names if name.partition(":")[0] not in BASELINES]
+    untrained = [name for name in names if name.partition(":")[0] == "untrained"][:1]
+    others = [name for name in names if name not in trained and not name.startswith("untrained")]
+    first = targets[0] if targets else ""
+    others.sort(key=lambda name: -_sortable(cells.get((name, first))))
+    columns = [*trained[:3], *untrained, *others[:1]]
+    metrics = list(dict.fromkeys(result["metric"] for result in cells.values()))
+    head = f"{' or '.join(metrics)} ({probe} probe, {pool})"
+    lines: list[Sequence[str]] = [(head, *columns)]
+    for target in targets[:_MOST_TARGETS]:
+        row = (cells.get((name, target)) for name in columns)
+        lines.append((target, *("" if cell is None else interval(cell) for cell in row)))
+    if len(targets) > _MOST_TARGETS:
+        lines.append((f"and {counted(len(targets) - _MOST_TARGETS, 'more target')}", *("" for _ in columns)))
+    return lines
+
+
+def conclusion_lines(results: Sequence[Mapping[str, Any]], paired: Mapping[str, Any] | None) -> list[str]:
+    """The paired difference, or that the test set is too small to conclude anything."""
+    people = max((result.get("n_people") or 0 for result in results), default=0)
+    lines = []
+    if paired and paired["difference"] is not None:
         pair = f"{paired['name']} minus {paired['reference']}, {paired['target']} {paired['metric']}"
-        how = f"{paired['probe']}, {paired['pool']}; same {paired['n_people']} test people"
-        print(f"{pair}: {interval(paired, 'difference')} ({how})", file=sys.stderr)
-    other_metrics = sum(row["metric"] not in primary for row in payload[rows])
-    if other_metrics:
-        print(f"{other_metrics} more figures (other metrics) with --json", file=sys.stderr)
+        lines.append(f"{pair}: {interval(paired, 'difference')}, same {counted(paired['n_people'], 'test person')}")
+        people = paired["n_people"]
+    if people < FEWEST_TEST_PEOPLE:
+        lines.append(
+            f"{counted(people, 'test person')}: too few to conclude anything; a probe needs at least "
+            f"{FEWEST_TEST_PEOPLE} test people"
+        )
+    return lines
+
+
+def ranking_lines(results: Sequence[Mapping[str, Any]], primary: Collection[str]) -> list[Sequence[str]]:
+    """One line per encoder or baseline, in the order of the results, and a column for each of the first targets."""
+    chosen = [result for result in results if result["metric"] in primary]
+    targets = sorted({result["target"] for result in chosen}, key=lambda target: target != "macro")[:3]
+    names = list(dict.fromkeys(result["name"] for result in chosen))
+    lines: list[Sequence[str]] = [("", *targets)]
+    for name in names[:_MOST_TARGETS]:
+        row = (
+            next((one for one in chosen if (one["name"], one["target"]) == (name, target)), None) for target in targets
+        )
+        lines.append((name, *("" if cell is None else f"{cell['metric']} {interval(cell)}" for cell in row)))
+    if len(names) > _MOST_TARGETS:
+        lines.append((f"and {len(names) - _MOST_TARGETS} more", *("" for _ in targets)))
+    return lines
+
+
+def _sortable(result: Mapping[str, Any] | None) -> float:
+    """The value of a result, for sorting; lowest without a value."""
+    value = None if result is None else result["value"]
+    return -math.inf if value is None or not math.isfinite(value) else float(value)
 
 
 def print_checks(payload: Mapping[str, Any], as_json: bool) -> None:
-    """Prints the checks of `doctor`: a line each, and below those that are not ok what was expected and what to do."""
+    """Prints the checks of `doctor`, below each problem what to do, and last whether the machine is ready."""
     if as_json:
         print_result(payload, as_json)
         return
@@ -76,6 +191,9 @@ def print_checks(payload: Mapping[str, Any], as_json: bool) -> None:
         if check["to_do"]:
             lines.append(("", "", check["to_do"]))
     print_table(lines)
+    if payload["ok"]:
+        warnings = sum(check["state"] != "ok" for check in payload["checks"])
+        print("Ready." if not warnings else f"Ready, with {counted(warnings, 'warning')} above.")
     sys.stdout.flush()
 
 
@@ -123,7 +241,7 @@ def _print_probe_table(results: Sequence[Mapping[str, Any]], primary: Collection
 
 
 def print_subgroups(scored: Sequence[Mapping[str, Any]], primary: Collection[str]) -> None:
-    """A table of the figures by group; a group that is too small to be measured has the reason instead."""
+    """Prints a table of the metrics by group. A group that is too small has the reason instead of a value."""
     lines: list[Sequence[str]] = [("name", "target", "subgroup", "metric", "value [95 %]", "people")]
     for one in scored:
         if one["metric"] in primary:

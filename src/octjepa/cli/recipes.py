@@ -1,11 +1,16 @@
-"""The verbs of recipes: list, show and copy, of pretraining, fine-tuning and segmentation alike."""
+"""The command `recipes`: lists, shows and copies the recipes of pretraining, fine-tuning and segmentation.
+
+`octjepa recipes` prints the list. `octjepa recipes NAME` prints one recipe, like `octjepa recipes show NAME`.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from octjepa.cli.options import Json, Overrides
 from octjepa.cli.output import print_result, print_table
@@ -15,12 +20,29 @@ from octjepa.errors import RecipeError, UsageError
 if TYPE_CHECKING:
     from octjepa.config import RecipeKind
 
-recipes = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+class RecipesGroup(TyperGroup):
+    """The group `recipes`, in which a recipe's name stands for `show NAME`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands:
+            return super().resolve_command(ctx, ["show", *args])
+        return super().resolve_command(ctx, args)
+
+
+recipes = typer.Typer(cls=RecipesGroup, invoke_without_command=True, rich_markup_mode=None)
 app.add_typer(recipes, name="recipes", help="Lists, shows and copies recipes.")
 
 
+@recipes.callback()
+def _recipes(ctx: typer.Context) -> None:
+    """Lists, shows and copies recipes."""
+    if ctx.invoked_subcommand is None:
+        list_recipes()
+
+
 def _kinds() -> dict[str, RecipeKind[Any]]:
-    """Verb -> the kind of recipe that it takes."""
+    """Command -> the kind of recipe that it takes."""
     from octjepa.config import PRETRAINING
     from octjepa.tasks.finetune.recipe import RECIPES as FINETUNING
     from octjepa.tasks.segment.recipe import RECIPES as SEGMENTATION
@@ -29,27 +51,37 @@ def _kinds() -> dict[str, RecipeKind[Any]]:
 
 
 def _kind_of(name: str) -> RecipeKind[Any]:
-    """The kind that has a recipe `name`. Raises RecipeError."""
+    """The kind of the recipe `name`. Raises RecipeError."""
     kinds = _kinds()
     for kind in kinds.values():
         if name in kind.names():
             return kind
-    names = [known for kind in kinds.values() for known in kind.names()]
-    raise RecipeError(f"no recipe {name!r}: one of {', '.join(names)}")
+    names = [recipe for kind in kinds.values() for recipe in kind.names()]
+    raise RecipeError(f"no recipe {name!r}: choose one of {', '.join(names)}")
 
 
 @recipes.command("list")
 def list_recipes(as_json: Json = False) -> None:
     """Lists the shipped recipes, with the verb that takes each and its purpose."""
-    found = []
+    listed = []
     for verb, kind in _kinds().items():
         for name in kind.names():
-            about = kind.path_of(name).read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-            found.append({"name": name, "verb": verb, "about": about})
+            about = _purpose(kind.path_of(name))
+            listed.append({"name": name, "verb": verb, "about": about})
     if as_json:
-        print_result({"recipes": found}, as_json)
+        print_result({"recipes": listed}, as_json)
     else:
-        print_table([tuple(one.values()) for one in found])
+        print_table([tuple(entry.values()) for entry in listed])
+
+
+def _purpose(path: Path) -> str:
+    """The first sentence of the comment at the top of a recipe file."""
+    comment = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        comment.append(line.lstrip("# "))
+    return re.split(r"(?<=\.)\s", " ".join(comment), maxsplit=1)[0]
 
 
 @recipes.command()

@@ -1,4 +1,4 @@
-"""Verbs from an encoder to results: embed, probe, leaderboard, report."""
+"""Commands from an encoder to results: embed, probe, leaderboard, report, view."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 from octjepa.cli.options import AllowOutside, Json, Labelled, Ledger, Quiet, StorePath, Subgroups
 from octjepa.cli.output import check_output_file, print_probe, print_result, print_subgroups
 from octjepa.cli.root import app
+from octjepa.errors import counted
 
 Level = Annotated[Literal["volume", "eye", "person"], typer.Option("--level", help="Unit of a case.")]
 POOLS = "mean, mean_std_max, mean_std_max_min, tissue_mean, layers, zones, zones_centered, zones_whitened"
@@ -139,13 +140,14 @@ def probe(
         if out is not None:
             write_json(out, payload)
     shown = {key: payload[key] for key in ("rows", "paired", *(("labelled",) if labelled else ()))}
-    print_probe(payload if as_json else shown, "rows", as_json)
     if not as_json:
         print_subgroups(payload["subgroups"], set(PRIMARY_METRIC.values()))
         about = payload["protocol"]
-        print(f"{about['cases']} cases of {about['people']} people; {about['text']}", file=sys.stderr)
+        cases, people = counted(about["cases"], "case"), counted(about["people"], "person")
+        print(f"{cases} of {people}; {about['text']}", file=sys.stderr)
         used = ", ".join(f"{use['target']} {use['looks']}" for use in payload["uses"])
-        print(f"uses of the test set so far, this one included: {used}", file=sys.stderr)
+        print(f"uses of the test set, including this one: {used}", file=sys.stderr)
+    print_probe(payload if as_json else shown, "rows", as_json, out)
 
 
 @app.command()

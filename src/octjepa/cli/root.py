@@ -1,4 +1,4 @@
-"""The command itself, before any verb: its group, its exit codes and --version."""
+"""The command `octjepa` itself: its group of commands, help, exit codes and --version."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from octjepa.cli.failures import exit_with_message
 from octjepa.outside import set_named
 from octjepa.registry import Registry
 
+FIRST_COMMANDS = ("segment", "view", "ingest", "pretrain", "probe", "report")
 PACKAGE_VERBS: Registry[Callable[..., None]] = Registry("verb", "octjepa.verbs")
 
 
@@ -32,6 +33,21 @@ class Verbs(TyperGroup):
         single.command(cmd_name)(PACKAGE_VERBS.get(cmd_name))
         return typer.main.get_command(single)
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Lists the commands that most people need first, then the others."""
+        helps = {}
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is not None and not command.hidden:
+                helps[name] = command.get_short_help_str(limit=70)
+        width = max(map(len, helps), default=0)
+        first = [(name.ljust(width), helps.pop(name)) for name in FIRST_COMMANDS if name in helps]
+        rest = [(name.ljust(width), text) for name, text in helps.items()]
+        for title, lines in (("Start with", first), ("All other commands", rest)):
+            if lines:
+                with formatter.section(title):
+                    formatter.write_dl(lines)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         set_named(args)
         return super().parse_args(ctx, args)
@@ -44,7 +60,7 @@ class Verbs(TyperGroup):
 app = typer.Typer(
     name="octjepa",
     cls=Verbs,
-    help="Train a 3D foundation model on a folder of retinal OCT volumes, and evaluate what it has learned.",
+    help="Layers, thickness and fluid of retinal OCT scans, and 3D foundation models trained on them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -73,9 +89,9 @@ def _octjepa(
     show: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log choices and retries to stderr.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print all results, log choices.")] = False,
 ) -> None:
-    """Train a 3D foundation model on a folder of retinal OCT volumes, and evaluate what it has learned."""
+    """Layers, thickness and fluid of retinal OCT scans, and 3D foundation models trained on them."""
     if verbose:
         log = logging.getLogger("octjepa")
         log.setLevel(logging.INFO)

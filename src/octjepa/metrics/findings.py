@@ -12,6 +12,9 @@ log = logging.getLogger(__name__)
 # Results that use no trained encoder, in the order in which they are shown beside it.
 BASELINES = ("untrained", "intensity", "histogram", "covariates", "majority")
 
+# With fewer test people no statement is made: the exam leaves out such metrics, too (docs/exam).
+FEWEST_TEST_PEOPLE = 20
+
 # Every kind of fault, as its heading in print.
 FAULT_KINDS = {
     "constant_predictor": "Constant predictor",
