@@ -12,6 +12,9 @@ from octjepa.demo import FEWEST_UPDATES, LESIONS, choose_schedule, run_demo
 from octjepa.errors import UsageError
 
 
+pytestmark = pytest.mark.timeout(900)  # the fixture runs every stage, and the first test waits for it
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo") / "out"
