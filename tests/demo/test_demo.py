@@ -11,7 +11,6 @@ from octjepa.cli.output import print_demo
 from octjepa.demo import FEWEST_UPDATES, LESIONS, choose_schedule, run_demo
 from octjepa.errors import UsageError
 
-
 pytestmark = pytest.mark.timeout(900)  # the fixture runs every stage, and the first test waits for it
 
 
