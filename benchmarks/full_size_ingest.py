@@ -26,7 +26,7 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian
 
 from octjepa.files import write_json
 from octjepa.ingest import build_store
-from octjepa.phantom import write_cohort
+from octjepa.phantom import CohortDesign, write_cohort
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
@@ -50,7 +50,9 @@ def main() -> None:
         work = Path(name)
         paths = {}
         for device in DEVICES[-1:] if given.syntaxes else DEVICES:
-            write_cohort(work / device, 1, 3, devices=[device], size="full", workers=1, eyes_per_person=1)
+            write_cohort(
+                work / device, 1, 3, devices=[device], size="full", workers=1, design=CohortDesign(eyes_per_person=1)
+            )
             paths[device] = next((work / device).rglob("*.dcm"))
         if given.syntaxes:
             paths = in_other_syntaxes(paths[DEVICES[-1]], work)

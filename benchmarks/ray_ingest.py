@@ -34,7 +34,7 @@ from octjepa.embed.embedding import Division, embed_store
 from octjepa.embed.table import read_embeddings
 from octjepa.encoders import load_encoder
 from octjepa.files import write_json
-from octjepa.ingest import build_store
+from octjepa.ingest import IngestOptions, build_store
 from octjepa.phantom import write_cohort
 from octjepa.store import Store
 
@@ -51,7 +51,8 @@ _MARK = "OCTJEPA_BENCH_RAY"  # in the environment of every process that this one
 def ingest(cohort: Path, store: Path, engine: Any, workers: int) -> dict[str, Any]:
     """One ingest: its seconds, files a second, and the hashes of what it stored."""
     started = time.perf_counter()
-    summary = build_store([cohort], store, load_recipe("tiny_cpu").preprocessing, workers=workers, engine=engine)
+    options = IngestOptions(engine=engine)
+    summary = build_store([cohort], store, load_recipe("tiny_cpu").preprocessing, workers=workers, options=options)
     seconds = time.perf_counter() - started
     content = sorted(Store.open(store).table["chunk_hash"])
     return {

@@ -26,7 +26,7 @@ from octjepa.embed.embedding import embed_store
 from octjepa.embed.table import Embeddings, read_embeddings
 from octjepa.evaluate.probe import ProbeSettings, run_probes
 from octjepa.ingest import build_store
-from octjepa.phantom import LESIONS, write_cohort
+from octjepa.phantom import LESIONS, CohortDesign, write_cohort
 from octjepa.store import Store
 
 ENCODER = "phantom-tiny"
@@ -85,7 +85,14 @@ def _short(value: Any) -> Any:
 
 def one_effect(effect: float, people: int, seed: int, work: Path) -> dict[str, Any]:
     cohort = work / f"cohort-{effect:g}"
-    write_cohort(cohort, people, seed, DEVICES, split_shares=SHARES, difficulty="realistic", group_effect=effect)
+    write_cohort(
+        cohort,
+        people,
+        seed,
+        DEVICES,
+        split_shares=SHARES,
+        design=CohortDesign(difficulty="realistic", group_effect=effect),
+    )
     preprocessing = octjepa.load_encoder(ENCODER).recipe.preprocessing
     build_store([str(cohort)], work / f"store-{effect:g}", preprocessing, workers=1)
     embed_store(ENCODER, Store.open(work / f"store-{effect:g}"), work / f"{effect:g}.parquet")

@@ -11,7 +11,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from octjepa.config import load_recipe, science_hash
 from octjepa.errors import UsageError
 from octjepa.ingest import build_store
 from octjepa.locks import writer_lock
-from octjepa.phantom import LESIONS, Truth, read_truth, write_cohort
+from octjepa.phantom import LESIONS, CohortDesign, Truth, read_truth, write_cohort
 from octjepa.recipe import Preprocessing, Recipe
 from octjepa.store import Store
 
@@ -147,21 +147,31 @@ def make_cohorts(work: Path, settings: Settings, names: Sequence[str], workers: 
     decoy_shares = (
         settings.decoy_train / decoy_total, settings.decoy_val / decoy_total, settings.decoy_test / decoy_total
     )  # fmt: skip
-    common: dict[str, Any] = {"difficulty": "exam", "eyes_per_person": 1, "workers": workers}
+    design = CohortDesign(difficulty="exam", eyes_per_person=1)
+    again = replace(design, visit=1, device_offset=1)
+    pretraining_shares = 0.96, 0.04, 0.0
     seed = settings.seed
 
     def write_main(out: Path) -> None:
-        write_cohort(out, total, seed, split_shares=shares, **common)
+        write_cohort(out, total, seed, split_shares=shares, workers=workers, design=design)
 
     def write_second_visit(out: Path) -> None:
-        write_cohort(out, settings.second_visit, seed, split_shares=shares, visit=1, device_offset=1, **common)
+        write_cohort(out, settings.second_visit, seed, split_shares=shares, workers=workers, design=again)
 
     def write_pretraining(out: Path) -> None:
-        write_cohort(out, settings.pretraining, settings.pretraining_seed, split_shares=(0.96, 0.04, 0.0), **common)
+        people, pretraining_seed = settings.pretraining, settings.pretraining_seed
+        write_cohort(out, people, pretraining_seed, split_shares=pretraining_shares, workers=workers, design=design)
 
     def write_dense(out: Path) -> None:
-        people = settings.pretraining // 2
-        write_cohort(out, people, settings.pretraining_seed, size="dense", split_shares=(0.96, 0.04, 0.0), **common)
+        write_cohort(
+            out,
+            settings.pretraining // 2,
+            settings.pretraining_seed,
+            size="dense",
+            split_shares=pretraining_shares,
+            workers=workers,
+            design=design,
+        )
 
     def decoys(kind: Decoy, number: int, people: int, shares: tuple[float, float, float]) -> Callable[[Path], None]:
         def write(out: Path) -> None:

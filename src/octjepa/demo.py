@@ -160,14 +160,16 @@ def _run_demo(out: Path, minutes: float) -> dict[str, Any]:
     _clear(out)
     from octjepa.ingest import build_store
     from octjepa.machine import cores
-    from octjepa.phantom import write_cohort
+    from octjepa.phantom import CohortDesign, write_cohort
     from octjepa.store import Store
 
     workers = cores()
     people = round(PEOPLE_PER_MINUTE * minutes)
     _print_stage(f"1/7 phantom: {people} synthetic people, both eyes, four devices, as DICOM")
     cohort = out / "phantom"
-    write_cohort(cohort, people, seed=SEED, split_shares=(0.6, 0.1, 0.3), workers=workers, broken=6)
+    write_cohort(
+        cohort, people, seed=SEED, split_shares=(0.6, 0.1, 0.3), workers=workers, design=CohortDesign(broken=6)
+    )
 
     from octjepa.config import load_recipe
 

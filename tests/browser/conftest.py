@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from octjepa.embed.table import write_embeddings
+from octjepa.embed.table import TableFacts, write_embeddings
 from octjepa.files import replace_folder
 from octjepa.ingest.build import build_store
 from octjepa.phantom import write_cohort
@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines.append({"update": 8, "val/loss": 0.3, "alarms": {"rankme": "<b>low</b>"}})
     table = made.table.assign(age=np.nan, clinical_site="")
     table["histogram"] = table["untrained"] = table["vector"] = [np.eye(3, 12, k, dtype="f4")[0] for k in range(3)]
-    write_embeddings(root / "e.parquet", table, 4, "ours", "c" * 64)
+    write_embeddings(root / "e.parquet", table, TableFacts(4, "ours", "c" * 64))
     case = {"level": "volume", "target": "age", "split": "test", "eye": "OD", "volume_id": row["volume_id"]}
     case |= {"truth": "60.0", "predicted": "40.0", "classes": [], "scores": [40.0]}
     other = case | {"target": "weight", "truth": "90.0", "predicted": "70.0", "scores": [70.0]}

@@ -19,7 +19,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from band_error import Errors, errors_um
-from octjepa.phantom import DEVICES, SURFACES, read_truth, write_cohort
+from octjepa.phantom import DEVICES, SURFACES, CohortDesign, read_truth, write_cohort
 from octjepa.phantom.person import Difficulty
 from octjepa.read.reader import read_volume
 from octjepa.recipe import Preprocessing
@@ -56,7 +56,7 @@ def table(
     collected: dict[str, dict[str, list[np.ndarray]]] = defaultdict(lambda: defaultdict(list))
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "cohort"
-        write_cohort(out, people=people, seed=seed, size=size, difficulty=difficulty)
+        write_cohort(out, people=people, seed=seed, size=size, design=CohortDesign(difficulty=difficulty))
         for path in sorted(out.rglob("*.dcm")):
             truth = out / "truth" / f"{path.stem.rsplit('_', 1)[1]}.npz"
             for name, error in of_file(path, truth, Preprocessing(), noise, light).items():

@@ -15,7 +15,7 @@ from octjepa.errors import ContractError, RecipeError, UsageError
 from octjepa.ingest import build_store
 from octjepa.model import VJEPA3D
 from octjepa.notes import HALVES_NOTE
-from octjepa.phantom import write_cohort
+from octjepa.phantom import CohortDesign, write_cohort
 from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.store.shards import pack
@@ -60,7 +60,9 @@ def test_b_scans_too_far_apart_have_no_halves() -> None:
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dense")
-    write_cohort(folder / "phantom", 2, 5, devices=["zeiss_cirrus"], size="dense", eyes_per_person=1)
+    write_cohort(
+        folder / "phantom", 2, 5, devices=["zeiss_cirrus"], size="dense", design=CohortDesign(eyes_per_person=1)
+    )
     recipe = Recipe.model_validate({"name": "n", "tokens": {"budget": 16}, "train": {"max_updates": 1}})
     build_store([folder / "phantom"], folder / "store", recipe.preprocessing, halves=True)
     build_store([folder / "phantom"], folder / "plain", recipe.preprocessing)

@@ -112,7 +112,7 @@ def test_the_first_exported_encoders_recorded_no_schema(exported: Path) -> None:
 def test_embeddings_of_another_schema_name_the_way_out(
     tmp_path: Path, cohort: Callable[..., tuple[pd.DataFrame, pd.DataFrame]], schema: int, message: str
 ) -> None:
-    path = table.write_embeddings(tmp_path / "e.parquet", cohort(people=3)[0], 16, "octjepa", "abc")
+    path = table.write_embeddings(tmp_path / "e.parquet", cohort(people=3)[0], table.TableFacts(16, "octjepa", "abc"))
     rewrite_table(path, {b"octjepa.schema": str(schema).encode()})
     with pytest.raises(UsageError, match=rf"has schema {schema}, this octjepa reads {table.SCHEMA}: {message}"):
         table.read_embeddings(path)
@@ -122,7 +122,9 @@ def test_the_first_embeddings_named_neither_schema_nor_weights(
     tmp_path: Path, cohort: Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
 ) -> None:
     path = table.write_embeddings(
-        tmp_path / "e.parquet", cohort(people=3)[0], 16, "octjepa", "abc", weights="ab12", tokens="tissue"
+        tmp_path / "e.parquet",
+        cohort(people=3)[0],
+        table.TableFacts(16, "octjepa", "abc", weights="ab12", tokens="tissue"),
     )
     written = table.read_embeddings(path)
     assert (written.weights, written.tokens) == ("ab12", "tissue")

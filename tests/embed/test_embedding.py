@@ -383,7 +383,7 @@ def test_workers_of_ray_write_the_same_table(
     from octjepa.store import Store
 
     recipe = small_recipe()
-    write_cohort(tmp_path / "phantom", 3, 0, ("topcon_triton",), "small", (0.4, 0.3, 0.3), 1, 0)
+    write_cohort(tmp_path / "phantom", 3, 0, ("topcon_triton",), "small", (0.4, 0.3, 0.3))
     build_store([tmp_path / "phantom"], tmp_path / "store", recipe.preprocessing, 1, 0.0)
     step = weights_file(tmp_path / "e.safetensors", [])
     store = Store.open(tmp_path / "store")

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from octjepa.embed.table import read_embeddings, write_embeddings
+from octjepa.embed.table import TableFacts, read_embeddings, write_embeddings
 from octjepa.errors import OctjepaError, UsageError
 
 Cohort = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
@@ -20,7 +20,7 @@ Cohort = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
 def test_round_trip_and_metadata(tmp_path: Path, cohort: Cohort) -> None:
     frame, _ = cohort(people=5)
     frame.loc[0, "age"] = np.nan
-    path = write_embeddings(tmp_path / "e.parquet", frame, 16, "octjepa", "abc")
+    path = write_embeddings(tmp_path / "e.parquet", frame, TableFacts(16, "octjepa", "abc"))
     table = read_embeddings(path)
     assert (table.dim, table.encoder, table.contract, len(table)) == (16, "octjepa", "abc", 10)
     assert (table.vector == np.stack(frame["vector"].to_list())).all()
@@ -36,7 +36,7 @@ def test_round_trip_and_metadata(tmp_path: Path, cohort: Cohort) -> None:
 
 def test_pools_and_views(tmp_path: Path, cohort: Cohort) -> None:
     frame, _ = cohort(people=3)
-    table = read_embeddings(write_embeddings(tmp_path / "e.parquet", frame, 16, "octjepa", "abc"))
+    table = read_embeddings(write_embeddings(tmp_path / "e.parquet", frame, TableFacts(16, "octjepa", "abc")))
     assert (table.features("vector", "mean") == np.stack(frame["vector"].to_list())[:, :16]).all()
     assert table.features("untrained", "mean_std_max").shape == (6, 48)
     assert table.features("histogram", "none").shape == (6, 8)
@@ -66,7 +66,7 @@ def test_a_frame_that_is_no_table_is_not_written(
 ) -> None:
     frame, _ = cohort(people=3)
     with pytest.raises(UsageError, match=message):
-        write_embeddings(tmp_path / "e.parquet", change(frame), 16, "octjepa", "abc")
+        write_embeddings(tmp_path / "e.parquet", change(frame), TableFacts(16, "octjepa", "abc"))
     assert not list(tmp_path.iterdir())
 
 
@@ -79,7 +79,9 @@ def test_wrong_files_are_named(tmp_path: Path, cohort: Cohort) -> None:
     pq.write_table(pa.table({"person_id": ["1001"]}), tmp_path / "other.parquet")
     with pytest.raises(UsageError, match=r"lacks the column.*volume_id"):
         read_embeddings(tmp_path / "other.parquet")
-    good = pq.read_table(write_embeddings(tmp_path / "e.parquet", cohort(people=3)[0], 16, "octjepa", "abc"))
+    good = pq.read_table(
+        write_embeddings(tmp_path / "e.parquet", cohort(people=3)[0], TableFacts(16, "octjepa", "abc"))
+    )
     pq.write_table(good.replace_schema_metadata({}), tmp_path / "bare.parquet")
     with pytest.raises(UsageError, match=r"metadata octjepa\.dim"):
         read_embeddings(tmp_path / "bare.parquet")
@@ -97,15 +99,15 @@ def test_wrong_files_are_named(tmp_path: Path, cohort: Cohort) -> None:
 
 def test_a_full_disk_leaves_the_old_table(tmp_path: Path, cohort: Cohort, monkeypatch: pytest.MonkeyPatch) -> None:
     frame, _ = cohort(people=3)
-    path = write_embeddings(tmp_path / "e.parquet", frame, 16, "old", "abc")
+    path = write_embeddings(tmp_path / "e.parquet", frame, TableFacts(16, "old", "abc"))
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("octjepa.files.os.fsync", full)
     with pytest.raises(OctjepaError, match="disk is full"):
-        write_embeddings(path, frame, 16, "new", "abc")
+        write_embeddings(path, frame, TableFacts(16, "new", "abc"))
     assert read_embeddings(path).encoder == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["e.parquet"]
     with pytest.raises(UsageError, match="no folder"):
-        write_embeddings(tmp_path / "absent" / "e.parquet", frame, 16, "new", "abc")
+        write_embeddings(tmp_path / "absent" / "e.parquet", frame, TableFacts(16, "new", "abc"))

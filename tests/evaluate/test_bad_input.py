@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from command_line import call
-from octjepa.embed.table import write_embeddings
+from octjepa.embed.table import TableFacts, write_embeddings
 
 Cohort = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
 Save = Callable[..., tuple[Path, Path]]
@@ -96,11 +96,11 @@ def test_it_is_stated(case: str, cohort: Cohort, saved: Save) -> None:
 def test_pretraining_on_test_people_and_another_preprocessing(cohort: Cohort, saved: Save, tmp_path: Path) -> None:
     frame, labels = cohort(people=60)
     table, tsv = saved(frame, labels)
-    knows = write_embeddings(tmp_path / "knows.parquet", frame, 16, "knows", "c" * 64, leaked=3)
+    knows = write_embeddings(tmp_path / "knows.parquet", frame, TableFacts(16, "knows", "c" * 64, leaked=3))
     code, err, _ = findings(knows, tsv)
     assert code == 2
     assert "leak: the encoder was pretrained on eyes of 3 people" in err
-    other = write_embeddings(tmp_path / "other.parquet", frame, 16, "other", "d" * 64)
+    other = write_embeddings(tmp_path / "other.parquet", frame, TableFacts(16, "other", "d" * 64))
     code, _, out = findings(table, tsv, other, "--json")
     assert code == 0
     (note,) = [note for note in json.loads(out)["notes"] if "preprocessed" in note]

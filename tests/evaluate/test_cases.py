@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from invented_cohort import probe_with
-from octjepa.embed.table import Embeddings, read_embeddings, write_embeddings
+from octjepa.embed.table import Embeddings, TableFacts, read_embeddings, write_embeddings
 from octjepa.embed.token_folder import TokenFolder, write_index, write_part
 from octjepa.errors import UsageError
 from octjepa.evaluate.cases import average_scores, group_cases, read_visit_order
@@ -137,7 +137,9 @@ def probed(cohort: Cohort, tmp_path: Path) -> Callable[..., ProbeResult]:
         if change is not None:
             frame, labels = change(frame, labels)
         labels.to_csv(tmp_path / "labels.tsv", sep="\t", index=False)
-        table = read_embeddings(write_embeddings(tmp_path / "e.parquet", frame, 16, "octjepa", "c" * 64, weights="w"))
+        table = read_embeddings(
+            write_embeddings(tmp_path / "e.parquet", frame, TableFacts(16, "octjepa", "c" * 64, weights="w"))
+        )
         given = {"probes": ["linear"], "pools": ["mean_std_max"], "bootstrap": 100, **options}
         return probe_with([table], tmp_path / "labels.tsv", ["lesion0"], **given)
 

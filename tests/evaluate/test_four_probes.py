@@ -11,7 +11,7 @@ import pytest
 
 from invented_cohort import probe_with
 from octjepa.embed import token_folder
-from octjepa.embed.table import read_embeddings, write_embeddings
+from octjepa.embed.table import TableFacts, read_embeddings, write_embeddings
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.evaluate import probe_training
 from octjepa.evaluate.probe import ProbeResult
@@ -35,7 +35,7 @@ def written(frame: pd.DataFrame, folder: Path) -> tuple[Path, TokenFolder]:
     token_folder.write_part(folder / "tokens", "a", token_part(**arrays, positions=positions))
     about = {"encoder": "octjepa", "weights": "w", "contract": "c" * 64, "dim": mean.shape[1], "grid": [1, 2, 3]}
     token_folder.write_index(folder / "tokens", {"a": frame["volume_id"].tolist()}, about)
-    table = write_embeddings(folder / "e.parquet", frame, 16, "octjepa", "c" * 64, weights="w")
+    table = write_embeddings(folder / "e.parquet", frame, TableFacts(16, "octjepa", "c" * 64, weights="w"))
     return table, TokenFolder.open(folder / "tokens")
 
 

@@ -33,12 +33,12 @@ def _row(result: ProbeResult, **wanted: str) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def planted(cohort: Cohort, tmp_path_factory: pytest.TempPathFactory) -> ProbeResult:
-    from octjepa.embed.table import write_embeddings
+    from octjepa.embed.table import TableFacts, write_embeddings
 
     frame, labels = cohort(people=150, prevalence=(0.4, 0.3, 0.5))
     folder = tmp_path_factory.mktemp("planted")
     labels.to_csv(folder / "labels.tsv", sep="\t", index=False)
-    table = read_embeddings(write_embeddings(folder / "e.parquet", frame, 16, "octjepa", "c" * 64))
+    table = read_embeddings(write_embeddings(folder / "e.parquet", frame, TableFacts(16, "octjepa", "c" * 64)))
     return probe_with([table], folder / "labels.tsv", THREE, bootstrap=500)
 
 

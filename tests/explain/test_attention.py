@@ -11,7 +11,7 @@ import pytest
 
 from invented_cohort import probe_with
 from octjepa.embed import token_folder
-from octjepa.embed.table import read_embeddings, write_embeddings
+from octjepa.embed.table import TableFacts, read_embeddings, write_embeddings
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.errors import UsageError
 from octjepa.evaluate import probe_training
@@ -46,7 +46,9 @@ def test_attention_of_held_out_volumes_is_written_and_read(
     monkeypatch.setattr(probe_training, "EPOCHS", 1)
     frame, labels = cohort(people=60)
     labels.to_csv(tmp_path / "labels.tsv", sep="\t", index=False)
-    table = read_embeddings(write_embeddings(tmp_path / "e.parquet", frame, 16, "octjepa", "c" * 64, weights="w"))
+    table = read_embeddings(
+        write_embeddings(tmp_path / "e.parquet", frame, TableFacts(16, "octjepa", "c" * 64, weights="w"))
+    )
     options = {"probes": ["attentive"], "pools": ["mean"], "bootstrap": 20, "tokens": [tokens_of(frame)]}
     result = probe_with([table], tmp_path / "labels.tsv", ["lesion0"], attention=True, **options)
     held_out = frame[frame["split"] != "train"]["volume_id"].tolist()

@@ -21,11 +21,11 @@ PREPROCESSING = Preprocessing(
 
 
 def test_an_absent_ray_names_its_extra(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from octjepa.ingest import build_store
+    from octjepa.ingest import IngestOptions, build_store
 
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=re.escape(install_command("ray"))):
-        build_store([tiny], tmp_path / "store", PREPROCESSING, engine="ray")
+        build_store([tiny], tmp_path / "store", PREPROCESSING, options=IngestOptions(engine="ray"))
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +43,10 @@ def cluster(root: Path) -> Iterator[None]:
 
 @pytest.mark.slow
 def test_the_store_is_that_of_one_process(cluster: None, tiny: Path, tmp_path: Path) -> None:
-    from octjepa.ingest import build_store
+    from octjepa.ingest import IngestOptions, build_store
     from octjepa.store import Store
 
-    summary = build_store([tiny], tmp_path / "ray", PREPROCESSING, engine="ray", workers=2)
+    summary = build_store([tiny], tmp_path / "ray", PREPROCESSING, workers=2, options=IngestOptions(engine="ray"))
     assert (summary["accepted"], summary["quarantined"]) == (10, 0)
     build_store([tiny], tmp_path / "here", PREPROCESSING)
     ours, theirs = Store.open(tmp_path / "ray"), Store.open(tmp_path / "here")
@@ -56,7 +56,12 @@ def test_the_store_is_that_of_one_process(cluster: None, tiny: Path, tmp_path: P
             theirs.chunk_folder(name) / "pixels.npy"
         ).read_bytes()
     assert not list((tmp_path / "ray" / "chunks").glob("*/.*"))
-    assert build_store([tiny], tmp_path / "ray", PREPROCESSING, engine="ray", workers=None)["skipped"] == 10
+    assert (
+        build_store([tiny], tmp_path / "ray", PREPROCESSING, workers=None, options=IngestOptions(engine="ray"))[
+            "skipped"
+        ]
+        == 10
+    )
 
 
 def reasons(files: list[SourceFile], store: Path, seconds: float = 60) -> dict[str, str]:

@@ -171,7 +171,7 @@ def test_a_poisonous_file_is_quarantined(tiny: Path, tmp_path: Path, monkeypatch
 
 
 def test_wrong_settings_are_refused(tiny: Path, tmp_path: Path) -> None:
-    from octjepa.ingest import build_store
+    from octjepa.ingest import IngestOptions, build_store
 
     with pytest.raises(UsageError, match="above 0"):
-        build_store([tiny], tmp_path / "store", PREPROCESSING, seconds_per_file=0)
+        build_store([tiny], tmp_path / "store", PREPROCESSING, options=IngestOptions(seconds_per_file=0))

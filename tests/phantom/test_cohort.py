@@ -13,7 +13,7 @@ import pydicom
 import pytest
 
 from octjepa.errors import UsageError
-from octjepa.phantom import DEVICES, DIALECTS, LESIONS, make_eye, read_truth, write_cohort
+from octjepa.phantom import DEVICES, DIALECTS, LESIONS, CohortDesign, make_eye, read_truth, write_cohort
 from octjepa.phantom.cohort import MANIFEST_COLUMNS, PARTICIPANT_COLUMNS
 from octjepa.phantom.dicom import SOP_CLASS, sop_uid, write_eye
 
@@ -28,7 +28,7 @@ SYNTAX = {
 @pytest.fixture(scope="module")
 def cohort(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
     out = tmp_path_factory.mktemp("phantom") / "cohort"
-    return out, write_cohort(out, people=8, seed=3, broken=6)
+    return out, write_cohort(out, people=8, seed=3, design=CohortDesign(broken=6))
 
 
 def read_tsv(path: Path) -> list[dict[str, str]]:
@@ -131,7 +131,7 @@ def make_eye_id(index: int) -> str:
 
 @pytest.mark.slow
 def test_same_seed_gives_equal_bytes_whatever_the_workers(cohort: tuple[Path, dict[str, int]], tmp_path: Path) -> None:
-    write_cohort(tmp_path / "again", people=8, seed=3, broken=6, workers=2)
+    write_cohort(tmp_path / "again", people=8, seed=3, workers=2, design=CohortDesign(broken=6))
     assert folder_hash(tmp_path / "again") == folder_hash(cohort[0])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from octjepa.errors import UsageError
-from octjepa.phantom import DEVICES, DIALECTS, LESIONS, Eye, make_eye, write_cohort
+from octjepa.phantom import DEVICES, DIALECTS, LESIONS, CohortDesign, Eye, Visit, make_eye, write_cohort
 from octjepa.phantom.anatomy import BM, ILM, SCLERA, Anatomy, make_anatomy
 from octjepa.phantom.dialect import Dialect, Grid
 from octjepa.phantom.dicom import eye_dataset, sop_uid
@@ -29,9 +29,7 @@ def test_the_first_visit_is_as_it_was_before_there_were_visits() -> None:
     assert eye.truth.surfaces_px[[0, 9, 10], 3, 7] == pytest.approx([90.98909, 132.95293, 155.45067], abs=1e-3)
     assert eye.truth.fovea_mm == pytest.approx((3.0992559, 2.9711818), abs=1e-6)
     assert eye.truth.masks["epiretinal_membrane"].sum() == pytest.approx(1886, abs=2)
-    assert sop_uid(4, eye) == sop_uid(
-        4, make_eye(4, 5, "OS", CIRRUS, "small", "realistic", visit=0, home_device=TRITON)
-    )
+    assert sop_uid(4, eye) == sop_uid(4, make_eye(4, 5, "OS", CIRRUS, "small", "realistic", visit=Visit(0, TRITON)))
 
 
 def anatomy_at(visit: int, device: str, home: str) -> Anatomy:
@@ -104,11 +102,11 @@ def test_a_lesion_keeps_its_position_and_extent_at_another_visit_and_vendor(lesi
 
 
 def test_the_scan_is_new_and_a_visit_is_a_pure_function() -> None:
-    first, second, third = (make_eye(1, 3, "OD", CIRRUS, visit=visit) for visit in range(3))
-    assert np.array_equal(second.pixels, make_eye(1, 3, "OD", CIRRUS, visit=1).pixels)
+    first, second, third = (make_eye(1, 3, "OD", CIRRUS, visit=Visit(visit)) for visit in range(3))
+    assert np.array_equal(second.pixels, make_eye(1, 3, "OD", CIRRUS, visit=Visit(1)).pixels)
     assert len({one.pixels.tobytes() for one in (first, second, third)}) == 3
     assert len({one.truth.fovea_mm for one in (first, second, third)}) == 3
-    elsewhere = make_eye(1, 3, "OD", CIRRUS, visit=1, home_device=TRITON)
+    elsewhere = make_eye(1, 3, "OD", CIRRUS, visit=Visit(1, TRITON))
     assert len({sop_uid(1, one) for one in (first, second, third, elsewhere)}) == 4
     for one in (second, third):
         assert one.person.lesions == first.person.lesions
@@ -118,14 +116,14 @@ def test_the_scan_is_new_and_a_visit_is_a_pure_function() -> None:
         assert files[0][keyword].value != files[1][keyword].value
     assert files[0].PatientID == files[1].PatientID
     with pytest.raises(UsageError, match="visit -1"):
-        make_eye(1, 3, "OD", CIRRUS, visit=-1)
+        make_eye(1, 3, "OD", CIRRUS, visit=Visit(-1))
 
 
 def test_two_scans_of_one_eye_are_of_equal_light_by_layer_and_of_other_speckle() -> None:
     """The brightness of layers is the eye's: it varies from person to person more than from visit to visit."""
 
     def ratio(person: int, visit: int) -> float:
-        eye = make_eye(2, person, "OD", SPECTRALIS, visit=visit, home_device=SPECTRALIS)
+        eye = make_eye(2, person, "OD", SPECTRALIS, visit=Visit(visit, SPECTRALIS))
         row = np.arange(eye.pixels.shape[1])[None, :, None]
         top, middle, bottom = (eye.truth.surfaces_px[k][:, None] for k in (1, 3, 4))
         return float(
@@ -144,10 +142,10 @@ def rows_of(out: Path) -> list[dict[str, str]]:
 
 def test_another_folder_holds_the_same_eyes_on_other_devices(tmp_path: Path) -> None:
     devices = (SPECTRALIS, CIRRUS)
-    common = {"people": 4, "seed": 3, "devices": devices, "eyes_per_person": 1, "difficulty": "exam"}
-    counts = write_cohort(tmp_path / "a", **common)
+    design = CohortDesign(difficulty="exam", eyes_per_person=1)
+    counts = write_cohort(tmp_path / "a", 4, 3, devices, design=design)
     assert counts == {"people": 4, "volumes": 4, "files": 4, "broken": 0}
-    write_cohort(tmp_path / "b", **common, visit=1, device_offset=1)
+    write_cohort(tmp_path / "b", 4, 3, devices, design=dataclasses.replace(design, visit=1, device_offset=1))
     first, again = ({(row["person_id"], row["eye"]): row for row in rows_of(tmp_path / name)} for name in "ab")
     assert first.keys() == again.keys()
     # Right and left alike on each device.
@@ -162,11 +160,11 @@ def test_another_folder_holds_the_same_eyes_on_other_devices(tmp_path: Path) -> 
     index = next(i for i in range(4) if make_person(3, i).person_id == first[min(first)]["person_id"])
     laterality = min(first)[1]
     eye = make_eye(
-        3, index, laterality, devices[(index + 1) % 2], difficulty="exam", visit=1, home_device=devices[index % 2]
+        3, index, laterality, devices[(index + 1) % 2], difficulty="exam", visit=Visit(1, devices[index % 2])
     )
     assert sop_uid(3, eye) == again[min(first)]["sop_instance_uid"]
     with pytest.raises(UsageError, match="1 or 2 eyes"):
-        write_cohort(tmp_path / "c", people=1, eyes_per_person=3)  # type: ignore[arg-type]
+        write_cohort(tmp_path / "c", people=1, design=CohortDesign(eyes_per_person=3))  # type: ignore[arg-type]
 
 
 def test_the_exam_has_every_lesion_in_a_quarter_of_eyes_and_realistic_sizes() -> None:

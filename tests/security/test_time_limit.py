@@ -11,7 +11,7 @@ import pytest
 
 from oct_dicom import make_dataset, retina, save
 from octjepa.errors import VolumeRejected
-from octjepa.ingest.build import build_store
+from octjepa.ingest.build import IngestOptions, build_store
 from octjepa.read.reader import describe_file, read_volume
 from octjepa.recipe import Preprocessing
 from octjepa.time_limit import time_limit
@@ -77,4 +77,6 @@ def test_an_ingest_with_one_worker_obeys_the_limit(slow_scan: Path, tmp_path: Pa
     from octjepa.errors import NothingReadError
 
     with pytest.raises(NothingReadError, match="timed_out"):
-        build_store([slow_scan], tmp_path / "store", Preprocessing(), workers=1, seconds_per_file=0.2)
+        build_store(
+            [slow_scan], tmp_path / "store", Preprocessing(), workers=1, options=IngestOptions(seconds_per_file=0.2)
+        )

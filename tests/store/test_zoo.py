@@ -30,7 +30,9 @@ def ingested(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, s
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cohort, "defects_for", lambda _: chosen)
         patch.setattr(cohort, "DEFECTS", DEFECTS)
-        cohort.write_cohort(root / "cohort", people=1, seed=4, broken=len(chosen), devices=("zeiss_cirrus",))
+        cohort.write_cohort(
+            root / "cohort", people=1, seed=4, devices=("zeiss_cirrus",), design=cohort.CohortDesign(broken=len(chosen))
+        )
     with pytest.raises(TooManyLostError):
         build_store([root / "cohort"], root / "store", PREPROCESSING)
     with (root / "cohort" / "truth" / "broken.tsv").open(encoding="utf-8", newline="") as file:

@@ -99,11 +99,11 @@ def board_with(
 @pytest.fixture
 def saved(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
     """save(frame, labels) -> paths of the embedding table and of the label file."""
-    from octjepa.embed.table import write_embeddings
+    from octjepa.embed.table import TableFacts, write_embeddings
 
     def save(frame: pd.DataFrame, labels: pd.DataFrame, encoder: str = "octjepa") -> tuple[Path, Path]:
         table, tsv = tmp_path / f"{encoder}.parquet", tmp_path / "labels.tsv"
-        write_embeddings(table, frame, len(frame["vector"].iloc[0]) // 3, encoder, "c" * 64)
+        write_embeddings(table, frame, TableFacts(len(frame["vector"].iloc[0]) // 3, encoder, "c" * 64))
         labels.to_csv(tsv, sep="\t", index=False)
         return table, tsv
 

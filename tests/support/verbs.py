@@ -19,7 +19,7 @@ from octjepa.cohort.split import apply_split
 from octjepa.config import to_yaml
 from octjepa.files import replace_folder
 from octjepa.ingest import build_store
-from octjepa.phantom import write_cohort
+from octjepa.phantom import CohortDesign, write_cohort
 from octjepa.store import Store
 from octjepa.store.storage import chunk_hash, stage_chunk
 from planted import QUICK, RECIPE, PlantedStore, write_encoder, write_labels
@@ -55,7 +55,7 @@ class Inputs:
     @classmethod
     def make(cls, root: Path) -> Inputs:
         """Files to ingest and to expand, two stores with labels, encoders."""
-        write_cohort(root / "eyes", 3, 1, ("topcon_maestro2", "zeiss_cirrus"), broken=2)
+        write_cohort(root / "eyes", 3, 1, ("topcon_maestro2", "zeiss_cirrus"), design=CohortDesign(broken=2))
         with ZipFile(root / "eyes.zip", "w") as archive:
             for path in sorted((root / "eyes").rglob("*.dcm")):
                 archive.write(path, path.relative_to(root / "eyes"))

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from octjepa import load_encoder
-from octjepa.embed.table import write_embeddings
+from octjepa.embed.table import TableFacts, write_embeddings
 from octjepa.errors import UsageError
 from octjepa.ingest.build import build_store
 from octjepa.phantom import write_cohort
@@ -101,7 +101,9 @@ def test_neighbours_are_other_people_and_the_own_other_eye_is_ranked(
     frame, _ = cohort(people=12, dim=2)
     vectors = np.random.default_rng(0).normal(size=(len(frame), 6)).astype(np.float32)
     vectors[0], vectors[1], vectors[7], vectors[6] = [1, 0] * 3, [1, 0.3] * 3, [2, 0.1] * 3, [2, 0.2] * 3
-    table = write_embeddings(tmp_path / "e.parquet", frame.assign(vector=list(vectors)), 2, "ours", "c" * 64)
+    table = write_embeddings(
+        tmp_path / "e.parquet", frame.assign(vector=list(vectors)), TableFacts(2, "ours", "c" * 64)
+    )
     names = frame["volume_id"].tolist()
     found = Neighbours(table, names[:8]).nearest(names[0])
     others = [one["id"] for one in found["others"]]

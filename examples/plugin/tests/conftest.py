@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from octjepa.embed.table import write_embeddings
+from octjepa.embed.table import TableFacts, write_embeddings
 
 
 @pytest.fixture
@@ -34,4 +34,4 @@ def table(tmp_path):
     pd.DataFrame({"person_id": frame["person_id"], "lesion": lesion}).to_csv(
         tmp_path / "labels.tsv", sep="\t", index=False
     )
-    return write_embeddings(tmp_path / "eyes.parquet", frame, 4, "made-up", "c" * 64)
+    return write_embeddings(tmp_path / "eyes.parquet", frame, TableFacts(4, "made-up", "c" * 64))

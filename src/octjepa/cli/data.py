@@ -62,7 +62,7 @@ def phantom(
     """Draws synthetic eyes with ground truth. They are written as DICOM in the folder layout of AI-READI."""
     from octjepa.cohort.split import read_shares
     from octjepa.ingest.worker_pool import worker_count
-    from octjepa.phantom import write_cohort
+    from octjepa.phantom import CohortDesign, write_cohort
     from octjepa.recipe import DEVICES
 
     chosen = DEVICES if devices is None else tuple(device.strip() for device in devices.split(","))
@@ -70,10 +70,8 @@ def phantom(
     if unknown:
         raise UsageError(f"unknown device {', '.join(map(repr, unknown))}: choose from {', '.join(DEVICES)}")
     processes = worker_count(workers)
-    print_result(
-        write_cohort(out, people, seed, chosen, size, read_shares(shares), processes, broken, difficulty, group_effect),
-        as_json,
-    )
+    design = CohortDesign(broken, difficulty, group_effect)
+    print_result(write_cohort(out, people, seed, chosen, size, read_shares(shares), processes, design), as_json)
 
 
 @app.command()
@@ -125,7 +123,7 @@ def ingest(
 ) -> None:
     """Reads scans into a store. A file that cannot be read correctly is listed in the quarantine with a reason."""
     from octjepa.config import load_recipe
-    from octjepa.ingest import build_store
+    from octjepa.ingest import IngestOptions, build_store
     from octjepa.read.reader import parse_spacing
 
     preprocessing = load_recipe(recipe).preprocessing
@@ -136,10 +134,9 @@ def ingest(
             preprocessing,
             workers,
             max_lost,
-            engine=engine,
-            seconds_per_file=seconds_per_file,
-            spacing_mm=None if spacing is None else parse_spacing(spacing),
-            halves=halves,
+            None if spacing is None else parse_spacing(spacing),
+            halves,
+            IngestOptions(engine=engine, seconds_per_file=seconds_per_file),
         )
         print_result(made, as_json)
     except TooManyLostError as error:

@@ -248,7 +248,7 @@ def _join(
         index = {"encoder": about.encoder, "weights": about.weights, "contract": about.contract, "dim": about.dim}
         named = {job.name(number): ids for number, ids in enumerate(parts)}
         token_folder.write_index(Path(job.options.tokens), named, {**index, "grid": list(encoder.grid or ())})
-    write_embeddings(out, frame, **vars(about))
+    write_embeddings(out, frame, about)
     remove_parts(out)
     return [float(f) for f in np.quantile(np.concatenate([part["token_count"] for part in loaded]), (0, 0.5, 1))]
 

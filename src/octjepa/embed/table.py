@@ -49,10 +49,10 @@ class TableFacts:
     dim: int
     encoder: str
     contract: str
-    leaked: int
-    pools: tuple[str, ...]
-    weights: str
-    tokens: str
+    leaked: int = 0
+    pools: tuple[str, ...] = (pooling.POSITION_FREE_POOL,)
+    weights: str = ""
+    tokens: str = "all"
 
 
 @dataclass(frozen=True)
@@ -159,17 +159,7 @@ def complete_keys(frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def write_embeddings(
-    path: str | Path,
-    frame: pd.DataFrame,
-    dim: int,
-    encoder: str,
-    contract: str,
-    leaked: int = 0,
-    pools: tuple[str, ...] = (pooling.POSITION_FREE_POOL,),
-    weights: str = "",
-    tokens: str = "all",
-) -> Path:
+def write_embeddings(path: str | Path, frame: pd.DataFrame, facts: TableFacts) -> Path:
     """Writes a frame of KEY_COLUMNS, OPTIONAL_COLUMNS, FEATURE_COLUMNS and UNPOOLED (float32 arrays) as parquet.
 
     All of it or nothing. Raises UsageError if the frame is not what `read_embeddings` would accept or the folder does
@@ -185,17 +175,7 @@ def write_embeddings(
     names = [name for name in _BLOCKS if name in frame]
     keys = complete_keys(frame.drop(columns=names).reset_index(drop=True))
     blocks: dict[str, Any] = {name: _stack(frame[name], path) for name in names}
-    table = Embeddings(
-        keys,
-        **blocks,
-        dim=dim,
-        encoder=encoder,
-        contract=contract,
-        leaked=leaked,
-        pools=pools,
-        weights=weights,
-        tokens=tokens,
-    )
+    table = Embeddings(keys, **blocks, **vars(facts))
     if not path.parent.is_dir():
         raise UsageError(f"no folder {path.parent} to write {path.name} into: create it first")
     columns = {

@@ -4,8 +4,8 @@ Input: files, folders, globs, manifests or buckets. Output: a `Store` and its qu
 ZIP archives and audits a source before anything is read.
 """
 
-from octjepa.ingest.build import build_store
+from octjepa.ingest.build import IngestOptions, build_store
 from octjepa.ingest.source_file import Discovery, SourceFile
 from octjepa.ingest.sources import discover
 
-__all__ = ["Discovery", "SourceFile", "build_store", "discover"]
+__all__ = ["Discovery", "IngestOptions", "SourceFile", "build_store", "discover"]

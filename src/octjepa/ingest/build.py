@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Generator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -126,25 +127,39 @@ def record_result(store: Store, duplicates: DuplicateCheck, source: SourceFile, 
     return result
 
 
+@dataclass(frozen=True)
+class IngestOptions:
+    """Settings of an ingest that few runs change.
+
+    `seed` decides the split of people without one. With `engine` "ray" a Ray cluster reads the files. A file that takes
+    longer than `seconds_per_file` is refused.
+    """
+
+    seed: int = 0
+    engine: Engine = "local"
+    seconds_per_file: float = SECONDS_PER_FILE
+
+
+_USUAL = IngestOptions()
+
+
 def build_store(
     sources: Sequence[str | Path],
     store: str | Path,
     preprocessing: Preprocessing,
     workers: int | None = 1,
     max_lost: float = 0.2,
-    seed: int = 0,
-    engine: Engine = "local",
-    seconds_per_file: float = SECONDS_PER_FILE,
     spacing_mm: Spacing = None,
     halves: bool = False,
+    options: IngestOptions = _USUAL,
 ) -> dict[str, Any]:
     """Ingests `sources` into the store at `store` and assigns splits to people who have none.
 
     `workers` processes of this machine share the work; 1 is the calling process, which a file that crashes a decoder
-    takes with it. With `engine` "ray" they are files at once, None for one per CPU of the cluster. A file that
-    takes longer than `seconds_per_file` is given up. `spacing_mm` (slice, depth, column) takes precedence over what
-    the files say; another one reads them again, "file" those that were read with one. None keeps what was given
-    before and warns. `halves`: a new store also holds what every other B-scan shows (`CanonicalVolume.halves`).
+    takes with it. With `options.engine` "ray" they are files at once, None for one per CPU of the cluster. `spacing_mm`
+    (slice, depth, column) takes precedence over what the files say; another one reads them again, "file" those that
+    were read with one. None keeps what was given before and warns. `halves`: a new store also holds what every other
+    B-scan shows (`CanonicalVolume.halves`).
     Returns {accepted, skipped, quarantined, lost, by_reason, by_device, ignored, files_without_row, notes,
     recommended_split_unknown, split_by, people_unknown, near_duplicates_across_people, spacing_overridden,
     people_at_several_sites, people_contradicted, personal_data, people, eyes, seconds, volumes_per_second}:
@@ -163,7 +178,8 @@ def build_store(
     """
     if workers is not None and workers < 1:
         raise UsageError(f"workers must be 1 at least, got {workers}")
-    if engine == "local":
+    seconds_per_file = options.seconds_per_file
+    if options.engine == "local":
         workers = worker_count(workers)
     if not seconds_per_file > 0:
         raise UsageError(f"seconds per file must be above 0, got {seconds_per_file}")
@@ -188,10 +204,10 @@ def build_store(
         work = partial(
             ingest_one, store=opened.path, preprocessing=preprocessing, spacing_mm=spacing_mm, halves=opened.halves
         )
-        results = run_files(todo, work, engine, workers, seconds_per_file, opened.path)
+        results = run_files(todo, work, options.engine, workers, seconds_per_file, opened.path)
         try:
             accepted, refusals = _ingest(opened, discovery, duplicates, results, len(todo))
-            split_by = split_the_rest(opened, seed)
+            split_by = split_the_rest(opened, options.seed)
         finally:
             remove_unfinished(opened.path / "chunks")
             opened.consolidate()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -9,6 +11,15 @@ from torch import Tensor, nn
 from octjepa.model.blocks import NORM_EPS, Stack, initialise
 from octjepa.model.positions import Rope, encode_positions
 from octjepa.recipe import ROPE_BASE
+
+
+@dataclass(frozen=True)
+class PredictorSize:
+    """Width, depth and heads of a predictor. A predictor without attention (`MLPPredictor`) has only a width."""
+
+    width: int
+    depth: int
+    heads: int
 
 
 class TransformerPredictor(nn.Module):
@@ -24,22 +35,21 @@ class TransformerPredictor(nn.Module):
         self,
         in_features: int,
         out_features: int,
-        width: int,
-        depth: int,
-        heads: int,
+        size: PredictorSize,
         positions: str = "rope",
         rope: Rope = ROPE_BASE,
         fusion: int | None = None,
         visible_head: bool = False,
     ) -> None:
         super().__init__()
-        self.width, self.heads, self.positions, self.rope = width, heads, positions, rope
+        width = size.width
+        self.width, self.heads, self.positions, self.rope = width, size.heads, positions, rope
         # `enter` and `leave` are names in stored checkpoints; V-JEPA 2 calls them predictor_embed and predictor_proj
         self.enter: nn.Module = nn.Linear(in_features, width)
         if fusion is not None:
             self.enter = nn.Sequential(nn.Linear(in_features, fusion), nn.GELU(), nn.Linear(fusion, width))
         self.mask_token = nn.Parameter(torch.zeros(width))
-        self.blocks = Stack(width, depth, heads)
+        self.blocks = Stack(width, size.depth, size.heads)
         self.norm = nn.LayerNorm(width, eps=NORM_EPS)
         self.leave = nn.Linear(width, out_features)
         self.leave_visible = nn.Linear(width, out_features) if visible_head else None

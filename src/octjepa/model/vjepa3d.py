@@ -26,9 +26,21 @@ from octjepa.errors import RecipeError
 from octjepa.model.blocks import Block, Stack
 from octjepa.model.encoder import Encoder, PatchMLP
 from octjepa.model.positions import Rope
-from octjepa.model.predictor import MLPPredictor, TransformerPredictor
+from octjepa.model.predictor import MLPPredictor, PredictorSize, TransformerPredictor
 from octjepa.objectives.base import Objective, Prediction, gather_tokens, get_objective
 from octjepa.recipe import ROPE_BASE, SIZES, ModelSize, Recipe
+
+
+def usual_predictor_size(
+    objective: Objective, size: ModelSize, width: int | None = None, depth: int | None = None
+) -> PredictorSize:
+    """The predictor of a model: `width` and `depth` if they are set, else the objective's values, else the size's."""
+    by_size = size.width if objective.predictor == "mlp" else size.predictor_width
+    return PredictorSize(
+        width or objective.predictor_width or by_size,
+        depth or objective.predictor_depth or size.predictor_depth,
+        size.predictor_heads,
+    )
 
 
 class VJEPA3D(nn.Module):
@@ -37,9 +49,9 @@ class VJEPA3D(nn.Module):
     Usually built by `VJEPA3D.from_recipe`. Source: V-JEPA 2 (Assran et al. 2025).
 
     objective: a name of `octjepa.objectives`. size: a preset of `octjepa.recipe.SIZES` or any `ModelSize`. patch_size:
-    voxels of a patch along slice, depth, column. positions: "rope", "rope_tiled" or "sincos". predictor_width,
-    predictor_depth: default to the objective's values, and these to the size's. recompute: recomputes activations in
-    the backward pass. stem: "linear" or "patch_mlp".
+    voxels of a patch along slice, depth, column. positions: "rope", "rope_tiled" or "sincos". predictor_size: that of
+    `usual_predictor_size` by default. recompute: recomputes activations in the backward pass. stem: "linear" or
+    "patch_mlp".
     """
 
     def __init__(
@@ -48,8 +60,7 @@ class VJEPA3D(nn.Module):
         size: str | ModelSize = "test",
         patch_size: tuple[int, int, int] = (4, 16, 16),
         positions: str = "rope",
-        predictor_width: int | None = None,
-        predictor_depth: int | None = None,
+        predictor_size: PredictorSize | None = None,
         recompute: bool = False,
         rope: Rope = ROPE_BASE,
         stem: str = "linear",
@@ -62,10 +73,10 @@ class VJEPA3D(nn.Module):
         stem_mlp = PatchMLP(patch_size, size.width) if stem == "patch_mlp" else None
         self.context_encoder = Encoder(voxels, size.width, size.depth, size.heads, positions, rope, stem_mlp)
         self.depths = evenly_spread_depths(size.depth, self.objective.target_depths)
-        predictor_width = predictor_width or self.objective.predictor_width
+        predictor_size = predictor_size or usual_predictor_size(self.objective, size)
         self.predictor: TransformerPredictor | MLPPredictor
         if self.objective.predictor == "mlp":
-            self.predictor = MLPPredictor(size.width, predictor_width or size.width)
+            self.predictor = MLPPredictor(size.width, predictor_size.width)
             self.mask_token = nn.Parameter(torch.zeros(size.width))
             nn.init.trunc_normal_(self.mask_token, std=0.02)
         else:
@@ -73,9 +84,7 @@ class VJEPA3D(nn.Module):
             self.predictor = TransformerPredictor(
                 features,
                 voxels if self.objective.predicts_pixels else features,
-                predictor_width or size.predictor_width,
-                predictor_depth or self.objective.predictor_depth or size.predictor_depth,
-                size.predictor_heads,
+                predictor_size,
                 positions,
                 rope,
                 size.width if len(self.depths) > 1 else None,
@@ -92,7 +101,8 @@ class VJEPA3D(nn.Module):
         Raises RecipeError where the objective needs another kind of views.
         """
         model = recipe.model
-        if get_objective(recipe.objective.name).needs_halves and not recipe.views.halves:
+        objective = get_objective(recipe.objective.name)
+        if objective.needs_halves and not recipe.views.halves:
             raise RecipeError(
                 f"objective {recipe.objective.name} predicts one half of the B-scans from the other: set "
                 "views.halves=true, with a store of `octjepa ingest ... --halves`"
@@ -102,8 +112,7 @@ class VJEPA3D(nn.Module):
             model.encoder_size,
             recipe.tokens.patch_size,
             model.positions,
-            model.predictor_width,
-            model.predictor_depth,
+            usual_predictor_size(objective, model.encoder_size, model.predictor_width, model.predictor_depth),
             recipe.machine.recompute,
             recipe.rope,
             model.stem,

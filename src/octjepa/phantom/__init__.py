@@ -7,9 +7,9 @@ manifest, participants and truth. Errors are UsageError for the request and OSEr
 from __future__ import annotations
 
 from octjepa.phantom.anatomy import SURFACES
-from octjepa.phantom.cohort import write_cohort
+from octjepa.phantom.cohort import CohortDesign, write_cohort
 from octjepa.phantom.dialect import DIALECTS
-from octjepa.phantom.eye import Eye, Truth, make_eye, read_truth
+from octjepa.phantom.eye import Eye, Truth, Visit, make_eye, read_truth
 from octjepa.phantom.person import LESIONS
 from octjepa.recipe import DEVICES
 
@@ -18,8 +18,10 @@ __all__ = [
     "DIALECTS",
     "LESIONS",
     "SURFACES",
+    "CohortDesign",
     "Eye",
     "Truth",
+    "Visit",
     "make_eye",
     "read_truth",
     "write_cohort",

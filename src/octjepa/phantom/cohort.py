@@ -25,7 +25,7 @@ from octjepa.notes import write_codes, write_notes
 from octjepa.phantom.broken import DEFECTS, Defect, defects_for, write_broken
 from octjepa.phantom.dialect import Size, dialect_of
 from octjepa.phantom.dicom import fundus_uid, sop_uid, spacing_text, thickness_mm, write_eye
-from octjepa.phantom.eye import MEASURES, Eye, eye_measures, make_eye, write_truth
+from octjepa.phantom.eye import MEASURES, Eye, Visit, eye_measures, make_eye, write_truth
 from octjepa.phantom.person import EYES, LESIONS, MAX_PEOPLE, Difficulty, at_visit, make_person
 from octjepa.progress import bar
 from octjepa.recipe import DEVICES
@@ -113,6 +113,28 @@ class WrittenEye(NamedTuple):
     files: int
 
 
+@dataclass(frozen=True)
+class CohortDesign:
+    """What a cohort consists of, in addition to its people and devices.
+
+    `broken` is the number of broken files, which go through the defects of `octjepa.phantom.broken` in turn, each of an
+    additional person. `difficulty` and `group_effect` are as in `octjepa.phantom.make_eye`; `group_effect` 0 makes the
+    study group invisible. With one eye per person, right and left eyes alternate on each device. Person i is scanned on
+    device i + `device_offset`, counted round, so that another folder with another offset and `visit` holds the same
+    eyes on other devices and another day, if `devices` are equal and in equal order.
+    """
+
+    broken: int = 0
+    difficulty: Difficulty = "plain"
+    group_effect: float = 1.0
+    eyes_per_person: Literal[1, 2] = 2
+    visit: int = 0
+    device_offset: int = 0
+
+
+_PLAIN = CohortDesign()
+
+
 def write_cohort(
     out: Path,
     people: int,
@@ -121,50 +143,42 @@ def write_cohort(
     size: Size = "small",
     split_shares: tuple[float, float, float] = (0.7, 0.15, 0.15),
     workers: int = 1,
-    broken: int = 0,
-    difficulty: Difficulty = "plain",
-    group_effect: float = 1.0,
-    eyes_per_person: Literal[1, 2] = 2,
-    visit: int = 0,
-    device_offset: int = 0,
+    design: CohortDesign = _PLAIN,
 ) -> dict[str, int]:
-    """Writes `people` persons, spread evenly over `devices`, and `broken` broken files besides.
+    """Writes the eyes of `people` persons, spread evenly over `devices`, as `design` says.
 
-    With one eye a person, right and left take turns on each device. Person i is scanned on device i + `device_offset`,
-    counted round, so that another folder with another offset and `visit` holds the same eyes on other devices and
-    another day; equal `devices` in equal order are what makes them the same eyes.
-    Broken files go through the defects of `octjepa.phantom.broken` in turn, each a person of its own beyond the cohort.
-    `group_effect` multiplies what the study group does to the eyes: 0 makes it invisible.
     Returns {"people", "volumes", "files", "broken"}: volumes are the good files, files all of retinal_oct.
     Raises UsageError: no person, too many for 4-digit ids, unknown device or size, shares that do not sum to 1, neither
     one nor two eyes, a negative visit, or an `out` that is a file or holds something already.
     """
-    check_request(out, people, devices, size, split_shares, workers, broken)
-    if eyes_per_person not in (1, 2) or visit < 0:
-        raise UsageError(f"{eyes_per_person} eyes a person, visit {visit}: expected 1 or 2 eyes, and visit 0 or more")
+    check_request(out, people, devices, size, split_shares, workers, design.broken)
+    if design.eyes_per_person not in (1, 2) or design.visit < 0:
+        raise UsageError(
+            f"{design.eyes_per_person} eyes a person, visit {design.visit}: expected 1 or 2 eyes, and visit 0 or more"
+        )
 
     def draw(person: int, laterality: Laterality, device: str) -> Callable[[], Eye]:
-        home = devices[person % len(devices)]
-        return partial(make_eye, seed, person, laterality, device, size, difficulty, group_effect, visit, home)
+        visit = Visit(design.visit, home_device=devices[person % len(devices)])
+        return partial(make_eye, seed, person, laterality, device, size, design.difficulty, design.group_effect, visit)
 
     tasks = [
-        EyeTask(out, seed, draw(person, laterality, devices[(person + device_offset) % len(devices)]))
+        EyeTask(out, seed, draw(person, laterality, devices[(person + design.device_offset) % len(devices)]))
         for person in range(people)
-        for laterality in (EYES if eyes_per_person == 2 else (EYES[person // len(devices) % 2],))
+        for laterality in (EYES if design.eyes_per_person == 2 else (EYES[person // len(devices) % 2],))
     ]
     good = len(tasks)
     defects = defects_for(tuple(devices))
-    for i in range(broken):
+    for i in range(design.broken):
         defect = defects[i % len(defects)]
         device = _device(defect, devices, i)
         tasks.append(EyeTask(out, seed, draw(people + i, EYES[i % 2], device), defect.name))
     with writer_lock(out):
         written = write_eyes(out, tasks, workers)
-        participants = participant_rows(seed, people, devices, split_shares, difficulty, visit)
+        participants = participant_rows(seed, people, devices, split_shares, design.difficulty, design.visit)
         write_tables(out, written, participants, TRUTH_COLUMNS)
-        if broken:
+        if design.broken:
             write_tsv(out / "truth" / "broken.tsv", BROKEN_COLUMNS, (eye.broken for eye in written))
-    return {"people": people, "volumes": good, "files": sum(eye.files for eye in written), "broken": broken}
+    return {"people": people, "volumes": good, "files": sum(eye.files for eye in written), "broken": design.broken}
 
 
 def _device(defect: Defect, devices: Sequence[str], index: int) -> str:

@@ -72,6 +72,21 @@ class Eye:
     variant: str = ""
 
 
+@dataclass(frozen=True)
+class Visit:
+    """Which scan of an eye: visit `number`, 0 for the first, and the device that scanned the eye at visit 0.
+
+    `home_device` matters only after visit 0; None is the device which `write_cohort` gives the person when it spreads
+    people over all devices.
+    """
+
+    number: int = 0
+    home_device: str | None = None
+
+
+FIRST_VISIT = Visit()
+
+
 def make_eye(
     seed: int,
     person: int,
@@ -80,20 +95,18 @@ def make_eye(
     size: Size = "small",
     difficulty: Difficulty = "plain",
     group_effect: float = 1.0,
-    visit: int = 0,
-    home_device: str | None = None,
+    visit: Visit = FIRST_VISIT,
 ) -> Eye:
     """The eye `laterality` of person number `person` of the cohort `seed`, as `device` sees it.
 
     A pure function: equal arguments give equal bytes. The two eyes of a person share anatomy and disease to the degree
-    that real ones do. At a `visit` above 0 the same eye with the same lesions is scanned on another day: position,
-    tilt, motion, speckle and light are new. The eye is then the one that `home_device` saw at visit 0; by default that
-    is the device which `write_cohort` gives the person when it spreads people over all devices.
+    that real ones do. At a later `visit` the same eye with the same lesions is scanned on another day: position, tilt,
+    motion, speckle and light are new. The eye is then the one that `visit.home_device` saw at visit 0.
     Raises UsageError for an unknown device, size or difficulty, a negative visit, or a person beyond the 4-digit ids.
     """
     whole = make_person(seed, person, difficulty, group_effect)
-    home = dialect_of(home_device or DEVICES[person % len(DEVICES)])
-    return assemble_eye(seed, whole, laterality, dialect_of(device), size, visit, home)
+    home = dialect_of(visit.home_device or DEVICES[person % len(DEVICES)])
+    return assemble_eye(seed, whole, laterality, dialect_of(device), size, visit.number, home)
 
 
 def assemble_eye(

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from octjepa.embed.table import write_embeddings
+from octjepa.embed.table import TableFacts, write_embeddings
 
 Tables = Callable[..., Path]
 
@@ -41,6 +41,6 @@ def made(cohort: Callable[..., tuple[pd.DataFrame, pd.DataFrame]], tmp_path: Pat
         features = rng.normal(size=(len(frame), 24)).astype(np.float32)
         features[:, 0] += (signal * sick).astype(np.float32)
         changed = change(frame.assign(vector=list(features)))
-        return write_embeddings(tmp_path / f"{name}.parquet", changed, 8, name, "c" * 64, leaked)
+        return write_embeddings(tmp_path / f"{name}.parquet", changed, TableFacts(8, name, "c" * 64, leaked))
 
     return table, tmp_path / "labels.tsv", frame
