@@ -21,6 +21,7 @@ from jaxtyping import Float
 from octjepa.errors import UsageError
 from octjepa.read.manifest import clean_person_id
 from octjepa.read.personal_data import names_nobody
+from octjepa.tables import plain_cell
 
 PERSON_COLUMNS = ("person_id", "participant_id")
 EYE_COLUMNS = ("eye", "laterality")
@@ -162,10 +163,10 @@ def read_table(path: Path) -> pd.DataFrame:
             f"{path}: {longer} of {len(rows)} rows have more cells than the {len(header)} columns of the header, so a "
             "cell may be under a wrong name: give every column a name, and put cells that hold the separator in quotes"
         )
-    cells = [(row + [""] * len(header))[: len(header)] for row in rows]
+    cells = [[plain_cell(cell) for cell in (row + [""] * len(header))[: len(header)]] for row in rows]
     if delimiter == ";":
         cells = [[re.sub(r"^\s*(-?\d+),(\d+)\s*$", r"\1.\2", cell) for cell in row] for row in cells]
-    return pd.DataFrame(cells, columns=[name.strip() for name in header], dtype=str)
+    return pd.DataFrame(cells, columns=[plain_cell(name).strip() for name in header], dtype=str)
 
 
 def split_multilabel(labels: LabelTable, targets: Sequence[str]) -> tuple[LabelTable, list[str]]:

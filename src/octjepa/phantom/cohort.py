@@ -10,7 +10,6 @@ workers.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from octjepa.phantom.eye import MEASURES, Eye, Visit, eye_measures, make_eye, wr
 from octjepa.phantom.person import EYES, LESIONS, MAX_PEOPLE, Difficulty, at_visit, make_person
 from octjepa.progress import bar
 from octjepa.recipe import DEVICES
+from octjepa.tables import format_table
 from octjepa.volume import Laterality
 
 MANIFEST_COLUMNS: Final = (
@@ -355,7 +355,5 @@ def split_people(seed: int, people: int, devices: int, shares: tuple[float, floa
 def write_tsv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
     """Writes a tab-separated table with a header; empty rows are left out."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, columns, delimiter="\t", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(filter(None, rows))
+    text = format_table(columns, ([row[name] for name in columns] for row in rows if row))
+    path.write_text(text, encoding="utf-8", newline="")

@@ -6,8 +6,6 @@ without an honest interval say so; nothing is ranked by a figure that validation
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -22,6 +20,7 @@ from octjepa.metrics.intervals import LOWER_IS_BETTER
 from octjepa.report.figures.forest import forest
 from octjepa.report.headlines import Contrast, Headline, paired_headline
 from octjepa.report.html import render_template
+from octjepa.tables import format_table
 
 NAMES = (
     "leaderboard.html",
@@ -62,15 +61,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """A line per row; an absent figure is an empty cell. A name that a spreadsheet would execute is quoted."""
     if not rows:
         return ""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(rows[0])
-    writer.writerows([["" if value is None else _cell(value) for value in row.values()] for row in rows])
-    return text.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
+    return format_table(list(rows[0]), (row.values() for row in rows), ",")
 
 
 def leaderboard_markdown(board: Mapping[str, Any]) -> str:

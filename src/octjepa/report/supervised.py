@@ -20,6 +20,7 @@ from octjepa.errors import OctjepaError
 from octjepa.evaluate.results import HeadPaired, TunedPaired
 from octjepa.report.contents import Missing, ProbeContents, Training
 from octjepa.report.figures import forest, svg
+from octjepa.tables import plain_cell
 
 _TUNING_REFERENCES = {
     "frozen": "a linear probe on the same encoder frozen",
@@ -158,7 +159,7 @@ def _sectors(path: Path, names: Sequence[str]) -> list[SectorThickness]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file, delimiter="\t"):
-                scans = pairs[row["class"]].setdefault(row["sector"], [])
+                scans = pairs[plain_cell(row["class"])].setdefault(row["sector"], [])
                 if row["predicted_um"] and row["true_um"]:
                     scans.append((float(row["predicted_um"]), float(row["true_um"])))
     except (OSError, ValueError, KeyError) as error:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from octjepa.errors import OctjepaError
 from octjepa.notes import read_notes
 from octjepa.parsing import parse_json_object, read_parquet
+from octjepa.tables import format_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -298,8 +299,8 @@ def format_labels(entries: Iterable[Mapping[str, Any]]) -> str:
         return ""
     table = pd.DataFrame(lines).sort_values("volume_id")
     names = sorted(set(table.columns) - set(_LABEL_KEYS))
-    text: str = table[[*_LABEL_KEYS, *names]].to_csv(sep="\t", index=False, lineterminator="\n")
-    return text
+    columns = [*_LABEL_KEYS, *names]
+    return format_table(columns, table[columns].itertuples(index=False, name=None))
 
 
 def text_column(column: pd.Series) -> pd.Series:

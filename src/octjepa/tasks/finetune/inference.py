@@ -25,6 +25,7 @@ from octjepa.locks import writer_lock
 from octjepa.notes import write_codes
 from octjepa.progress import bar
 from octjepa.store import Store
+from octjepa.tables import format_table
 from octjepa.tasks.finetune.predict import VOLUMES_AT_ONCE, TunedModel, case_prediction, load_tuned
 
 PREDICTIONS, REFUSED, STORE = "predictions.tsv", "refused.tsv", "store"
@@ -57,7 +58,7 @@ def predict_scans(
             read, lost = dict(error.summary), error
         store = Store.open(out / STORE)
         refused = pd.DataFrame(store.quarantine, columns=["file", "reason", "detail"])
-        write_atomic(out / REFUSED, lambda file: refused.to_csv(file, sep="\t", index=False))
+        _write_table(out / REFUSED, refused)
         if store.table.empty and lost is not None:
             raise lost
         made = {**_write(model, store, out, level), "refused": read["by_reason"], "store": str(out / STORE)}
@@ -83,6 +84,11 @@ def predict_store(tuned: str | Path, store: Store, out: Path, level: str | None 
         return _write(model, store, out, level)
 
 
+def _write_table(path: Path, table: pd.DataFrame) -> None:
+    text = format_table(list(table.columns), table.itertuples(index=False, name=None))
+    write_atomic(path, lambda file: file.write(text.encode()))
+
+
 def _write(model: TunedModel, store: Store, out: Path, level: str | None) -> dict[str, Any]:
     level = level or model.level
     volumes = select_volumes(model.encoder, store).reset_index(drop=True)
@@ -96,7 +102,7 @@ def _write(model: TunedModel, store: Store, out: Path, level: str | None) -> dic
         for number in range(len(model.heads))
     ]
     table = pd.DataFrame(lines)
-    write_atomic(out / PREDICTIONS, lambda file: table.to_csv(file, sep="\t", index=False))
+    _write_table(out / PREDICTIONS, table)
     by_case = table[table["target"] == model.heads[0].target]
     classes = table[table["predicted"] != ""] if "predicted" in table else table.iloc[:0]
     return {

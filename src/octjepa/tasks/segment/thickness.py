@@ -7,8 +7,6 @@ columns of the scan, in a left eye towards lower ones; superior is towards highe
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,6 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
 from octjepa.files import write_atomic
+from octjepa.tables import format_table
 from octjepa.tasks.segment.label_files import UNLABELLED
 
 SECTORS = (
@@ -116,12 +115,9 @@ def scan_centre(shape: tuple[int, int, int], spacing_mm: tuple[float, float, flo
 
 def write_table(path: Path, columns: Sequence[str], entries: Iterable[Sequence[object]]) -> Path:
     """Writes tab-separated values; thicknesses (floats) with one decimal, empty where there is none."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, delimiter="\t", lineterminator="\n")
-    writer.writerow(columns)
-    for entry in entries:
-        writer.writerow([_um(value) if isinstance(value, float) else value for value in entry])
-    write_atomic(path, lambda file: file.write(text.getvalue().encode()))
+    rows = ([_um(value) if isinstance(value, float) else value for value in entry] for entry in entries)
+    text = format_table(columns, rows)
+    write_atomic(path, lambda file: file.write(text.encode()))
     return path
 
 

@@ -8,8 +8,6 @@ the other, so memory holds one scan. A scan that is refused does not stop the ot
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,6 +32,7 @@ from octjepa.read.personal_data import mask_path, read_name_and_birth_date
 from octjepa.read.reader import SpacingOption, read_volume
 from octjepa.reasons import REASONS
 from octjepa.recipe import Preprocessing
+from octjepa.tables import format_table
 from octjepa.tasks.nifti import write_nifti
 from octjepa.tasks.segment.dicom_seg import write_segmentation
 from octjepa.tasks.segment.label_files import SOURCE
@@ -294,12 +293,9 @@ def _write_fluid(path: Path, result: SegmentedScan) -> Path:
 def _write_csv(
     path: Path, columns: Sequence[str], rows: Sequence[Sequence[object]], centre: Sequence[tuple[str, str, float]] = ()
 ) -> Path:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
     if centre:  # what the grid is centred on is part of every row, so that a row can be copied alone
         columns = (*columns, "centre", "centre_certainty")
         rows = [(*row, centre[0][1], centre[0][2]) for row in rows]
-    writer.writerow(columns)
-    writer.writerows(rows)
-    write_atomic(path, lambda file: file.write(text.getvalue().encode()))
+    text = format_table(columns, rows, ",")
+    write_atomic(path, lambda file: file.write(text.encode()))
     return path
