@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,14 @@ from octjepa.viewer.native_files import NativeFiles
 from octjepa.viewer.neighbours import Neighbours
 from octjepa.viewer.scans import Scans
 from synthetic import volume
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Layers that the viewer finds are kept in a folder of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OCTJEPA_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

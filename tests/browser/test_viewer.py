@@ -89,7 +89,7 @@ def test_every_control_of_the_native_view_changes_what_is_drawn(page: Page, url:
         page.wait(f"document.querySelector('#pane-a .{canvas}').toDataURL() !== {json.dumps(before)}")
 
     for selector, value in ((".native-slider", 3), (".native-surfaces", False), (".native-contrast", 2.5),
-                            (".native-stretch", 2), (".native-layer", "tokens"),
+                            (".native-stretch", 3), (".native-layer", "tokens"),
                             (".native-layer", "random")):  # fmt: skip
         before = drawn(page, "#pane-a .bscan")
         page.choose(f"#pane-a {selector}", value)

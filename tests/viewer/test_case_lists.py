@@ -143,7 +143,7 @@ def test_the_segmentation_of_a_head_is_laid_over_the_scan_as_it_came(tmp_path: P
     name = min(files.ids)
     scan = files.native(name)
     shown = Scans(Store.open(tmp_path / "store"), native=files.files, classes=VoxelClasses(lambda: head, None))
-    assert shown.native_about(name)["layers"] == ["segmentation"]
+    assert shown.native_about(name)["layers"] == ["fluid", "segmentation"]
     assert shown.legend(name, "segmentation") == Legend(
         "Predicted by the segmentation head.", [ClassColour("tissue", COLOURS[0])]
     )

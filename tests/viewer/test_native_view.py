@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +20,7 @@ from pydicom.uid import ExplicitVRLittleEndian, JPEG2000Lossless, RLELossless
 
 from oct_dicom import make_dataset, retina, save, use_syntax
 from octjepa import load_encoder
-from octjepa.errors import UsageError
+from octjepa.errors import OctjepaError, UsageError
 from octjepa.ingest.build import build_store
 from octjepa.phantom import write_cohort
 from octjepa.read.one_frame import read_one_frame
@@ -25,11 +28,14 @@ from octjepa.read.reader import read_volume
 from octjepa.store import Store
 from octjepa.tasks.nifti import write_nifti
 from octjepa.tasks.segment.dicom_seg import write_segmentation
+from octjepa.tasks.segmenter.inference import PACKAGED
+from octjepa.tasks.segmenter.kept_layers import KeptLayers, LayerCache
 from octjepa.viewer.listing import MAX_PAGE, VolumeList
 from octjepa.viewer.live import LiveRun
-from octjepa.viewer.native_scan import MIN_COVERED
+from octjepa.viewer.scan_layers import LayerState, ScanLayers, measured, sectors
 from octjepa.viewer.scans import Scans
 from octjepa.viewer.server import open_scans
+from octjepa.volume import OCTVolume
 
 pytest.importorskip("starlette")
 
@@ -126,41 +132,119 @@ def test_surfaces_and_thickness_are_where_the_retina_is(scans: Scans) -> None:
     ]
     above = [frame[: int(top) - 2, column].mean() for column, top in enumerate(ilm) if top > 12]
     assert np.mean(inside) > 1.5 * np.mean(above)
-    sectors = scans.etdrs(name)["sectors"]
-    assert 150 < sectors["central"] < 500
+    answer = scans.etdrs(name)
+    assert 150 < answer["sectors"]["central"] < 500
+    assert set(answer["fluid_mm3"]) == {"intraretinal_fluid", "subretinal_fluid", "sub_rpe"}
     lines = scans.surface_lines(name, "slice", scan.opening_slice)
-    assert len(lines) == 3
+    assert len(lines) == 8
     assert len(lines[0]) == scan.volume.shape[2]
+    np.testing.assert_allclose(
+        np.array(lines[0], float), ilm, atol=0.01
+    )  # what is shown is what the surface finder found
+    rnfl = scans.etdrs(name, layer="rnfl")["sectors"]["central"]
+    assert rnfl < answer["sectors"]["central"] / 2
+    assert pixels(scans.thickness_png(name, "rnfl")).shape[:2] == scan.volume.shape[::2]
+    for read in (scans.etdrs, scans.thickness_png):
+        with pytest.raises(KeyError):
+            read(name, layer="other")
     assert scans.etdrs(name, 0.0, 0.0)["sectors"]["central"] is None  # a corner: most of the circle is outside
 
 
 def test_a_sector_beyond_the_field_is_empty_and_a_note_says_so(scans: Scans) -> None:
-    scan = scans.native(min(scans.ids))
-    (frames, height, columns), (dz, _, dx) = scan.volume.shape, scan.volume.spacing_mm
-    ilm = np.zeros((frames, columns), np.float32)
-    flat = replace(scan, surfaces=np.stack([ilm, ilm + height // 2, ilm + height - 1]))
-    field_mm = frames * dz, columns * dx
-    whole = flat.etdrs()
-    for name, share in whole["measured"].items():
-        assert (whole["sectors"][name] is None) == (share < MIN_COVERED)
-    thickness = whole["sectors"]["central"]
-    assert thickness == pytest.approx(height // 2 * scan.volume.spacing_mm[1] * 1000, abs=0.1)
-    outer = whole["sectors"]["outer_superior"]
-    assert (outer is None) == (min(field_mm) < 5.5)
+    name = min(scans.ids)
+    volume = scans.native(name).volume
+    (_, _, columns), (_, dy, dx) = volume.shape, volume.spacing_mm
+    kept = scans.layers.layers(volume)
+    rows = np.linspace(20, 90, 8, dtype=np.float32)[:, None, None]
+    flat = replace(
+        kept,
+        boundaries_px=np.broadcast_to(rows, kept.boundaries_px.shape),
+        expected_error_um=np.ones_like(kept.expected_error_um),
+    )
+    entry = scans.volumes.entry(name)
+    whole = sectors(measured(volume, flat, entry))
+    for sector, share in whole["measured"].items():
+        assert (whole["sectors"][sector] is None) == (share < 0.5)
+        assert bool(whole["sector_notes"][sector]) == (share < 0.95)
+    assert whole["sectors"]["central"] == pytest.approx(70 * dy * 1000, abs=0.1)
     # The grid about a point 1 mm from the edge of higher columns: the outer ring of that side is beyond the field.
-    moved = flat.etdrs(((frames - 1) / 2, columns - 1 - 1 / dx))
+    middle = float(whole["centre"][0]) * volume.spacing_mm[0]
+    moved = sectors(measured(volume, flat, entry, (middle, (columns - 1) * dx - 1)))
     side = "nasal" if whole["nasal"] > 0 else "temporal"
+    assert moved["centre_from"] == "chosen"
     assert moved["sectors"][f"outer_{side}"] is None
-    assert moved["sectors"]["central"] == thickness
-    (note,) = [note for note in moved["notes"] if note.startswith("Beyond the field")]
-    assert f"outer {side} (" in note
-    hole = flat.surfaces.copy()
-    hole[:, :, columns // 2 - round(0.3 / dx) : columns // 2] = np.nan
-    (note,) = [one for one in replace(flat, surfaces=hole).etdrs()["notes"] if one.startswith("Surfaces were not")]
-    assert "central (" in note
-    unknown = replace(flat, volume=replace(scan.volume, laterality=None, content_hash="")).etdrs()
+    assert "no value" in moved["sector_notes"][f"outer_{side}"]
+    unknown = sectors(measured(replace(volume, laterality=None, content_hash=""), flat, entry))
     assert unknown["sectors"]["inner_nasal"] is None
-    assert "side of the eye is unknown" in unknown["notes"][-1]
+    assert any("right or left eye is not known" in note for note in unknown["notes"])
+
+
+class SlowCache:
+    """Finds layers only when it is let go, and counts how often it is asked."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.go, self.asked, self.error = threading.Event(), 0, error
+
+    def layers(self, volume: OCTVolume, advance: Callable[[int], None]) -> KeptLayers:
+        self.asked += 1
+        advance(1)
+        while not self.go.wait(0.01):
+            advance(2)
+        if self.error is not None:
+            raise self.error
+        shape = volume.shape[::2]
+        rows = np.zeros((8, *shape), np.float32)
+        return KeptLayers(rows, rows, np.zeros(volume.shape, np.uint8), volume.spacing_mm)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it took longer than 10 seconds")
+
+
+def test_layers_are_found_in_the_background_and_a_scan_that_nobody_asks_for_is_given_up(
+    scans: Scans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume = scans.native(min(scans.ids)).volume
+    monkeypatch.setattr("octjepa.viewer.scan_layers._GIVEN_UP_SECONDS", 0.3)
+    cache = SlowCache()
+    found = ScanLayers(cache)  # type: ignore[arg-type]
+    until(lambda: found.state(volume) == LayerState("running", 2, len(volume.pixels)))
+    time.sleep(0.6)  # nobody asks
+    assert not found._jobs
+    until(lambda: found.state(volume).done == 2)
+    assert cache.asked == 2
+    cache.go.set()
+    until(lambda: found.state(volume).state == "ready")
+    assert found.layers(volume) is found.layers(volume)
+    failing = ScanLayers(SlowCache(OctjepaError("the network cannot be read")))  # type: ignore[arg-type]
+    failing._cache.go.set()  # type: ignore[attr-defined]
+    until(lambda: failing.state(volume).state == "failed")
+    assert failing.state(volume).reason == "the network cannot be read"
+    with pytest.raises(UsageError, match="cannot be read"):
+        failing.layers(volume)
+
+
+def test_layers_are_kept_for_the_same_pixels_geometry_and_weights(scans: Scans, tmp_path: Path) -> None:
+    volume = scans.native(min(scans.ids)).volume
+    volume = replace(volume, pixels=volume.pixels[:2], slice_positions_mm=None, content_hash="")
+    cache = LayerCache(folder=tmp_path)
+    first = cache.layers(volume)
+    (file,) = tmp_path.iterdir()
+    again = LayerCache(folder=tmp_path).kept(volume)
+    assert again is not None
+    np.testing.assert_array_equal(again.boundaries_px, first.boundaries_px)
+    np.testing.assert_array_equal(again.classes, first.classes)
+    assert cache.kept(replace(volume, spacing_mm=(0.2, *volume.spacing_mm[1:]))) is None
+    shutil.copytree(PACKAGED, tmp_path / "others")
+    with (tmp_path / "others" / "segmenter.json").open("a") as changed:
+        changed.write("\n")
+    assert LayerCache(tmp_path / "others", tmp_path).kept(volume) is None
+    file.write_bytes(file.read_bytes()[:200])
+    assert cache.kept(volume) is None
 
 
 def test_token_cells_and_similarity_are_drawn_on_the_native_b_scan(scans: Scans) -> None:

@@ -159,7 +159,7 @@ def test_every_answer_about_a_volume_names_it(url: str, scans: Scans) -> None:
     [("misread", 400), ("misread?target=nothing", 404), ("volumes?offset=x", 400), ("volumes?offset=1e999", 400),
      (f"volumes?offset={10**30}", 400), ("volumes?limit=-3", 200), ("volumes/ID/native/etdrs?slice_index=nan", 400),
      ("volumes/ID/native/etdrs?slice_index=inf&column=1", 400), ("volumes/ID/native/other/1.png", 422),
-     ("volumes/ID/native/surfaces/other/1", 404), ("volumes/ID/native/surfaces/slice/999999", 404),
+     ("volumes/ID/native/surfaces/other/1", 422), ("volumes/ID/native/surfaces/slice/999999", 422),
      (f"volumes/ID/native/place/{10**40}/0/0", 400), (f"volumes/ID/native/slice/{10**40}.png", 400),
      (f"volumes/ID/grid/similarity.png?token={10**25}", 400), ("volumes/ID/native/overlay/other/1.png", 422),
      ("volumes/ID/native/classes/other", 422), ("volumes/ID/native/face.png", 422), ("volumes/ID/neighbours", 404),

@@ -1,4 +1,4 @@
-"""A scan in its own geometry, as the viewer draws it: planes, thickness, and token cells on its B-scans.
+"""A scan in its own geometry, as the viewer draws it: planes, and token cells on its B-scans.
 
 Axes are slice, depth, column as everywhere.
 """
@@ -7,27 +7,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from octjepa.canonical.native_mapping import NativeMap
 from octjepa.report.figures import eyes
-from octjepa.tasks.segment.thickness import SECTORS, ScanOrientation, etdrs_means, scan_centre, sector_coverage
+from octjepa.tasks.segment.thickness import ScanOrientation
 from octjepa.viewer.native_surfaces import Plane
 from octjepa.volume import AXES, OCTVolume
 
 _MAX_CELL_ROWS, _MAX_CELL_COLUMNS = 360, 640  # of an overlay: it is drawn over the B-scan at its size
-MIN_COVERED = 0.9  # of a sector's area: with less, its mean would be that of another area
 _BLANK_STD = 3.0  # intensity levels; a B-scan with less is blank
-_BY_POSITION = ("positions", "frame_location")  # sources of the slice spacing that tell which B-scan is the lowest
 _VIRIDIS = np.array([[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]], float)
 
 
 @dataclass(frozen=True, eq=False)
 class NativeScan:
-    """`volume` as it came, `native` its mapping to the store and `surfaces` those of `native_surfaces`."""
+    """`volume` as it came, `native` its mapping to the store, and the `SURFACES` that were found in the scan itself."""
 
     volume: OCTVolume
     native: NativeMap
@@ -76,46 +73,11 @@ class NativeScan:
         dark, light = np.percentile(mean[shown], [0.5, 99.5])
         return np.where(shown, np.clip((mean - dark) / max(light - dark, 1e-6), 0, 1) * 255, 0).astype(np.uint8)
 
-    @cached_property
-    def thickness_um(self) -> Float[np.ndarray, "N C"]:
-        """Micrometres from the ILM to Bruch's membrane, NaN where one of them is not known."""
-        return (self.surfaces[1] - self.surfaces[0]) * np.float32(self.volume.spacing_mm[1] * 1000)
-
-    def thickness_picture(self) -> tuple[UInt8[np.ndarray, "N C 4"], float, float]:
-        """(thickness in colours, the values in micrometres of the first and last colour)."""
-        known = self.thickness_um[np.isfinite(self.thickness_um)]
-        low, high = (float(value) for value in np.percentile(known, [1, 99])) if known.size else (0.0, 1.0)
-        return coloured(self.thickness_um, low, high, 190), low, high
-
-    def etdrs(self, centre: tuple[float, float] | None = None) -> dict[str, Any]:
-        """Mean thickness in the ETDRS sectors about `centre` (slice, column index; default the scan's middle).
-
-        A sector has no mean if less than `MIN_COVERED` of its area is in the scan or has both surfaces.
-        `notes` say why.
-        """
-        (frames, _, columns), (dz, _, dx) = self.volume.shape, self.volume.spacing_mm
-        known = self.volume.provenance["slice"] in _BY_POSITION
-        middle = scan_centre((frames, 0, columns), self.volume.spacing_mm)
-        at = middle if centre is None else (centre[0] * dz, centre[1] * dx)
-        scan = ScanOrientation(self.volume.laterality or "", at, "inferior")
-        means = etdrs_means(self.thickness_um[None], (dz, dx), scan)[0]
-        inside = sector_coverage(np.ones((frames, columns), bool), (dz, dx), scan)
-        measured = sector_coverage(np.isfinite(self.thickness_um), (dz, dx), scan)
-        means[measured < MIN_COVERED] = np.nan
-        up, nasal = scan.signs
-        return {
-            "sectors": {
-                name: round(float(value), 1) if np.isfinite(value) else None
-                for name, value in zip(SECTORS, means, strict=True)
-            },
-            "measured": {name: round(float(share), 3) for name, share in zip(SECTORS, measured, strict=True)},
-            "notes": _sector_notes(inside, measured, scan.eye),
-            "centre": [at[0] / dz, at[1] / dx],
-            "superior": up,
-            "nasal": nasal if self.volume.laterality else 0,
-            "centre_from": "scan" if centre is None else "click",
-            "vertical_known": known,
-        }
+    @property
+    def signs(self) -> tuple[int, int]:
+        """(1 if later B-scans are superior, 1 if higher columns are nasal), else -1; nasal is 0 of an unknown eye."""
+        up, nasal = ScanOrientation(self.volume.laterality or "", (0.0, 0.0), "inferior").signs
+        return up, nasal if self.volume.laterality else 0
 
     def canonical(self, slice_index: float, depth: float, column: float) -> list[float]:
         """The position in the stored volume of a native one."""
@@ -142,26 +104,6 @@ class NativeScan:
         painted = np.zeros((len(position), 4), np.uint8)
         painted[inside] = colours[tuple(cell[inside].T)]
         return painted.reshape(len(depth_index), len(column), 4)
-
-
-def _sector_notes(inside: Float[np.ndarray, " 9"], measured: Float[np.ndarray, " 9"], eye: str) -> list[str]:
-    """Why sectors have no mean, one sentence for each reason. Shares are from 0 to 1."""
-    is_named = [bool(eye) or not name.endswith(("nasal", "temporal")) for name in SECTORS]
-    beyond, missing = [], []
-    for name, share_inside, share_measured, known in zip(SECTORS, inside, measured, is_named, strict=True):
-        name = name.replace("_", " ")
-        if known and share_inside < MIN_COVERED:
-            beyond.append(f"{name} ({share_inside:.0%} in the scan)")
-        elif known and share_measured < MIN_COVERED:
-            missing.append(f"{name} ({share_measured:.0%} measured)")
-    notes = []
-    if beyond:
-        notes.append(f"Beyond the field of the scan: {', '.join(beyond)}.")
-    if missing:
-        notes.append(f"Surfaces were not found everywhere: {', '.join(missing)}.")
-    if not eye:
-        notes.append("The side of the eye is unknown, so nasal and temporal sectors cannot be told apart.")
-    return notes
 
 
 def is_blank(frame: UInt8[np.ndarray, "H W"]) -> bool:

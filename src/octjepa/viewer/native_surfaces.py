@@ -1,4 +1,8 @@
-"""The retinal surfaces that ingest found, mapped from the store back to the scan as it came; its file is not needed."""
+"""The retinal surfaces of a scan as it came.
+
+`found_surfaces` finds them in the scan's own samples. `native_surfaces` maps those that ingest found from the store
+back to the scan. They are less exact, but the file need not be read: they only tell where the first B-scan has tissue.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,9 @@ from jaxtyping import Float, Int16
 
 from octjepa.canonical.native_mapping import NativeMap
 from octjepa.canonical.pipeline import BAND_BELOW_BRUCH_MM
+from octjepa.tasks.segmenter.inference import near_bscans_of
+from octjepa.tasks.segmenter.outer_boundaries import outer_boundaries
+from octjepa.volume import OCTVolume
 
 SURFACES = ("ILM", "Bruch's membrane", "lower edge of the tissue band")
 Plane = Literal["slice", "depth", "column"]
@@ -41,8 +48,15 @@ def native_surfaces(native: NativeMap, band: Int16[np.ndarray, "2 D W"]) -> Floa
     return result.reshape(3, frames, columns)
 
 
-def surface_lines(surfaces: Float[np.ndarray, "3 N C"], plane: Plane, index: int) -> list[list[float | None]]:
-    """`SURFACES` along a B-scan, or along the slices at one column; None where there is none.
+def found_surfaces(volume: OCTVolume) -> Float[np.ndarray, "3 N C"]:
+    """The row of `SURFACES` in every A-scan, NaN where no tissue is found."""
+    outer = outer_boundaries(volume, near_bscans_of(volume))
+    below = np.float32(BAND_BELOW_BRUCH_MM / volume.spacing_mm[1])
+    return np.concatenate([outer, outer[1:] + below])
+
+
+def surface_lines(surfaces: Float[np.ndarray, "K N C"], plane: Plane, index: int) -> list[list[float | None]]:
+    """Surfaces along a B-scan, or along the slices at one column; None where there is none.
 
     Raises KeyError: no such plane. IndexError: no such index.
     """

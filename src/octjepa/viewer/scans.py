@@ -17,21 +17,26 @@ import numpy as np
 from octjepa.canonical.native_mapping import NativeMap
 from octjepa.errors import OctjepaError
 from octjepa.report.figures import eyes
+from octjepa.tasks.segmenter.measurement import Measurement
+from octjepa.tasks.segmenter.scan_picture import BOUNDARY_NAMES, LINE_COLOURS
 from octjepa.viewer.listing import VolumeList
 from octjepa.viewer.live import LiveRun
 from octjepa.viewer.misread import CasePredictions
 from octjepa.viewer.native_files import NativeFiles
-from octjepa.viewer.native_scan import NativeScan, is_blank
-from octjepa.viewer.native_surfaces import SURFACES, native_surfaces, surface_lines
+from octjepa.viewer.native_scan import NativeScan, coloured, is_blank
+from octjepa.viewer.native_surfaces import found_surfaces, native_surfaces, surface_lines
 from octjepa.viewer.neighbours import Neighbours
+from octjepa.viewer.scan_layers import LAYER_NAMES, LayerState, ScanLayers, map_range, measured, sectors
 from octjepa.viewer.token_colours import TokenColours
-from octjepa.viewer.voxel_classes import COLOURS, ClassColour, Legend, VoxelClasses, painted
+from octjepa.viewer.voxel_classes import ClassColour, ClassMap, Legend, VoxelClasses, fluid_map, painted
 
 if TYPE_CHECKING:
     from octjepa.encoders import PretrainedEncoder
     from octjepa.recipe import Recipe
     from octjepa.store import Store
 
+FLUID = "fluid"  # the overlay of what the packaged network found
+BY_POSITION = ("positions", "frame_location")  # sources of the slice spacing that tell which B-scan is the lowest
 _CACHED = 64  # pictures of each kind
 Model = tuple["Recipe | None", "PretrainedEncoder | None", str]  # and why there is no encoder
 
@@ -49,6 +54,7 @@ class Scans:
         cases: CasePredictions | None = None,
         neighbours: Neighbours | None = None,
         notes: Sequence[str] = (),
+        layers: ScanLayers | None = None,
     ) -> None:
         """`model` reads the encoder; it is called again when `live` has another checkpoint.
 
@@ -58,11 +64,12 @@ class Scans:
         self.ids = self.volumes.ids
         self.cases, self.neighbours = cases or CasePredictions(None), neighbours or Neighbours(None)
         self.files, self._classes = native or NativeFiles([]), classes or VoxelClasses(None, None)
-        self._notes = list(notes)
+        self._notes, self.layers = list(notes), layers or ScanLayers()
         self._model, self._lock = model, threading.Lock()
         self._volume = lru_cache(4)(store.read)
         self._native = lru_cache(2)(self._read_native)
-        self._surfaces = lru_cache(8)(self._find_surfaces)
+        self._stored_surfaces = lru_cache(8)(self._map_surfaces)
+        self._measured = lru_cache(2)(self._measure)
         self._first = lru_cache(8)(self._find_first)
         self.en_face_png = lru_cache(_CACHED)(self._en_face_png)
         self._load()
@@ -80,13 +87,16 @@ class Scans:
             "shape": list(preprocessing.stored_size),
             "spacing_mm": list(preprocessing.target_spacing_mm),
             "layers": self.colours.layers,
-            "voxel_layers": self._classes.layers,
+            "voxel_layers": [FLUID, *self._classes.layers],
+            "retinal_layers": list(LAYER_NAMES),
             "volumes": len(self.ids),
             "encoder": "" if self.encoder is None else self.encoder.name,
             "missing": self.missing,
             "checkpoint": self.checkpoint,
             "live": self.live is not None,
-            "surfaces": list(SURFACES),
+            "boundaries": [
+                {"name": name, "colour": colour} for name, colour in zip(BOUNDARY_NAMES, LINE_COLOURS, strict=True)
+            ],
             "notes": self._notes,
             "predicted": self.cases.targets,
             "neighbours": self.neighbours.table is not None,
@@ -137,13 +147,13 @@ class Scans:
         depth, height, width, _ = colours.shape
         return png(colours.reshape(depth * height, width, 4))
 
-    def _find_surfaces(self, volume_id: str) -> tuple[NativeMap, np.ndarray]:
+    def _map_surfaces(self, volume_id: str) -> tuple[NativeMap, np.ndarray]:
         native = self.store.native_map(volume_id)
         return native, native_surfaces(native, np.asarray(self._volume(volume_id).band))
 
     def _find_first(self, volume_id: str) -> tuple[int, bytes] | None:
         try:
-            tissue = np.isfinite(self._surfaces(volume_id)[1][0]).sum(axis=1)
+            tissue = np.isfinite(self._stored_surfaces(volume_id)[1][0]).sum(axis=1)
         except OctjepaError:  # the stored volume is damaged; `native_about` says why
             return None
         number = eyes.central(tissue)
@@ -164,7 +174,7 @@ class Scans:
 
     def _read_native(self, volume_id: str) -> NativeScan:
         volume = self.files.read(self.volumes.entry(volume_id))
-        return NativeScan(volume, *self._surfaces(volume_id))
+        return NativeScan(volume, self.store.native_map(volume_id), found_surfaces(volume))
 
     def native(self, volume_id: str) -> NativeScan:
         """The scan as it came. Raises UsageError that says why there is none."""
@@ -185,8 +195,10 @@ class Scans:
             "uncertain": volume.uncertain,
             "opening_slice": scan.opening_slice,
             "localizer": volume.localizer is not None,
-            "etdrs": self.etdrs(volume_id),
-            "layers": [*self.colours.layers, *self._classes.layers],
+            "superior": scan.signs[0],
+            "nasal": scan.signs[1],
+            "vertical_known": volume.provenance.get("slice") in BY_POSITION,
+            "layers": [FLUID, *self._classes.layers, *self.colours.layers],
         }
 
     def native_plane_png(self, volume_id: str, plane: Literal["slice", "depth", "column"], index: int) -> bytes:
@@ -204,22 +216,46 @@ class Scans:
             raise KeyError("localizer")
         return png(picture)
 
-    def thickness_png(self, volume_id: str) -> bytes:
-        """Retinal thickness in colours, a pixel per A-scan."""
-        return png(self.native(volume_id).thickness_picture()[0])
+    def layer_state(self, volume_id: str) -> LayerState:
+        """How far the layers of the scan as it came are. Starts to find them; does not wait."""
+        return self.layers.state(self.native(volume_id).volume)
 
-    def etdrs(self, volume_id: str, slice_index: float = -1, column: float = -1) -> dict[str, Any]:
-        """ETDRS means about an A-scan, and the range of colours of the thickness picture."""
-        scan = self.native(volume_id)
-        _, low, high = scan.thickness_picture()
-        centre = (slice_index, column) if slice_index >= 0 and column >= 0 else None
-        return {**scan.etdrs(centre), "low_um": round(low), "high_um": round(high)}
+    def _measure(self, volume_id: str, chosen_mm: tuple[float, float] | None = None) -> Measurement:
+        volume = self.native(volume_id).volume
+        return measured(volume, self.layers.layers(volume), self.volumes.entry(volume_id), chosen_mm)
+
+    def thickness_png(self, volume_id: str, layer: str = "retina") -> bytes:
+        """Thickness of a layer in colours, a pixel per A-scan. Waits for the layers. Raises KeyError: no such layer."""
+        if layer not in LAYER_NAMES:
+            raise KeyError(layer)
+        made = self._measured(volume_id)
+        return png(coloured(made.layers_um[LAYER_NAMES.index(layer)], *map_range(made, layer), 255))
+
+    def etdrs(
+        self, volume_id: str, slice_index: float = -1, column: float = -1, layer: str = "retina"
+    ) -> dict[str, Any]:
+        """ETDRS means of a layer about an A-scan, by default about the fovea, with fluid volumes and notes.
+
+        Waits for the layers. Raises KeyError: no such layer. UsageError: the layers cannot be found.
+        """
+        made = self._measured(volume_id)
+        if slice_index >= 0 and column >= 0:
+            at_slice = np.interp(slice_index, np.arange(len(made.slice_mm)), made.slice_mm)
+            at_column = np.interp(column, np.arange(len(made.column_mm)), made.column_mm)
+            made = self._measured(volume_id, (float(at_slice), float(at_column)))
+        return sectors(made, layer)
 
     def surface_lines(
         self, volume_id: str, plane: Literal["slice", "depth", "column"], index: int
     ) -> list[list[float | None]]:
-        """`SURFACES` along a plane of the scan as it came."""
-        return surface_lines(self._surfaces(volume_id)[1], plane, index)
+        """Boundaries along a plane of the scan as it came: eight, or ILM and Bruch's membrane until eight are found.
+
+        Waits for nothing.
+        """
+        scan = self.native(volume_id)
+        if self.layers.state(scan.volume).state != "ready":
+            return surface_lines(scan.surfaces[:2], plane, index)
+        return surface_lines(self.layers.layers(scan.volume).boundaries_px, plane, index)
 
     def position(self, volume_id: str, number: int, depth: int, column: int) -> dict[str, Any]:
         """The position in the store and the token of a native voxel, with the range of similarities to that token."""
@@ -236,21 +272,26 @@ class Scans:
     def overlay_png(self, volume_id: str, layer: str, number: int, token: int = -1) -> bytes:
         """A layer over a B-scan as it came. Raises KeyError, IndexError; UsageError: labels that do not fit."""
         scan = self.native(volume_id)
-        if layer in self._classes.layers:
-            classes = self._classes.classes(layer, self.volumes.entry(volume_id), scan.volume)
+        if layer == FLUID or layer in self._classes.layers:
+            classes = self._class_map(volume_id, layer)
             if not 0 <= number < len(classes.codes):
                 raise IndexError(number)
-            return png(painted(classes.codes[number], len(classes.names)))
+            return png(painted(classes.codes[number], classes.colours))
         colours = self.colours.colours(volume_id, layer, token)
         assert self.colours.recipe is not None
         corner, patch = np.array(self.store.preprocessing.margin), self.colours.recipe.tokens.patch_size
         return png(scan.cells(colours, number, corner, patch))
 
+    def _class_map(self, volume_id: str, layer: str) -> ClassMap:
+        volume = self.native(volume_id).volume
+        if layer == FLUID:
+            return fluid_map(self.layers.layers(volume).classes)
+        return self._classes.classes(layer, self.volumes.entry(volume_id), volume)
+
     def legend(self, volume_id: str, layer: str) -> Legend:
         """The caption, names and colours of a layer of classes. Raises KeyError; UsageError: labels that do not fit."""
-        found = self._classes.classes(layer, self.volumes.entry(volume_id), self.native(volume_id).volume)
-        colours = [ClassColour(name, COLOURS[number % len(COLOURS)]) for number, name in enumerate(found.names)]
-        return Legend(found.caption, colours)
+        found = self._class_map(volume_id, layer)
+        return Legend(found.caption, [ClassColour(*pair) for pair in zip(found.names, found.colours, strict=False)])
 
 
 def png(pixels: np.ndarray) -> bytes:

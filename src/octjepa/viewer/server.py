@@ -27,6 +27,7 @@ from octjepa.viewer.live import LiveRun
 from octjepa.viewer.misread import CasePredictions
 from octjepa.viewer.native_files import NativeFiles, folders_near
 from octjepa.viewer.neighbours import Neighbours
+from octjepa.viewer.scan_layers import LayerState
 from octjepa.viewer.scans import Model, Scans
 from octjepa.viewer.voxel_classes import Legend, VoxelClasses, head_reader
 
@@ -214,7 +215,7 @@ def app(scans: Scans) -> ASGIApp:
                 result = await run_in_threadpool(make, **values)
                 if isinstance(result, bytes):
                     return Response(result, media_type="image/png")
-                return JSONResponse(asdict(result) if isinstance(result, Legend) else result)
+                return JSONResponse(asdict(result) if isinstance(result, Legend | LayerState) else result)
             except (KeyError, IndexError):
                 return PlainTextResponse("no such slice or layer", 404)
             except (UsageError, VolumeRejected) as error:  # the files lack what was requested, or do not fit
@@ -260,8 +261,9 @@ def answers(scans: Scans) -> dict[str, tuple[Callable[..., Any], dict[str, Calla
         f"{native}/first.png": (scans.first_png, {}),
         f"{native}/face.png": (scans.native_face_png, {}),
         f"{native}/localizer.png": (scans.localizer_png, {}),
-        f"{native}/thickness.png": (scans.thickness_png, {}),
-        f"{native}/etdrs": (scans.etdrs, {"slice_index": float, "column": float}),
+        f"{native}/layers": (scans.layer_state, {}),
+        f"{native}/thickness.png": (scans.thickness_png, {"layer": str}),
+        f"{native}/etdrs": (scans.etdrs, {"slice_index": float, "column": float, "layer": str}),
         f"{native}/surfaces/{{plane}}/{{index:int}}": (scans.surface_lines, {}),
         f"{native}/place/{{number:int}}/{{depth:int}}/{{column:int}}": (scans.position, {}),
         f"{native}/overlay/{{layer}}/{{number:int}}.png": (scans.overlay_png, token),

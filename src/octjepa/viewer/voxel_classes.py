@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import UInt8
 
+from octjepa.phantom.random_scene import CLASSES
+from octjepa.tasks.segmenter.scan_picture import CLASS_COLOURS
 from octjepa.volume import OCTVolume
 
 if TYPE_CHECKING:
@@ -36,6 +38,22 @@ class ClassMap:
     codes: UInt8[np.ndarray, "N R C"]
     names: tuple[str, ...]
     caption: str
+    own_colours: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def colours(self) -> tuple[tuple[int, int, int], ...]:
+        """Red, green and blue of every class."""
+        return self.own_colours or tuple(COLOURS[number % len(COLOURS)] for number in range(len(self.names)))
+
+
+def fluid_map(codes: UInt8[np.ndarray, "N R C"]) -> ClassMap:
+    """The overlay of what the packaged network found, in the colours of the pictures of `octjepa segment`."""
+    colours = [tuple(int(CLASS_COLOURS[name][at : at + 2], 16) for at in (1, 3, 5)) for name in CLASSES[1:]]
+    present = [name.replace("_", " ") for code, name in enumerate(CLASSES) if code and (codes == code).any()]
+    caption = (
+        f"Found by the packaged network: {', '.join(present)}." if present else "The packaged network found no fluid."
+    )
+    return ClassMap(codes, CLASSES[1:], caption, tuple(colours))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -162,9 +180,9 @@ def head_reader(folder: Path, encoder: str | None) -> Callable[[], SavedHead]:
     return lru_cache(1)(partial(load_head, folder, encoder))
 
 
-def painted(codes: UInt8[np.ndarray, "R C"], classes: int) -> UInt8[np.ndarray, "R C 4"]:
+def painted(codes: UInt8[np.ndarray, "R C"], colours: Sequence[tuple[int, int, int]]) -> UInt8[np.ndarray, "R C 4"]:
     """A B-scan's classes in colours; background and unlabelled voxels are clear."""
     table = np.zeros((256, 4), np.uint8)
-    for code in range(1, classes + 1):
-        table[code] = (*COLOURS[(code - 1) % len(COLOURS)], _OPACITY)
+    for code, colour in enumerate(colours, start=1):
+        table[code] = (*colour, _OPACITY)
     return table[codes]

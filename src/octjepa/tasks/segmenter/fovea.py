@@ -30,11 +30,12 @@ class ScanCentre:
 
     `certainty` is 0..1 that the thinnest place is the fovea: its depth below the least thick quarter of the ring around
     it, divided by 60 um. `kind` is "scan" if the certainty is below 0.5; the centre is then the middle of the scan.
+    "chosen" is a centre that a person chose.
     """
 
     slice_mm: float
     column_mm: float
-    kind: Literal["fovea", "scan"]
+    kind: Literal["fovea", "scan", "chosen"]
     certainty: float
 
 

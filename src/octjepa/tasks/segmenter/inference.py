@@ -109,10 +109,11 @@ class Segmenter:
         """
         if not isinstance(volume, OCTVolume):
             volume = read_volume(volume)
-        alone = volume.pattern in ("radial", "circle") or "slice" in volume.uncertain
+        alone = bscans_alone(volume)
         found = self.predict(volume.pixels, volume.spacing_mm, volume.slice_positions_mm, alone, advance)
-        near = near_bscans(len(volume.pixels), volume.spacing_mm[0], volume.slice_positions_mm, alone)
-        rows, error_um = with_outer_boundaries(found.boundaries_px, found.expected_error_um, volume, near)
+        rows, error_um = with_outer_boundaries(
+            found.boundaries_px, found.expected_error_um, volume, near_bscans_of(volume)
+        )
         return replace(found, boundaries_px=rows, expected_error_um=error_um)
 
     def predict(
@@ -184,6 +185,17 @@ def _network_shape(shape: tuple[int, ...], spacing_mm: tuple[float, float, float
             f"({_LARGEST_ROWS * ROW_MM:.0f} x {_LARGEST_COLUMNS * COLUMN_MM:.0f} mm): check the spacing of the scan"
         )
     return rows, columns
+
+
+def bscans_alone(volume: OCTVolume) -> bool:
+    """Whether each B-scan is taken alone, because it is not known which B-scans are beside it."""
+    return volume.pattern in ("radial", "circle") or "slice" in volume.uncertain
+
+
+def near_bscans_of(volume: OCTVolume) -> np.ndarray:
+    """`near_bscans` of a volume."""
+    alone = bscans_alone(volume)
+    return near_bscans(len(volume.pixels), volume.spacing_mm[0], volume.slice_positions_mm, alone)
 
 
 def near_bscans(count: int, pitch_mm: float, positions_mm: np.ndarray | None, sparse: bool) -> np.ndarray:

@@ -22,6 +22,7 @@ from octjepa.phantom.random_scene import CLASSES
 from octjepa.tasks.segment.thickness import MIN_AREA_SHARE, SECTORS, ScanOrientation, sector_areas_mm2, sector_at
 from octjepa.tasks.segmenter.fovea import ScanCentre, find_centre
 from octjepa.tasks.segmenter.inference import NEIGHBOUR_MM, Segmentation
+from octjepa.tasks.segmenter.kept_layers import KeptLayers
 from octjepa.volume import OCTVolume
 
 # Name, upper and lower boundary (index in BOUNDARIES). The first is the total thickness.
@@ -95,8 +96,17 @@ class Preparation:
     notes: tuple[Note, ...] = ()
 
 
-def measure(volume: OCTVolume, found: Segmentation, preparation: Preparation) -> Measurement:
-    """Measures `found` in the geometry of `volume`."""
+def measure(
+    volume: OCTVolume,
+    found: Segmentation | KeptLayers,
+    preparation: Preparation,
+    chosen_mm: tuple[float, float] | None = None,
+) -> Measurement:
+    """Measures `found` in the geometry of `volume`.
+
+    The ETDRS grid is centred on `chosen_mm` (slice, column) from the first voxel, by default on the fovea that
+    `find_centre` finds.
+    """
     columns = volume.shape[2]
     slice_mm = _slice_positions(volume)
     column_mm = np.arange(columns) * volume.spacing_mm[2]
@@ -106,7 +116,9 @@ def measure(volume: OCTVolume, found: Segmentation, preparation: Preparation) ->
     um = found.boundaries_um
     layers = np.stack([np.where(known, um[low] - um[high], np.nan) for _, high, low in LAYERS]).astype(np.float32)
     centre = ScanCentre(float(slice_mm[[0, -1]].mean()), float(column_mm[[0, -1]].mean()), "scan", 0.0)
-    if has_area:
+    if chosen_mm is not None:
+        centre = ScanCentre(*chosen_mm, "chosen", 1.0)
+    elif has_area:
         retina, inner = (np.where(known, um[index] - um[0], np.nan) for index in (6, 4))
         centre = find_centre(retina, inner, slice_mm, column_mm)
     positioned = volume.provenance.get("slice") in ("positions", "frame_location")
@@ -149,7 +161,7 @@ def _slice_positions(volume: OCTVolume) -> Float[np.ndarray, " D"]:
     return np.abs(positions - positions[0])
 
 
-def _cut_off(found: Segmentation, volume: OCTVolume) -> Bool[np.ndarray, "D W"]:
+def _cut_off(found: Segmentation | KeptLayers, volume: OCTVolume) -> Bool[np.ndarray, "D W"]:
     """A-scans whose ILM or Bruch's membrane is at an end of the depth axis."""
     return (found.boundaries_px[0] < _CUT_ROWS) | (found.boundaries_px[7] > volume.shape[1] - 1 - _CUT_ROWS)
 
@@ -196,7 +208,7 @@ def _sector_notes(coverage: Float[np.ndarray, " 9"], has_area: bool, scan: ScanO
 
 
 def _fluid_mm3(
-    found: Segmentation,
+    found: Segmentation | KeptLayers,
     slice_mm: Float[np.ndarray, " D"],
     spacing_mm: tuple[float, float, float],
     counted: Bool[np.ndarray, "D W"],
@@ -267,7 +279,7 @@ def _centre_notes(volume: OCTVolume, centre: ScanCentre, positioned: bool, has_a
 
 def _trust_notes(
     volume: OCTVolume,
-    found: Segmentation,
+    found: Segmentation | KeptLayers,
     layers: Float[np.ndarray, "L D W"],
     cut: Bool[np.ndarray, "D W"],
     preparation: Preparation,
@@ -310,7 +322,7 @@ def _trust_notes(
     return notes
 
 
-def _range_notes(volume: OCTVolume, found: Segmentation, layers: Float[np.ndarray, "L D W"]) -> list[str]:
+def _range_notes(volume: OCTVolume, found: Segmentation | KeptLayers, layers: Float[np.ndarray, "L D W"]) -> list[str]:
     """Notes where thickness or fluid is outside of what the network was trained on."""
     notes = []
     size = max(1, round(1.0 / volume.spacing_mm[2]))

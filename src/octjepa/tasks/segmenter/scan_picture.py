@@ -15,17 +15,18 @@ from octjepa.files import write_atomic
 from octjepa.phantom.random_scene import BOUNDARIES, CLASSES
 from octjepa.tasks.segment.thickness import RADII_MM, SECTORS
 from octjepa.tasks.segmenter.inference import Segmentation
+from octjepa.tasks.segmenter.kept_layers import KeptLayers
 from octjepa.tasks.segmenter.measurement import Measurement, slice_widths_mm
 from octjepa.volume import OCTVolume
 
 LINE_COLOURS: Final = ("#ff5c5c", "#ffa14a", "#ffe14a", "#9be564", "#3fd1a6", "#45c5ff", "#8f8bff", "#ff7de0")
 CLASS_COLOURS: Final = {"intraretinal_fluid": "#00c8ff", "subretinal_fluid": "#ff4fd8", "sub_rpe": "#ffb000"}
-_NAMES: Final = ("ILM", "RNFL/GCL", "IPL/INL", "INL/OPL", "OPL/ONL", "IS/EZ", "OS/RPE", "BM")
+BOUNDARY_NAMES: Final = ("ILM", "RNFL/GCL", "IPL/INL", "INL/OPL", "OPL/ONL", "IS/EZ", "OS/RPE", "BM")
 _DIRECTION: Final = {"superior": (0, 1), "nasal": (1, 0), "inferior": (0, -1), "temporal": (-1, 0)}  # (nasal, up)
 _RADIUS: Final = {"central": 0.0, "inner": 1.0, "outer": 2.25}
 
 
-def draw_scan(path: Path, title: str, volume: OCTVolume, found: Segmentation, made: Measurement) -> Path:
+def draw_scan(path: Path, title: str, volume: OCTVolume, found: Segmentation | KeptLayers, made: Measurement) -> Path:
     """Writes the picture as PNG; returns `path`."""
     from matplotlib.figure import Figure
 
@@ -50,7 +51,7 @@ def draw_scan(path: Path, title: str, volume: OCTVolume, found: Segmentation, ma
     return path
 
 
-def _draw_bscan(panel: Any, index: int, volume: OCTVolume, found: Segmentation, made: Measurement) -> None:
+def _draw_bscan(panel: Any, index: int, volume: OCTVolume, found: Segmentation | KeptLayers, made: Measurement) -> None:
     """Draws B-scan `index`, cropped in depth to the retina."""
     from matplotlib.colors import to_rgba
     from matplotlib.patches import Patch
@@ -74,7 +75,7 @@ def _draw_bscan(panel: Any, index: int, volume: OCTVolume, found: Segmentation, 
     panel.imshow(overlay, extent=extent, aspect="auto", interpolation="nearest")
     across = (np.arange(columns) + 0.5) * dx
     known = np.isfinite(made.layers_um[0, index])
-    for name, line, colour in zip(_NAMES, lines, LINE_COLOURS, strict=True):
+    for name, line, colour in zip(BOUNDARY_NAMES, lines, LINE_COLOURS, strict=True):
         (drawn,) = panel.plot(
             across, np.where(known, (line + 0.5) * dy, np.nan), color=colour, linewidth=1.0, label=name
         )
@@ -143,4 +144,4 @@ def _draw_map(figure: Any, panel: Any, made: Measurement) -> None:
     panel.tick_params(labelsize=7)
 
 
-assert len(LINE_COLOURS) == len(_NAMES) == len(BOUNDARIES)
+assert len(LINE_COLOURS) == len(BOUNDARY_NAMES) == len(BOUNDARIES)

@@ -73,12 +73,15 @@ export class NativePane {
     field("slider", "range", "B-scan", { min: 0, value: 0 }).addEventListener("input", () => this.go({ slice: Number(this.slider.value) }));
     this.slider.after(this.number = make("output", "", "number"));
     field("layer", "select", "Overlay").addEventListener("input", () => this.overlay());
-    field("plane", "select", "Beside it").addEventListener("input", () => this.load());
+    field("plane", "select", "Map").addEventListener("input", () => this.load());
+    field("thick", "select", "Thickness of").addEventListener("input", () => this.measureThickness(this.centred).then(() => this.load()));
+    this.thick.append(...this.about.retinal_layers.map((name) => new Option(plain(name), name)));
     field("surfaces", "checkbox", "Layers", { checked: true }).addEventListener("input", () => draw(this));
     field("etdrs", "checkbox", "ETDRS grid", { checked: true }).addEventListener("input", () => draw(this));
     field("contrast", "range", "Contrast", { min: 0.5, max: 3, step: 0.1, value: 1 }).addEventListener("input", () => draw(this));
     this.stretch = field("stretch", "select", "Depth", {});
     this.stretch.append(...[1, 2, 3].map((times) => new Option(times === 1 ? "true" : `× ${times}`, times)));
+    this.stretch.value = "2"; // layers are hard to see in true proportions
     this.stretch.addEventListener("input", () => draw(this));
     button("in", "Zoom in", () => zoomBy(this, 1.5, 0.5, 0.5));
     button("out", "Zoom out", () => zoomBy(this, 1 / 1.5, 0.5, 0.5));
@@ -104,15 +107,15 @@ export class NativePane {
   }
 
   // Whether higher B-scans are further up, as on the eye: superior is always drawn on top.
-  get flipped() { return (this.facts?.etdrs?.superior ?? 0) > 0; }
+  get flipped() { return (this.facts?.superior ?? 0) > 0; }
 
   // For a volume that `shown` has just opened. With `quiet`, `moved` is called only after the user moves.
   begin(row, quiet = false) {
-    Object.assign(this, { row, quiet, facts: null, held: {}, calipers: [], zoom: { scale: 1, x: 0, y: 0 }, begun: false });
+    Object.assign(this, { row, quiet, facts: null, held: {}, calipers: [], centred: null, zoom: { scale: 1, x: 0, y: 0 }, begun: false });
     this.heading.textContent = `The scan as it came: ${titleOf(row)}`;
     this.number.textContent = "";
     this.body.hidden = false;
-    for (const field of [this.slider, this.layer, this.plane]) field.disabled = true;
+    for (const field of [this.slider, this.layer, this.plane, this.thick]) field.disabled = true;
   }
 
   // The B-scan that can be had before the whole file is read and checked, if there is one.
@@ -122,14 +125,14 @@ export class NativePane {
       try {
         const { slice } = await read.json("/native/first");
         if (slice === null) return null;
-        const [picture, lines] = await Promise.all([read.picture("/native/first.png"), read.json(`/native/surfaces/slice/${slice}`)]);
+        const picture = await read.picture("/native/first.png");
         return () => {
           const shape = row.axes.map((axis) => axis.count);
           this.facts = { shape, spacing_mm: row.axes.map((axis) => axis.spacing_mm) };
           Object.assign(this, { begun: true, place: { slice, depth: Math.floor(shape[1] / 2), column: Math.floor(shape[2] / 2) } });
           this.countSlices();
           this.panels.file.tell("The first B-scan; the whole file is being read and checked …");
-          Object.assign(this.held, { bscan: { picture, lines, slice }, levels: null });
+          Object.assign(this.held, { bscan: { picture, lines: [], slice }, levels: null });
           draw(this);
         };
       } catch {
@@ -150,13 +153,14 @@ export class NativePane {
       return () => this.showFacts(facts);
     });
     if (!wanted) return;
-    if (!this.facts?.etdrs) {
+    if (!this.facts?.layers) {
       for (const panel of Object.values(this.panels)) if (panel !== file) panel.empty("failed", "Not shown");
       this.body.hidden = true;
       return;
     }
-    await Promise.all([this.load(), this.overlay()]);
-    await this.measureThickness();
+    await this.load();
+    if (!await this.measureThickness()) return;
+    await Promise.all([this.load(true), this.overlay()]); // now with all boundaries, the thickness map and fluid
   }
 
   showFacts(facts) {
@@ -167,13 +171,14 @@ export class NativePane {
     this.status.textContent = `${slices} B-scans of ${depth} x ${columns} samples, ${dz.toFixed(0)} x ${dy.toFixed(2)} x ${dx.toFixed(1)} µm${unsure}`;
     if (!this.begun) this.place = { slice: facts.opening_slice, depth: Math.floor(depth / 2), column: Math.floor(columns / 2) };
     this.countSlices();
-    this.offer(this.layer, [["", "none"], ...facts.layers.map((name) => [name, plain(name)])]);
+    this.offer(this.layer, [...facts.layers.map((name) => [name, plain(name)]), ["", "none"]]);
+    this.thick.disabled = false;
     this.offer(this.plane, PLANES.filter(([name]) => name !== "localizer" || facts.localizer));
   }
 
   // New choices of a field; what was chosen for the volume before stays chosen if this one has it.
   offer(select, choices) {
-    const before = select.value;
+    const before = select.options.length ? select.value : null;
     select.replaceChildren(...choices.map(([name, text]) => new Option(text, name)));
     if (choices.some(([name]) => name === before)) select.value = before;
     select.disabled = false;
@@ -198,8 +203,8 @@ export class NativePane {
     this.overlay(false);
   }
 
-  // The three planes at the chosen place, the B-scan first.
-  async load() {
+  // The three planes at the chosen place, the B-scan first. With `anew` also what is drawn already.
+  async load(anew = false) {
     const { slice, depth, column } = this.place;
     this.countSlices();
     draw(this);
@@ -210,30 +215,37 @@ export class NativePane {
         draw(this);
       };
     });
-    if (!wanted || !this.facts.etdrs) return; // the file is still being read
+    if (!wanted || !this.facts.layers) return; // the file is still being read
     const kind = this.plane.value || "face";
-    const done = await Promise.all([this.loadCross(column), this.loadFace(kind, depth)]);
+    const done = await Promise.all([this.loadCross(column, anew), this.loadFace(kind, depth)]);
     if (!done.every(Boolean)) return;
     if (!this.quiet) this.moved(this);
     const { reading } = this.shown;
     for (const near of [slice + 1, slice - 1]) if (near >= 0 && near < this.facts.shape[0]) reading.picture(`/native/slice/${near}.png`).catch(() => {});
   }
 
-  loadCross(column) {
-    if (this.held.cross?.column === column) return true;
+  loadCross(column, anew) {
+    if (this.held.cross?.column === column && !anew) return true;
     return this.panels.cross.fill(async (read) => {
       const [picture, lines] = await Promise.all([read.picture(`/native/column/${column}.png`), read.json(`/native/surfaces/column/${column}`)]);
       return () => { this.held.cross = { picture, lines, column }; draw(this); };
     });
   }
 
+  // The map of thickness waits for the layers, and says so until they are found.
   loadFace(kind, depth) {
     const { face } = this.held;
-    if (face?.kind === kind && (kind !== "depth" || face.depth === depth)) return true;
+    const layer = this.thick.value;
+    const mapped = kind === "thickness" ? this.facts.etdrs : null;
+    if (kind === "thickness" && !mapped) return this.panels.sectors.node.dataset.state !== "failed" || this.withoutLayers() === undefined;
+    if (face?.kind === kind && (kind !== "depth" || face.depth === depth) && (!mapped || face.thick.layer === layer)) return true;
     const path = { face: "face.png", thickness: "face.png", depth: `depth/${depth}.png`, localizer: "localizer.png" }[kind];
     return this.panels.face.fill(async (read) => {
-      const [picture, thick] = await Promise.all([read.picture(`/native/${path}`), kind === "thickness" ? read.picture("/native/thickness.png") : null]);
-      return () => { this.held.face = { picture, thick, kind, depth }; draw(this); };
+      const [picture, thick] = await Promise.all([read.picture(`/native/${path}`), mapped ? read.picture(`/native/thickness.png?layer=${layer}`) : null]);
+      return () => {
+        this.held.face = { picture, thick: thick && { picture: thick, layer, low_um: mapped.low_um, high_um: mapped.high_um }, kind, depth };
+        draw(this);
+      };
     }, face?.kind !== kind);
   }
 
@@ -241,7 +253,8 @@ export class NativePane {
   // chosen place is the one that others are compared with.
   overlay(anew = true, pick = false) {
     const [layer, { slice, depth, column }] = [this.layer.value, this.place];
-    if (!layer || !this.facts?.etdrs) return this.panels.overlay.empty("empty");
+    if (!layer || !this.facts?.layers) return this.panels.overlay.empty("empty");
+    if (layer === "fluid" && !this.facts.etdrs) return null; // its panel is being read until the layers are found
     return this.panels.overlay.fill(async (read) => {
       let { token } = this.held;
       if (layer === "similarity" && pick) {
@@ -273,16 +286,32 @@ export class NativePane {
     }
   }
 
-  // Thickness in the ETDRS sectors about `centre` (slice, column).
-  measureThickness(centre) {
+  // Thickness in the ETDRS sectors about `centre` (slice, column), once the layers are found: until then the panel says
+  // how far they are. Resolves to whether there is a result.
+  async measureThickness(centre = null) {
     const { row } = this;
-    return this.panels.sectors.fill(async (read) => {
-      const found = await read.json(`/native/etdrs${centre ? `?slice_index=${centre[0]}&column=${centre[1]}` : ""}`);
+    this.centred = centre;
+    const { sectors } = this.panels;
+    const wanted = await sectors.fill(async (read) => {
+      for (let state; (state = await read.json("/native/layers")).state !== "ready"; await new Promise((done) => { setTimeout(done, 400); })) {
+        if (state.state === "failed") throw new Error(`not found: ${state.reason}`);
+        sectors.tell(`Layers are being found: B-scan ${state.done} of ${state.total} …`);
+      }
+      const query = new URLSearchParams({ layer: this.thick.value, ...(centre && { slice_index: centre[0], column: centre[1] }) });
+      const found = await read.json(`/native/etdrs?${query}`);
       return () => {
         this.facts.etdrs = found;
-        this.table.replaceChildren(sectorTable(row, found));
+        this.table.replaceChildren(sectorTable(row, found, this.facts.vertical_known));
         draw(this);
       };
     }, true);
+    if (wanted && !this.facts?.etdrs) this.withoutLayers();
+    return wanted && Boolean(this.facts?.etdrs);
+  }
+
+  // The layers cannot be found: panels that wait for them say so.
+  withoutLayers() {
+    if (this.layer.value === "fluid") this.panels.overlay.empty("failed", "no layers and no fluid");
+    if (this.plane.value === "thickness") this.panels.face.empty("failed", "No thickness map");
   }
 }

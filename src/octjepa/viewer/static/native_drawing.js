@@ -1,7 +1,5 @@
 // Draws the planes of a scan as it came, with surfaces, calipers, cross-hairs and the ETDRS grid.
-import { PLANES, strokeLine } from "/parts.js";
-
-const SURFACE_COLOURS = ["#35d0a5", "#ffb454", "#7fb6ff"];
+import { make, PLANES, plain, strokeLine } from "/parts.js";
 
 // Drawing. Positions of pixels' centres are at whole numbers, so a picture begins at -0.5.
 function sized(canvas, aspect, tallest = 1.2) {
@@ -33,7 +31,7 @@ function drawCross(pane, slices, depth, dz, dy) {
   pen.drawImage(picture, 0, 0, width, height);
   pen.filter = "none";
   const [sx, sy] = [width / slices, height / depth];
-  if (pane.surfaces.checked) strokeSurfaces(pen, lines, (index) => (index + 0.5) * sx, (value) => (value + 0.5) * sy);
+  if (pane.surfaces.checked) strokeSurfaces(pane, pen, lines, (index) => (index + 0.5) * sx, (value) => (value + 0.5) * sy);
   crosshair(pen, (pane.place.slice + 0.5) * sx, (pane.place.depth + 0.5) * sy, width, height);
   pane.cross.caption.textContent = `Across the B-scans at column ${column + 1}; first B-scan on the left`;
 }
@@ -51,15 +49,15 @@ function drawFace(pane, slices, columns, dz, dx) {
   pen.save();
   if (pane.flipped) pen.transform(1, 0, 0, -1, 0, height);
   pen.drawImage(picture, 0, 0, width, height);
-  if (thick) pen.drawImage(thick, 0, 0, width, height);
+  if (thick) pen.drawImage(thick.picture, 0, 0, width, height);
   pen.restore();
   const [sx, sy] = [width / columns, height / slices];
   const toY = (index) => (pane.flipped ? height - (index + 0.5) * sy : (index + 0.5) * sy);
   if (pane.etdrs.checked && etdrs && kind !== "depth") drawEtdrs(pen, etdrs.nasal, sx / dx, sy / dz, (etdrs.centre[1] + 0.5) * sx, toY(etdrs.centre[0]));
   crosshair(pen, (pane.place.column + 0.5) * sx, toY(pane.place.slice), width, height);
-  const range = thick ? ` Violet ${etdrs.low_um} µm, yellow ${etdrs.high_um} µm.` : "";
-  const text = PLANES.find(([name]) => name === kind)[1];
-  const known = kind === "face" ? " Black where the store holds no tissue." : "";
+  const range = thick ? ` Violet ${thick.low_um} µm, yellow ${thick.high_um} µm.` : "";
+  const text = thick ? `thickness of ${thick.layer === "retina" ? "the retina" : plain(thick.layer)}` : PLANES.find(([name]) => name === kind)[1];
+  const known = kind === "face" ? " Black where no tissue was found." : thick ? " Dark where it was not measured." : "";
   pane.face.caption.textContent = `${text[0].toUpperCase()}${text.slice(1)}${kind === "depth" ? ` (${depth + 1})` : ""}; first B-scan ${pane.flipped ? "at the bottom" : "on top"}.${range}${known}`;
 }
 
@@ -81,7 +79,7 @@ function drawScan(pane, depth, columns, dy, dx, stretch) {
     pen.imageSmoothingEnabled = false;
     pen.drawImage(grid.picture, left, top, columns * sx, depth * sy);
   }
-  if (pane.surfaces.checked) strokeSurfaces(pen, lines, pane.toX, pane.toY);
+  if (pane.surfaces.checked) strokeSurfaces(pane, pen, lines, pane.toX, pane.toY);
   crosshair(pen, pane.toX(pane.place.column), pane.toY(pane.place.depth), width, height);
   pen.font = `${Math.round(Math.max(12, Math.min(width / 36, 26)))}px system-ui, sans-serif`;
   for (const { from, to, slice: drawnOn } of pane.calipers) {
@@ -100,15 +98,29 @@ function drawScan(pane, depth, columns, dy, dx, stretch) {
   pen.strokeStyle = "#fff";
   pen.lineWidth = 2;
   strokeLine(pen, [[12, height - 12 - ((bar * stretch) / dy) * sy], [12, height - 12], [12 + (bar / dx) * sx, height - 12]]);
-  pane.scan.caption.textContent = `B-scan ${slice + 1}, ${stretch > 1 ? `depth drawn ${stretch} times` : "true proportions"}${scale > 1 ? `, ${scale.toFixed(1)} times as large` : ""}; bars ${bar} mm.${pane.surfaces.checked ? " Green ILM, orange Bruch’s membrane, blue lower edge of the tissue band." : ""}`;
+  pane.scan.caption.textContent = `B-scan ${slice + 1}, ${stretch > 1 ? `depth drawn ${stretch} times` : "true proportions"}${scale > 1 ? `, ${scale.toFixed(1)} times as large` : ""}; bars ${bar} mm.`;
+  for (const { name, colour } of pane.surfaces.checked && lines.length ? boundariesOf(pane, lines) : []) {
+    const swatch = make("span", "", "swatch");
+    swatch.style.background = colour;
+    const entry = make("span", "", "line-name");
+    entry.append(swatch, name);
+    pane.scan.caption.append(entry);
+  }
 }
 
-function strokeSurfaces(pen, lines, toX, toY) {
+// Eight boundaries, or the first and the last one until all are found.
+function strokeSurfaces(pane, pen, lines, toX, toY) {
+  const drawn = boundariesOf(pane, lines);
   pen.lineWidth = 1.5;
   lines.forEach((values, number) => {
-    pen.strokeStyle = SURFACE_COLOURS[number];
+    pen.strokeStyle = drawn[number].colour;
     strokeLine(pen, values.map((value, index) => (value === null ? null : [toX(index), toY(value)])));
   });
+}
+
+function boundariesOf(pane, lines) {
+  const { boundaries } = pane.about;
+  return lines.length === boundaries.length ? boundaries : [boundaries[0], boundaries.at(-1)];
 }
 
 function crosshair(pen, x, y, width, height) {

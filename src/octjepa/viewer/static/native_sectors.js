@@ -1,16 +1,22 @@
 // The table of thickness in the ETDRS sectors: on the page, to copy, and as a CSV file.
-import { make } from "/parts.js";
+import { make, plain } from "/parts.js";
 
 const QUARTERS = ["superior", "nasal", "inferior", "temporal"];
-const RINGS = { inner: "inner ring, 1 to 3 mm", outer: "outer ring, 3 to 6 mm" };
+const RINGS = { inner: "1 to 3 mm", outer: "3 to 6 mm" };
+
+const CENTRES = {
+  fovea: (found) => `about the fovea that was found (certainty ${found.certainty.toFixed(2)})`,
+  scan: () => "about the middle of the scan, because no foveal pit was found; “Centre ETDRS” moves it",
+  chosen: () => "about the place clicked",
+};
 
 // `found` is the server's answer, `row` the volume that it is about.
-export function sectorTable(row, found) {
+export function sectorTable(row, found, verticalKnown) {
   const box = make("div");
   const table = make("table");
-  const where = found.centre_from === "click" ? "about the place clicked" : "about the middle of the scan; “Centre ETDRS” moves it to the fovea";
-  const order = found.vertical_known ? "" : "; which way is up is assumed";
-  table.append(make("caption", `Mean thickness from ILM to Bruch’s membrane in µm, ${where}${order}. As ingest found the surfaces: not corrected by hand.`, "soft"));
+  const what = found.layer === "retina" ? "ILM to Bruch’s membrane" : plain(found.layer);
+  const order = verticalKnown ? "" : "; which way is up is assumed";
+  table.append(make("caption", `Mean thickness in µm, ${what}, ${CENTRES[found.centre_from](found)}${order}. Not corrected by hand.`, "soft"));
   const head = make("tr");
   head.append(make("th", "µm"), ...QUARTERS.map((name) => make("th", name)));
   table.append(head);
@@ -21,9 +27,9 @@ export function sectorTable(row, found) {
     table.append(line);
   }
   const line = make("tr");
-  line.append(make("th", "centre, 1 mm"), cell(found.sectors.central));
+  line.append(make("th", "centre 1 mm"), cell(found.sectors.central));
   table.append(line);
-  box.append(table, ...found.notes.map((note) => make("p", note, "mark")));
+  box.append(...(found.has_area ? [table, fluidTable(found)] : []), notesOf(found));
   const act = (text, work) => {
     const button = make("button", text);
     button.type = "button";
@@ -42,12 +48,33 @@ export function sectorTable(row, found) {
   return box;
 }
 
+function fluidTable(found) {
+  const table = make("table");
+  table.append(make("caption", "Volume in the whole field, mm³", "soft"));
+  for (const [name, volume] of Object.entries(found.fluid_mm3)) {
+    const line = make("tr");
+    line.append(make("th", plain(name).replace("rpe", "RPE")), make("td", volume === null ? "–" : volume.toFixed(3)));
+    table.append(line);
+  }
+  return table;
+}
+
+// Why the result should not be trusted, and why a sector has no value or one of a part of it.
+function notesOf(found) {
+  const list = make("ul", undefined, "mark trust");
+  const parts = new Map();
+  for (const [sector, note] of Object.entries(found.sector_notes)) if (note) parts.set(note, [...(parts.get(note) ?? []), plain(sector)]);
+  const sectors = found.has_area ? [...parts].map(([note, names]) => `${names.join(", ")}: ${note}`) : [];
+  list.append(...[...found.notes, ...sectors].map((note) => make("li", note)));
+  return list;
+}
+
 // A line for each sector. No value can be taken for a formula by a spreadsheet.
 export function sectorsCsv(row, found) {
-  const lines = ["volume_id,eye,sector,thickness_um,share_measured,centre_slice,centre_column,centre_from"];
+  const lines = ["volume_id,eye,layer,sector,thickness_um,share_measured,centre_slice,centre_column,centre_from"];
   const [slice, column] = found.centre.map((value) => (value + 1).toFixed(1));
   for (const [name, value] of Object.entries(found.sectors)) {
-    lines.push([row.id, row.eye, name, value ?? "", found.measured[name], slice, column, found.centre_from].join(","));
+    lines.push([row.id, row.eye, found.layer, name, value ?? "", found.measured[name], slice, column, found.centre_from].join(","));
   }
   return `${lines.join("\n")}\n`;
 }

@@ -1,0 +1,184 @@
+"""Layers, fluid and thickness of the scan that is shown, segmented in the background when the page asks for them.
+
+In: an `OCTVolume` and the notes of its index entry. Out: its state (running, ready, failed), and then the boundaries,
+classes and measurement. One scan is segmented at a time. A scan that the page has not asked for during some seconds is
+given up, because another eye was opened; the next request starts it again. Results are kept by `LayerCache`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from octjepa.errors import OctjepaError, UsageError
+from octjepa.notes import read_notes
+from octjepa.tasks.segment.thickness import SECTORS
+from octjepa.tasks.segmenter.kept_layers import KeptLayers, LayerCache
+from octjepa.tasks.segmenter.measurement import LAYERS, Measurement, Preparation, measure
+from octjepa.volume import OCTVolume
+
+_GIVEN_UP_SECONDS: Final = 5.0
+_HELD_BYTES: Final = 256 << 20  # of layers in memory; those of the last scan are held in any case
+THICKNESS_UM: Final = (150.0, 550.0)  # of the first and last colour, as in the pictures of `octjepa segment`
+LAYER_NAMES: Final = tuple(name for name, _, _ in LAYERS)
+
+
+@dataclass(frozen=True)
+class LayerState:
+    """How far a scan is: `done` of `total` B-scans; `reason` says why it failed."""
+
+    state: Literal["running", "ready", "failed"]
+    done: int
+    total: int
+    reason: str = ""
+
+
+class _GivenUpError(Exception):
+    """Ends the segmentation of a scan that nobody waits for."""
+
+
+@dataclass(eq=False)
+class _Job:
+    volume: OCTVolume
+    finished: threading.Event = field(default_factory=threading.Event)
+    done: int = 0
+    reason: str = ""
+    asked: float = field(default_factory=time.monotonic)
+    waiting: int = 0  # callers that wait for the result
+
+
+class ScanLayers:
+    """Segments scans with `cache`. Its methods may be called from threads."""
+
+    def __init__(self, cache: LayerCache | None = None) -> None:
+        self._cache = cache or LayerCache()
+        self._lock, self._turn = threading.Lock(), threading.Lock()
+        self._jobs: dict[str, _Job] = {}
+        self._held: OrderedDict[str, KeptLayers] = OrderedDict()
+
+    def state(self, volume: OCTVolume) -> LayerState:
+        """How far `volume` is. Starts its segmentation if nothing is known of it; does not wait."""
+        total = len(volume.pixels)
+        with self._lock:
+            if volume.content_hash in self._held:
+                return LayerState("ready", total, total)
+            job = self._job(volume)
+            job.asked = time.monotonic()
+            if job.reason:
+                return LayerState("failed", job.done, total, job.reason)
+            return LayerState("running", job.done, total)
+
+    def layers(self, volume: OCTVolume) -> KeptLayers:
+        """The layers of `volume`; waits until they are found. Raises UsageError that says why there are none."""
+        while True:
+            with self._lock:
+                if (kept := self._held.get(volume.content_hash)) is not None:
+                    self._held.move_to_end(volume.content_hash)
+                    return kept
+                job = self._job(volume)
+                if job.reason:
+                    raise UsageError(job.reason)
+                job.waiting += 1
+            try:
+                job.finished.wait()
+            finally:
+                with self._lock:
+                    job.waiting -= 1
+
+    def _job(self, volume: OCTVolume) -> _Job:
+        """The job of `volume`, started if there is none. The lock is held."""
+        job = self._jobs.get(volume.content_hash)
+        if job is None:
+            job = self._jobs[volume.content_hash] = _Job(volume)
+            threading.Thread(target=self._work, args=(job,), daemon=True).start()
+        return job
+
+    def _work(self, job: _Job) -> None:
+        def advance(done: int) -> None:
+            job.done = done
+            if not job.waiting and time.monotonic() - job.asked > _GIVEN_UP_SECONDS:
+                raise _GivenUpError
+
+        key = job.volume.content_hash
+        try:
+            with self._turn:
+                advance(0)
+                kept = self._cache.layers(job.volume, advance)
+            with self._lock:
+                self._held[key] = kept
+                while len(self._held) > 1 and sum(map(_bytes, self._held.values())) > _HELD_BYTES:
+                    self._held.popitem(last=False)
+                del self._jobs[key]
+        except _GivenUpError:
+            with self._lock:
+                del self._jobs[key]
+        except OctjepaError as error:
+            job.reason = str(error)
+        except MemoryError:
+            job.reason = "the scan is too large for the memory of this machine"
+        except Exception as error:  # the page tells it; a thread that ends silently would leave the page waiting
+            job.reason = f"the network failed ({type(error).__name__})"
+            raise
+        finally:
+            job.finished.set()
+
+
+def _bytes(kept: KeptLayers) -> int:
+    return kept.boundaries_px.nbytes + kept.expected_error_um.nbytes + kept.classes.nbytes
+
+
+def measured(
+    volume: OCTVolume, kept: KeptLayers, entry: dict[str, Any], chosen_mm: tuple[float, float] | None = None
+) -> Measurement:
+    """The measurement of a scan; `entry` is its entry in the store's index, which holds quality and notes."""
+    quality = float(entry.get("quality") or np.nan)
+    notes = read_notes(entry.get("notes"))
+    return measure(volume, kept, Preparation(quality if np.isfinite(quality) else None, notes), chosen_mm)
+
+
+def sectors(made: Measurement, layer: str = "retina") -> dict[str, Any]:
+    """ETDRS means of `layer`, volumes of fluid, notes and the centre of the grid, as the page shows them.
+
+    Raises KeyError: no such layer.
+    """
+    if layer not in LAYER_NAMES:
+        raise KeyError(layer)
+    up, nasal = made.orientation.signs
+    means = made.etdrs_um[LAYER_NAMES.index(layer)]
+    low, high = map_range(made, layer)
+    slice_index = np.interp(made.centre.slice_mm, made.slice_mm, np.arange(len(made.slice_mm)))
+    column_index = np.interp(made.centre.column_mm, made.column_mm, np.arange(len(made.column_mm)))
+    return {
+        "layer": layer,
+        "sectors": {
+            name: round(float(value), 1) if np.isfinite(value) else None
+            for name, value in zip(SECTORS, means, strict=True)
+        },
+        "measured": {name: round(float(share), 3) for name, share in zip(SECTORS, made.coverage, strict=True)},
+        "sector_notes": dict(zip(SECTORS, made.sector_notes, strict=True)),
+        "fluid_mm3": {name: None if v is None else round(v, 4) for name, v in made.fluid_mm3.items()},
+        "notes": list(made.notes),
+        "has_area": made.has_area,
+        "centre": [float(slice_index), float(column_index)],
+        "centre_from": made.centre.kind,
+        "certainty": made.centre.certainty,
+        "superior": up,
+        "nasal": nasal if made.orientation.eye else 0,
+        "low_um": round(low),
+        "high_um": round(high),
+    }
+
+
+def map_range(made: Measurement, layer: str) -> tuple[float, float]:
+    """Thickness in um of the first and last colour: always the same for the retina, so that eyes can be compared."""
+    if layer == "retina":
+        return THICKNESS_UM
+    values = made.layers_um[LAYER_NAMES.index(layer)]
+    known = values[np.isfinite(values)]
+    low, high = (float(value) for value in np.percentile(known, [2, 98])) if known.size else (0.0, 1.0)
+    return low, max(high, low + 1)
