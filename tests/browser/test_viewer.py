@@ -108,7 +108,7 @@ def test_every_control_of_the_native_view_changes_what_is_drawn(page: Page, url:
     assert "intensity" in text(page, "#pane-a .readout")
     page.click("#pane-a .native-clear")
     before = drawn(page, "#pane-a .face")
-    for plane in ("thickness", "depth", "face"):
+    for plane in ("face", "depth", "thickness"):
         page.choose("#pane-a .native-plane", plane)
         changes("face")
         before = drawn(page, "#pane-a .face")
@@ -159,7 +159,7 @@ def test_the_thickness_table_is_saved_and_copied_as_it_is_shown(page: Page, url:
     rows = [line.split(",") for line in table.splitlines()]
     assert len(rows) == 10
     assert {row[0] for row in rows[1:]} == {volume_id}
-    central = {row[2]: row[3] for row in rows}["central"]
+    central = {row[3]: row[4] for row in rows}["central"]
     shown = text(page, "#pane-a .sectors table tr:last-child td")
     assert shown == (f"{float(central):.0f}" if central else "–")
     check_quiet(page, url)
