@@ -176,7 +176,7 @@ def inspect(
 @app.command()
 def convert(
     scans: Annotated[list[str], typer.Argument(metavar="SCAN...", help="Scans: files, folders, globs or lists.")],
-    to: Annotated[Literal["nifti", "dicom", "tiff"], typer.Option("--to", help="Format of the files.")],
+    to: Annotated[Literal["nifti", "dicom", "tiff", "zarr"], typer.Option("--to", help="Format of the files.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the files, apart from the scans.")],
     layers: Annotated[
         bool, typer.Option("--layers", help="Also write the layers of each scan, by the packaged segmenter.")

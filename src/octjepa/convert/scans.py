@@ -7,6 +7,7 @@ equal to the bit and spacing, eye and scan pattern agree. A conversion that lose
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import UInt8
 
-from octjepa.convert.arrays import AXES_OF_ARRAYS, write_tiff
+from octjepa.convert.arrays import AXES_OF_ARRAYS, write_tiff, write_zarr
 from octjepa.convert.description import NotPreserved, describe, has_slice_direction
 from octjepa.convert.dicom import write_dicom
 from octjepa.errors import OctjepaError, VolumeRejected
@@ -30,8 +31,8 @@ from octjepa.reasons import REASONS
 from octjepa.tasks.nifti import write_nifti
 from octjepa.volume import OCTVolume
 
-Form = Literal["nifti", "dicom", "tiff"]
-ENDINGS: dict[Form, str] = {"nifti": ".nii.gz", "dicom": ".dcm", "tiff": ".tif"}
+Form = Literal["nifti", "dicom", "tiff", "zarr"]
+ENDINGS: dict[Form, str] = {"nifti": ".nii.gz", "dicom": ".dcm", "tiff": ".tif", "zarr": ".zarr"}
 LAYERS_FOLDER = "layers"
 NOT_PRESERVED = "not_preserved"  # the reason of a scan that the format cannot hold
 _SAME_SPACING = 1e-5  # relative: readers round the distance of positions to 1e-7 mm
@@ -135,12 +136,12 @@ def _convert(source: SourceFile, names: OutputNames, people: list[tuple[str, str
         )
     name = names.of(source, people)
     file = job.out / f"{name}{ENDINGS[job.form]}"
-    description = job.out / f"{name}.json"
+    description = file / "geometry.json" if job.form == "zarr" else job.out / f"{name}.json"
     _write(file, volume.pixels, volume, job.form)
     write_json(description, describe(volume, "" if job.form == "dicom" else AXES_OF_ARRAYS))
     if lost := _differences(volume, file):
-        file.unlink()
-        description.unlink()
+        _remove(file)
+        description.unlink(missing_ok=True)
         raise NotPreserved(f"read back from {job.form}, it has {lost}")
     layers = ""
     if job.layers is not None:
@@ -164,8 +165,17 @@ def _write(file: Path, values: UInt8[np.ndarray, "D H W"], volume: OCTVolume, fo
         write_dicom(file, volume)
     elif form == "nifti":
         write_nifti(file, values, volume.spacing_mm)
-    else:
+    elif form == "tiff":
         write_tiff(file, values, volume.spacing_mm)
+    else:
+        write_zarr(file, values, volume.spacing_mm)
+
+
+def _remove(file: Path) -> None:
+    if file.is_dir():
+        shutil.rmtree(file)
+    else:
+        file.unlink()
 
 
 def _differences(volume: OCTVolume, file: Path) -> str:

@@ -28,6 +28,7 @@ from octjepa.ingest.listing import (
 )
 from octjepa.ingest.source_file import Discovery, SourceFile, how_to_expand, is_archive, printable
 from octjepa.read.formats.sequence import sequences
+from octjepa.read.formats.zarr import is_zarr
 from octjepa.read.manifest import (
     MANIFEST,
     MANIFESTS,
@@ -135,6 +136,10 @@ class Search:
                 self._found.ignored[origin] += 1
                 folder.subfolders.clear()
                 continue
+            if is_zarr(folder.names):
+                self._add_zarr(folder, root)
+                folder.subfolders.clear()
+                continue
             manifest = manifest_of[folder.path] = self._own_manifest(folder) or manifest_of[dirname(folder.path)]
             used_rows = used.setdefault(manifest.file, (manifest, set()))[1] if manifest else set()
             self._add_folder(folder, root, manifest, used_rows)
@@ -146,6 +151,14 @@ class Search:
             self._add_people(top, "")
         for table in people_tables:
             self._read_people(table, strict=False)
+
+    def _add_zarr(self, folder: Folder, root: str) -> None:
+        """Adds a Zarr folder, which is one scan; one in a bucket is refused, because its chunks are not fetched."""
+        name = printable(relative(folder.path, root) or basename(folder.path))
+        if isinstance(self._listing, BucketListing):
+            self._refuse(folder.path, name, "unknown_format", "a Zarr folder in a bucket: copy it to a disk")
+        else:
+            self._add_scan(self._listing.source(folder.path, name, None, is_folder=True), None)
 
     def _own_manifest(self, folder: Folder) -> Manifest | None:
         """The manifest in a folder of the tree; other modalities (retinal_octa) have their own, of no use here."""

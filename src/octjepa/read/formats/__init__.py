@@ -23,6 +23,7 @@ from octjepa.read.dicom_series import series_in
 from octjepa.read.formats.axes import with_axes
 from octjepa.read.formats.sequence import sequences
 from octjepa.read.formats.sidecar import with_sidecar
+from octjepa.read.formats.zarr import is_zarr
 from octjepa.read.raw_scan import AxisSpacing, RawScan
 from octjepa.reasons import rejection
 from octjepa.registry import Registry
@@ -175,6 +176,7 @@ _BUILT_IN = (
     Format("zeiss_img", (".img",), _is_zeiss, f"{_HERE}.vendor.headerless:read_zeiss", experimental=True),
     Format("bioptigen_oct", (), _is_bioptigen, f"{_HERE}.vendor.bioptigen:read_bioptigen", True, True),
     Format("optovue_oct", (".oct",), _is_optovue, f"{_HERE}.vendor.headerless:read_optovue", True, True),
+    Format("zarr", (".zarr",), lambda *_: False, f"{_HERE}.zarr:read_zarr"),
     Format("images", (), lambda path, _: path.is_dir(), f"{_HERE}.images:read_images"),
 )
 for _format in _BUILT_IN:
@@ -204,6 +206,8 @@ def recognise(path: Path) -> str | None:
     """
     if path.is_dir():
         names = sorted(child.name for child in path.iterdir() if child.is_file())
+        if is_zarr(names):
+            return "zarr"
         return "images" if is_scan_folder(path, names) else "dicom_series" if series_in(path, names) else None
     try:
         with path.open("rb") as file:
