@@ -63,6 +63,17 @@ def test_what_is_read_back_is_what_was_converted(form: str, scans: Path, tmp_pat
             assert "sidecar_keys_left" not in " ".join(written.notes)
 
 
+@pytest.mark.data
+@pytest.mark.parametrize("form", FORMS)
+def test_a_real_eye(form: str, real_scans: Path, tmp_path: Path) -> None:
+    source = real_scans / "duke_dme_eye01_11x496x768.dcm"
+    if not source.is_file():
+        pytest.skip(f"no {source.name}")
+    made = convert(source, "--to", form, "--out", tmp_path)
+    assert made.code == 0, made.err
+    assert_same(read_volume(made.json["scans"][0]["file"]), read_volume(source))
+
+
 def test_uneven_positions_stay_in_dicom_and_are_noted_elsewhere(tmp_path: Path) -> None:
     dataset = make_dataset(retina(12))
     for number, group in enumerate(dataset.PerFrameFunctionalGroupsSequence):

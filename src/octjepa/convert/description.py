@@ -1,7 +1,7 @@
-"""What the JSON file of a converted scan states: everything about the scan that its format cannot hold.
+"""The content of the JSON file of a converted scan: all facts about the scan that its format cannot hold.
 
-The keys are those of the JSON files that octjepa reads beside a scan (`octjepa.read.formats.sidecar`). No key holds
-personal data: the person id is the one that a store would hold, and texts that repeat a name or a birth date were
+`octjepa.read.formats.sidecar` reads these keys. No key holds
+personal data: a store would hold the same person id, and texts that repeat a name or a birth date were
 dropped when the scan was read.
 """
 
@@ -21,7 +21,7 @@ class NotPreserved(OctjepaError):
 
 def describe(volume: OCTVolume, axes: str = "") -> dict[str, object]:
     """The content of the JSON file. `axes` is the order in which the written array stores its axes, for arrays."""
-    known = {
+    texts = {
         "person_id": volume.person_id if "person_unknown" not in volume.notes else "",
         "laterality": volume.laterality or "",
         "device": volume.device if volume.device != "unknown" else "",
@@ -32,7 +32,7 @@ def describe(volume: OCTVolume, axes: str = "") -> dict[str, object]:
         "pattern": volume.pattern,
         "axes": axes,
     }
-    stated: dict[str, object] = {key: text for key, text in known.items() if text}
+    stated: dict[str, object] = {key: text for key, text in texts.items() if text}
     if volume.labels:
         stated["labels"] = dict(volume.labels)
     return {

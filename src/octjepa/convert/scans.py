@@ -74,17 +74,17 @@ class ConvertedScans:
     @property
     def lost_share(self) -> float:
         """Lost scans divided by lost and converted scans."""
-        lost = sum(one.reason not in REASONS or REASONS[one.reason].lost for one in self.refused)
+        lost = sum(scan.reason not in REASONS or REASONS[scan.reason].lost for scan in self.refused)
         return lost / max(lost + len(self.scans), 1)
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
-        return {"scans": [asdict(one) for one in self.scans], "refused": [asdict(one) for one in self.refused]}
+        return {"scans": [asdict(scan) for scan in self.scans], "refused": [asdict(scan) for scan in self.refused]}
 
 
 @dataclass(frozen=True)
 class _Job:
-    """What is asked of every scan. `layers` gives the codes of the layers, or is None."""
+    """Settings for every scan. `layers` gives the codes of the layers, or is None."""
 
     out: Path
     form: Form
@@ -100,27 +100,27 @@ def convert_sources(
     `spacing_mm` (slice, depth, column) takes precedence over the files. Raises UsageError: no such path, no scan found,
     or `out` is a folder that holds a scan of `sources`.
     """
-    found = discover(sources)
-    check_apart(found.files, out)
-    made = ConvertedScans()
-    names = OutputNames(found.files)
-    for one in found.refused:
-        made.refused.append(_unconverted(names.shown(one.source, []), one.reason, one.detail))
+    discovery = discover(sources)
+    check_apart(discovery.files, out)
+    results = ConvertedScans()
+    names = OutputNames(discovery.files)
+    for refused in discovery.refused:
+        results.refused.append(_unconverted(names.shown(refused.source, []), refused.reason, refused.detail))
     job = _Job(out, form, None if spacing_mm == "file" else spacing_mm, _layer_codes() if layers else None)
-    with writer_lock(out), bar("convert", len(found.files), "scan") as progress:
-        for source in found.files:
+    with writer_lock(out), bar("convert", len(discovery.files), "scan") as progress:
+        for source in discovery.files:
             people: list[tuple[str, str]] = []
             try:
-                made.scans.append(_convert(source, names, people, job))
+                results.scans.append(_convert(source, names, people, job))
             except VolumeRejected as error:
-                made.refused.append(_unconverted(names.shown(source, people), error.reason, error.detail))
+                results.refused.append(_unconverted(names.shown(source, people), error.reason, error.detail))
             except NotPreserved as error:
-                made.refused.append(_unconverted(names.shown(source, people), NOT_PRESERVED, str(error)))
+                results.refused.append(_unconverted(names.shown(source, people), NOT_PRESERVED, str(error)))
             except MemoryError:
                 what = "it does not fit into memory"
-                made.refused.append(_unconverted(names.shown(source, people), "size_implausible", what))
+                results.refused.append(_unconverted(names.shown(source, people), "size_implausible", what))
             progress.advance()
-    return made
+    return results
 
 
 def _unconverted(scan: str, reason: str, detail: str) -> UnconvertedScan:
@@ -179,7 +179,7 @@ def _remove(file: Path) -> None:
 
 
 def _differences(volume: OCTVolume, file: Path) -> str:
-    """What differs between `volume` and the scan that `file` holds, in words; "" for nothing."""
+    """The difference between `volume` and the scan in `file`, in words; "" for none."""
     try:
         written = read_volume(file)
     except VolumeRejected as error:
@@ -200,7 +200,7 @@ def _mm(spacing_mm: tuple[float, float, float]) -> str:
 
 
 def _notes(volume: OCTVolume, form: Form) -> tuple[str, ...]:
-    """What a reader of the file has to know, or finds in the JSON file only."""
+    """Facts that the user of the file has to know, or that are in the JSON file only."""
     notes = []
     if volume.uncertain:
         notes.append(f"the spacing of {', '.join(volume.uncertain)} is uncertain")
@@ -210,7 +210,7 @@ def _notes(volume: OCTVolume, form: Form) -> tuple[str, ...]:
         if np.abs(gaps - volume.spacing_mm[0]).max() > _SAME_POSITION_MM:
             notes.append("the B-scans are not evenly spaced: their positions are in the JSON file only")
     if not has_slice_direction(volume):
-        notes.append("the source does not state the direction of the B-scans: their order is that of the source")
+        notes.append("the source does not state the direction of the B-scans: they stay in its order")
     return tuple(notes)
 
 

@@ -31,7 +31,7 @@ _COMPRESSORS = {"zlib": ZLIB, "gzip": GZIP}
 
 @dataclass(frozen=True)
 class _Layout:
-    """The checked fields of `.zarray`; `container` is that of the deflate stream, None for raw chunks."""
+    """The checked fields of `.zarray`; `container` names the deflate container, None for raw chunks."""
 
     folder: Path
     shape: tuple[int, int, int]
@@ -68,10 +68,11 @@ def _image(path: Path) -> tuple[str, AxisSpacing]:
         image = attributes["multiscales"][0]
         name = str(image["datasets"][0]["path"])
         axes = [axis if isinstance(axis, dict) else {} for axis in image.get("axes", [])]
-        scales = [one["scale"] for one in image["datasets"][0].get("coordinateTransformations", []) if "scale" in one]
+        transforms = image["datasets"][0].get("coordinateTransformations", [])
+        scales = [transform["scale"] for transform in transforms if "scale" in transform]
         values = [float(number) for number in scales[0]] if scales else []
     except (KeyError, IndexError, TypeError, ValueError):
-        raise rejection("broken_header", "its attributes are not those of an OME-Zarr image") from None
+        raise rejection("broken_header", "its attributes do not describe an OME-Zarr image") from None
     units = [_UNIT_MM.get(str(axis.get("unit", ""))) for axis in axes]
     if len(values) != 3 or len(units) != 3:
         return name, (None, None, None)
@@ -140,7 +141,7 @@ def read_zarr(path: Path) -> RawScan:
             slice(number * step, min((number + 1) * step, length))
             for number, step, length in zip(index, layout.chunks, layout.shape, strict=True)
         )
-        part = tuple(slice(0, one.stop - one.start) for one in region)
+        part = tuple(slice(0, inside.stop - inside.start) for inside in region)
         values[region] = _chunk(layout, index, path)[part]
     notes: list[str] = []
     pixels = to_uint8(values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("=")), notes)
