@@ -72,6 +72,25 @@ def _two_convolutions(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+def boundary_loss(logits: Float[Tensor, "N K H W"], boundaries: Float[Tensor, "N K W"]) -> Float[Tensor, ""]:
+    """Cross-entropy against a Gaussian of 0.8 rows plus a small absolute error of the mean row.
+
+    `boundaries` holds fractional rows, NaN where unknown; rows outside the image count as unknown.
+    """
+    rows = logits.shape[2]
+    known = torch.isfinite(boundaries) & (boundaries >= 0) & (boundaries <= rows - 1)
+    target = torch.where(known, boundaries, torch.zeros_like(boundaries))
+    row = torch.arange(rows, device=logits.device, dtype=torch.float32).view(1, 1, rows, 1)
+    log_p = functional.log_softmax(logits.float(), dim=2)
+    gauss = torch.exp(-0.5 * ((row - target[:, :, None]) / 0.8) ** 2)
+    gauss = gauss / gauss.sum(2, keepdim=True)
+    weight = known.float() / known.sum().clamp(min=1)
+    cross_entropy = -((gauss * log_p).sum(2) * weight).sum()
+    mean_row = (log_p.exp() * row).sum(2)
+    absolute = ((mean_row - target).abs().clamp(max=20) * weight).sum()
+    return cross_entropy + 0.05 * absolute
+
+
 def segmentation_loss(
     logits: Float[Tensor, "N O H W"],
     boundaries: Float[Tensor, "N K W"],
@@ -80,21 +99,10 @@ def segmentation_loss(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Losses of boundaries and classes.
 
-    `boundaries` holds fractional rows, NaN where unknown; rows outside the image count as unknown. `graded` is 1 for
-    columns whose classes are known. The boundary loss is the cross-entropy against a Gaussian of 0.8 rows plus a small
-    absolute error of the mean row. The class loss is cross-entropy plus soft Dice of fluid and of sub-RPE material.
+    `boundaries` is as in `boundary_loss`. `graded` is 1 for columns whose classes are known. The class loss is
+    cross-entropy plus soft Dice of fluid and of sub-RPE material.
     """
     count, rows = boundaries.shape[1], logits.shape[2]
-    known = torch.isfinite(boundaries) & (boundaries >= 0) & (boundaries <= rows - 1)
-    target = torch.where(known, boundaries, torch.zeros_like(boundaries))
-    row = torch.arange(rows, device=logits.device, dtype=torch.float32).view(1, 1, rows, 1)
-    log_p = functional.log_softmax(logits[:, :count].float(), dim=2)
-    gauss = torch.exp(-0.5 * ((row - target[:, :, None]) / 0.8) ** 2)
-    gauss = gauss / gauss.sum(2, keepdim=True)
-    weight = known.float() / known.sum().clamp(min=1)
-    cross_entropy = -((gauss * log_p).sum(2) * weight).sum()
-    mean_row = (log_p.exp() * row).sum(2)
-    absolute = ((mean_row - target).abs().clamp(max=20) * weight).sum()
     log_c = functional.log_softmax(logits[:, count:].float(), dim=1)
     voxel = functional.nll_loss(log_c, classes, reduction="none") * graded[:, None]
     loss = voxel.sum() / (graded.sum() * rows).clamp(min=1)
@@ -104,7 +112,7 @@ def segmentation_loss(
         predicted = torch.stack([p[:, member] for member in members]).sum(0)
         overlap, total = (predicted * truth).sum(), predicted.sum() + truth.sum()
         loss = loss + 0.25 * (1 - (2 * overlap + 1) / (total + 1))
-    return cross_entropy + 0.05 * absolute, loss
+    return boundary_loss(logits[:, :count], boundaries), loss
 
 
 @dataclass(frozen=True, eq=False)

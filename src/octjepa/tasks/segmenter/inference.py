@@ -132,7 +132,7 @@ class Segmenter:
         """
         _check(pixels, spacing_mm)
         near = near_bscans(len(pixels), spacing_mm[0], slice_positions_mm, sparse)
-        shape = _network_shape(pixels.shape[1:], spacing_mm)
+        shape = network_shape(pixels.shape[1:], spacing_mm)
         images = _prepared(pixels, shape)
         out = _Result.empty(pixels.shape)
         with torch.inference_mode(), _statistics(self.network, images, near, self.calibration.adapt) as network:
@@ -174,7 +174,7 @@ def _check(pixels: np.ndarray, spacing_mm: tuple[float, float, float]) -> None:
         raise OctjepaError(f"spacing {spacing_mm}: expected three positive lengths in mm (slice, depth, column)")
 
 
-def _network_shape(shape: tuple[int, ...], spacing_mm: tuple[float, float, float]) -> tuple[int, int]:
+def network_shape(shape: tuple[int, ...], spacing_mm: tuple[float, float, float]) -> tuple[int, int]:
     """Rows and columns of a B-scan at the network's spacing, before padding."""
     rows = max(8, round(shape[0] * spacing_mm[1] / ROW_MM))
     columns = max(8, round(shape[1] * spacing_mm[2] / COLUMN_MM))
@@ -234,7 +234,7 @@ def _prepared(pixels: np.ndarray, shape: tuple[int, int]) -> Float[Tensor, "D H 
     out = torch.empty(len(pixels), *(-(-n // STRIDE) * STRIDE for n in shape))
     for k, bscan in enumerate(pixels):
         image = torch.from_numpy(without_fill(bscan.astype(np.float32)))[None, None]
-        image = _resampled(image, shape)
+        image = resampled(image, shape)
         deviation, mean = torch.std_mean(image)
         image = (image - mean) / (deviation + 0.25)  # 1e-3 of the range, as in training
         pad = (0, out.shape[2] - shape[1], 0, out.shape[1] - shape[0])
@@ -242,7 +242,7 @@ def _prepared(pixels: np.ndarray, shape: tuple[int, int]) -> Float[Tensor, "D H 
     return out
 
 
-def _resampled(image: Float[Tensor, "1 1 H W"], shape: tuple[int, int]) -> Float[Tensor, "1 1 h w"]:
+def resampled(image: Float[Tensor, "1 1 H W"], shape: tuple[int, int]) -> Float[Tensor, "1 1 h w"]:
     """Area average when it shrinks, which also averages speckle, and linear interpolation when it grows."""
     return functional.interpolate(image, shape, mode="bilinear", antialias=True, align_corners=False)
 
