@@ -1,8 +1,8 @@
 """Adapts the segmentation network to one real development eye and scores it on the others.
 
-`python -m benchmarks.adapt_real_eyes --out FILE` learns each eye of ../shared from 1, 3, 5 and 11 labelled B-scans, from the
-packaged weights and from random ones, and appends a line of JSON for each to FILE; lines that are there are not computed
-again. `--table` prints the means. Nothing is chosen with these numbers.
+`python -m benchmarks.adapt_real_eyes --out FILE` learns each eye of ../shared from 1, 3, 5 and 11 labelled B-scans,
+from the packaged weights and from random ones, and appends a line of JSON for each to FILE. What FILE holds already is
+not computed again. `--table` prints the means. Nothing is chosen with these numbers.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from benchmarks.segmenter_real_eyes import SHARED, development_eyes
 
 import octjepa
-from benchmarks.segmenter_real_eyes import SHARED, development_eyes
 from octjepa.model.boundary_unet import BoundaryUNet, NetworkSize
+from octjepa.tasks.segment.layer_names import ANY_CLASS, FLUID
 from octjepa.tasks.segmenter.adapt import (
-    ANY_CLASS,
-    FLUID,
     AdaptSettings,
     LabelledScan,
     adapted_calibration,
@@ -63,12 +62,14 @@ def _line(eyes: list[_Eye], learned: _Eye, count: int, start: str, settings: Ada
     others = [eye for eye in eyes if eye is not learned]
     scores = [score_eye(segmenter.segment(eye.volume), eye.layers, eye.fluid) for eye in others]
     pooled = pooled_score(scores)
+    rounded = [[round(float(score.absolute_um.mean()), 2), round(score.dice, 3)] for score in scores]
+    by_eye = dict(zip([eye.name for eye in others], rounded, strict=True))
     return {
         "eye": learned.name, "bscans": count, "start": start, "seed": settings.seed, "um": pooled.mean_um,
         "dice": pooled.dice, "ap": pooled.average_precision, "boundary_um": pooled.absolute_um,
         "signed_um": pooled.signed_um, "step": trained.step, "steps": trained.steps,
         "cpu_seconds": round(trained.cpu_seconds, 1), "losses": [round(v, 3) for v in trained.losses],
-        "others": {eye.name: [round(float(s.absolute_um.mean()), 2), round(s.dice, 3)] for eye, s in zip(others, scores, strict=True)},
+        "others": by_eye,
     }  # fmt: skip
 
 
@@ -97,7 +98,9 @@ def main() -> None:
     for count in arguments.bscans:
         for start in arguments.starts:
             for eye in eyes:
-                if (eye.name, count, start, settings.seed) in done or (arguments.eyes and eye.name not in arguments.eyes):
+                if (eye.name, count, start, settings.seed) in done or (
+                    arguments.eyes and eye.name not in arguments.eyes
+                ):
                     continue
                 with arguments.out.open("a") as file:
                     file.write(json.dumps(_line(eyes, eye, count, start, settings)) + "\n")
@@ -106,7 +109,10 @@ def main() -> None:
 def _print_table(lines: list[dict[str, float]]) -> None:
     for key in sorted({(line["bscans"], line["start"]) for line in lines}):
         group = [line for line in lines if (line["bscans"], line["start"]) == key]
-        means = {name: round(float(np.mean([line[name] for line in group])), 3) for name in ("um", "dice", "ap", "cpu_seconds")}
+        means = {
+            name: round(float(np.mean([line[name] for line in group])), 3)
+            for name in ("um", "dice", "ap", "cpu_seconds")
+        }
         print(*key, len(group), means)
 
 

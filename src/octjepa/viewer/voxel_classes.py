@@ -135,7 +135,7 @@ class VoxelClasses:
 
         assert self._folder is not None
         names = default_classes(self._folder.names(file))
-        read = self._folder.read(file, names, volume.shape[0])
+        read = self._folder.read(file, names, volume.shape)
         read.check(volume.shape, volume.spacing_mm, file.name)
         codes = read.as_classes(names)
         return (codes[::-1] if frames_reversed(volume.notes) else codes), names

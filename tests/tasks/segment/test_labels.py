@@ -66,7 +66,7 @@ def test_one_label_volume_through_every_form_and_key_is_the_same(line: Line, tmp
     row = first(line)
     known = LabelFolder(line.labels).file_for(row)
     assert known is not None
-    truth = LabelFolder(line.labels).read(known, tuple(PHANTOM_LAYERS), shape_of(row)[0])
+    truth = LabelFolder(line.labels).read(known, tuple(PHANTOM_LAYERS), shape_of(row))
     names = list(truth.names)
     uid, stem = row["sop_instance_uid"], Path(row["file"]).stem
     write_npz(tmp_path / f"{uid}.npz", truth.codes, names, fovea_mm=truth.fovea_mm)
@@ -83,7 +83,7 @@ def test_one_label_volume_through_every_form_and_key_is_the_same(line: Line, tmp
         file = folder.file_for(row)
         assert file is not None, kind
         assert folder.names(file) == tuple(names)
-        read = folder.read(file, names, shape_of(row)[0])
+        read = folder.read(file, names, shape_of(row))
         read.check(shape_of(row), truth.spacing_mm or (1, 1, 1), kind)
         assert np.array_equal(read.as_classes(names), truth.codes), kind
     turned = truth.as_classes(["onl"])

@@ -48,7 +48,7 @@ def test_files_are_in_the_geometry_and_order_of_the_scan(line: Line, applied: tu
         codes, _ = segment_volume(head, scan)
         expected = codes[::-1] if turned else codes
         labels = LabelFolder(out)
-        nifti = labels.read(Path(result["nifti"]), head.classes, scan.shape[0])
+        nifti = labels.read(Path(result["nifti"]), head.classes, scan.shape)
         nifti.check(scan.shape, scan.spacing_mm, "the answer")
         assert np.array_equal(nifti.codes, expected)
         made = read_segmentation(Path(result["dicom"]), scan.shape[0])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ _BLACK_IS_ZERO = 1  # a photometric interpretation
 _NUMBERS = {("u", 8), ("u", 16), ("u", 32), ("i", 8), ("i", 16), ("i", 32), ("f", 32), ("f", 64)}
 _MAX_DESCRIPTION = 1 << 16
 _EXIF_ORIENTATION = 0x0112
+_MASK_ENDING = re.compile(r"[_\-. ](masks?|labels?|seg|segmentation|gt|annotations?|fluid|layers?)$", re.IGNORECASE)
 # What Pillow's parsers raise for damaged bytes.
 _DAMAGED = (
     OSError,
@@ -200,13 +202,32 @@ def _check_pictures(count: int, size: Size, mode: str, packed_bytes: int) -> Non
     check_memory(needed, "its pictures", packed_bytes, _PICTURE_RATIO)
 
 
+def without_masks(names: Iterable[str]) -> list[str]:
+    """The names without masks that lie beside their images: `3_mask.png` beside `3.png`."""
+    names = list(names)
+    stems = {Path(name).stem.casefold() for name in names}
+    return [name for name in names if not ((plain := unmasked(Path(name).stem.casefold())) and plain in stems)]
+
+
+def unmasked(stem: str) -> str:
+    """The stem of the image that a mask of the stem `stem` belongs to by its ending; "" without such an ending."""
+    plain = _MASK_ENDING.sub("", stem)
+    return plain if plain != stem else ""
+
+
+def frame_names(folder: Path) -> list[str]:
+    """Names of the B-scan images of a folder, in their order. Raises VolumeRejected as `read_images` does."""
+    found = sequences(without_masks(child.name for child in folder.iterdir() if child.is_file()))
+    return [name for _, name in _one_scan(folder, found)[0]] if found else []
+
+
 def read_images(folder: Path) -> RawScan:
     """A folder of B-scan images.
 
     Raises VolumeRejected: unknown_format, frames_missing, frames_broken, too_few_frames, unsupported_pixels,
     not_structural_oct, size_implausible, path_escapes.
     """
-    names = [child.name for child in folder.iterdir() if child.is_file()]
+    names = without_masks(child.name for child in folder.iterdir() if child.is_file())
     found = sequences(names)
     if not found:
         raise rejection("unknown_format", "a folder that holds no sequence of B-scan images")

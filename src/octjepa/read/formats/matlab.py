@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -57,6 +57,7 @@ _MAX_NAME_BYTES = 64  # MATLAB's own limit is 63
 _MAX_TEXT = 64  # characters of a text that becomes a label
 _LARGEST_CHUNK = 16 << 20  # bytes of a chunk of HDF5 that is larger than its array
 _WINDOW = 4096  # bytes at the start of an array that hold the tags of its flags, shape, name and values
+_HDF5_STARTS = (b"MATLAB 7.3", b"\x89HDF\r\n\x1a\n")
 # What the parsers of NumPy and h5py raise for damaged bytes.
 _DAMAGED = (
     ValueError,
@@ -267,6 +268,36 @@ def _read_hdf5(path: Path) -> tuple[str, np.ndarray, ArrayMetadata]:
         return scan, np.asarray(arrays[scan][()]).T, array_metadata(small, shapes)
 
 
+def read_arrays(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
+    """The plain arrays of the names `wanted` that the file holds, in the order of axes that MATLAB shows.
+
+    Raises VolumeRejected: truncated, size_implausible, no_decoder.
+    """
+    with path.open("rb") as file:
+        head = file.read(1024)
+    try:
+        if head.startswith(_HDF5_STARTS):
+            h5py = import_extra("h5py", "formats")
+            found: dict[str, np.ndarray] = {}
+            with h5py.File(path, "r") as file:
+                for name in wanted:
+                    data = file.get(name) if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
+                    if not isinstance(data, h5py.Dataset) or data.external or data.is_virtual:
+                        continue
+                    if data.dtype.kind in "biuf":
+                        _check_dataset(data)
+                        found[name] = np.asarray(data[()]).T
+            return found
+        arrays = {array.name: array for array in _list_arrays(path) if array.name in wanted and array.kind}
+        for array in arrays.values():
+            check_size(array.shape, array.itemsize)
+            ratio = DEFLATE_RATIO if array.compressed else 8
+            check_memory(array_bytes(array.shape, array.itemsize), "its values", array.element_bytes, 8 * ratio)
+        return {name: _read_values(path, array) for name, array in arrays.items()}
+    except _DAMAGED:
+        raise rejection("truncated", "its arrays cannot be read: the file ends early or is damaged") from None
+
+
 def read_mat(path: Path) -> RawScan:
     """The scan of a MATLAB file, with labels from its small arrays.
 
@@ -275,7 +306,7 @@ def read_mat(path: Path) -> RawScan:
     """
     with path.open("rb") as file:
         head = file.read(1024)
-    hdf5 = head.startswith((b"MATLAB 7.3", b"\x89HDF\r\n\x1a\n"))
+    hdf5 = head.startswith(_HDF5_STARTS)
     try:
         scan, values, metadata = (_read_hdf5 if hdf5 else _read_mat5)(path)
     except _DAMAGED:

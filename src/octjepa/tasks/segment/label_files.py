@@ -3,10 +3,14 @@
 A label volume has the shape of the scan's file: B-scans in the file's order, depth, columns. It is one of
 
     <key>.nii, <key>.nii.gz   whole numbers, their names in `classes.json` beside them: {"1": "fluid"}; 0 is background
-    <key>.npz                 `labels` (whole numbers) and `names` (of 1, 2, ...); or the truth of a phantom
+    <key>.npz                 `labels` (whole numbers, or one-hot on a fourth axis) and `names` (of 1, 2, ...); or the
+                              truth of a phantom; or layers and fluid (`layer_labels`)
+    <key>.mat, .xml, .eye     layers and fluid of MATLAB, HEYEX and eyepy (`layer_labels`)
+    <key>/, <key>.tif, .png   masks as images (`mask_images`)
     *.dcm                     binary DICOM Segmentation, found by the SOP instance it references
 
-and <key> is the scan's SOP instance UID, its file name without suffix, or its volume id. 255 is "not labelled".
+and <key> is the scan's SOP instance UID, its file name without suffix, or its volume id. Endings such as `_layers` and
+`_fluid` may follow the key; such files of one scan are read together. 255 is "not labelled".
 
 Who made the labels is stated by the algorithm type of a DICOM Segmentation, by the entry "source" of `classes.json`, or
 by an array `source` of an .npz.
@@ -14,6 +18,7 @@ by an array `source` of an .npz.
 
 from __future__ import annotations
 
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.parsing import read_object
@@ -37,8 +42,25 @@ from octjepa.tasks.segment.dicom_seg import (
     segment_names,
     segmentation_source,
 )
+from octjepa.tasks.segment.layer_labels import UNLABELLED as UNLABELLED
+from octjepa.tasks.segment.layer_labels import (
+    LayerLabels,
+    boundaries_of_codes,
+    has_layers,
+    layers_of_arrays,
+    read_layers,
+)
+from octjepa.tasks.segment.layer_names import NOT_LABELLED
+from octjepa.tasks.segment.mask_images import (
+    MASK_SUFFIXES,
+    Masks,
+    is_mask_folder,
+    mask_names,
+    read_mask_file,
+    read_masks,
+    read_table,
+)
 
-UNLABELLED = 255  # or outside the scan
 # Layers of a phantom's truth, each between two of its surfaces. Its lesions take precedence where both are learned.
 PHANTOM_LAYERS: Mapping[str, tuple[str, str]] = {
     "inner": ("ilm", "ipl_inl"),
@@ -51,19 +73,27 @@ SOURCE = "source"  # the entry of classes.json and the array of an .npz that sta
 _EXAMPLE = 'expected {"1": "rnfl", "2": "gcl"}'
 _MAX_SOURCE = 120  # characters that are shown
 _SPACING_DIFFERS = 0.05
+_LAYER_SUFFIXES = (".mat", ".xml", ".eye")
+_ENDING = re.compile(
+    r"([_-](layers?|fluid|masks?|labels?|seg|segmentation|annotations?|boundaries|classes|\d+x\d+x\d+))+$",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, eq=False)
 class LabelVolume:
     """`codes` 0 background, k = `names[k - 1]`, 255 not labelled; in the order of the scan's file.
 
-    `spacing_mm` and `fovea_mm` ((slice, column) from the first voxel's centre) where the file holds them.
+    `spacing_mm` and `fovea_mm` ((slice, column) from the first voxel's centre) where the file holds them, and
+    `boundaries_px` where it holds layers: fractional rows of `BOUNDARIES`, NaN where unknown.
     """
 
     codes: UInt8[np.ndarray, "N R C"]
     names: tuple[str, ...]
     spacing_mm: tuple[float, float, float] | None = None
     fovea_mm: tuple[float, float] | None = None
+    boundaries_px: Float[np.ndarray, "8 N C"] | None = None
+    notes: tuple[str, ...] = ()
 
     def check(self, shape: tuple[int, int, int], spacing_mm: tuple[float, float, float], where: str) -> None:
         """Raises UsageError: not the scan's shape, or another spacing."""
@@ -102,15 +132,39 @@ class LabelFolder:
         if not self.path.is_dir():
             raise UsageError(f"no folder of labels at {path}: expected label volumes in it (docs/segment.md)")
         self.files: dict[str, Path] = {}
-        for file in sorted(self.path.rglob("*")):
+        self._parts: dict[Path, list[Path]] = {}  # of the files with endings, those that are read together
+        ending: dict[str, list[Path]] = {}
+        for file in self._label_files():
             key = _key(file)
-            if not key:
-                continue
             if key in self.files:
                 raise UsageError(f"{self.path} holds two label files for {key}: keep one")
             self.files[key] = file
+            if (plain := label_key(key)) != key:
+                ending.setdefault(plain, []).append(file)
+        for key, files in ending.items():
+            if key not in self.files:
+                self.files[key] = files[0]
+                self._parts[files[0]] = files
         if not self.files:
-            raise UsageError(f"{self.path} holds no label volume: expected .nii, .nii.gz, .npz or DICOM-SEG .dcm files")
+            raise UsageError(
+                f"{self.path} holds no label volume: expected .nii, .nii.gz, .npz, .mat, .xml, .eye, masks as PNG or "
+                "TIFF, or DICOM-SEG .dcm files"
+            )
+
+    def _label_files(self) -> list[Path]:
+        """Files, and folders of masks, in the order of their names."""
+        found: dict[Path, None] = {}
+        images: list[Path] = []  # masks of scans of one B-scan, or pictures that lie beside label files
+        for file in sorted(self.path.rglob("*")):
+            parts = file.relative_to(self.path).parts
+            if file.suffix.lower() in MASK_SUFFIXES and len(parts) > 1 and file.is_file():
+                depth = 1 if len(parts) == 2 else len(parts) - 2  # KEY/mask, or KEY/CLASS/mask
+                found[self.path.joinpath(*parts[:depth])] = None
+            elif file.suffix.lower() in MASK_SUFFIXES and file.is_file():
+                images.append(file)
+            elif not file.is_dir() and _key(file):
+                found[file] = None
+        return list(found) or images
 
     def file_for(self, volume: Mapping[str, Any]) -> Path | None:
         """The label file of a volume of the store's index."""
@@ -118,8 +172,10 @@ class LabelFolder:
 
     def files_for(self, volume: Mapping[str, Any]) -> list[Path]:
         """All label files of a volume of the store's index; `file_for` returns the first."""
-        keys = (volume["sop_instance_uid"], _stem(str(volume["file"]).rpartition("/")[2]), volume["volume_id"])
-        return [self.files[key] for key in dict.fromkeys(str(key) for key in keys if key) if key in self.files]
+        stem = _stem(str(volume["file"]).rpartition("/")[2])
+        keys = (volume["sop_instance_uid"], stem, volume["volume_id"], label_key(stem))
+        files = [self.files[key] for key in dict.fromkeys(str(key) for key in keys if key) if key in self.files]
+        return list(dict.fromkeys(files))
 
     def source(self, file: Path) -> str:
         """Who made the labels of `file`, as the file or `classes.json` states it; "" if neither does."""
@@ -130,6 +186,8 @@ class LabelFolder:
                 return _one_line(str(found[SOURCE])) if SOURCE in found else ""
         if file.suffix == ".dcm":
             return segmentation_source(file)
+        if file.suffix.lower() in _LAYER_SUFFIXES:
+            return ""
         stated = self._classes_file().get(SOURCE, "")
         return _one_line(stated) if isinstance(stated, str) else ""
 
@@ -151,32 +209,66 @@ class LabelFolder:
         """Names of 1, 2, ... in `classes.json`; "" for a number without one. Raises UsageError."""
         file = self.path / "classes.json"
         try:
-            named = {int(code): str(name) for code, name in self._classes_file().items() if code != SOURCE}
+            entries = [(code, str(name)) for code, name in self._classes_file().items()]
+            named = {int(code): name for code, name in entries if code != SOURCE and code[:1] != "#"}
         except ValueError:
             raise UsageError(f"{file} is no mapping of whole numbers to names: {_EXAMPLE}") from None
-        named.pop(0, None)
+        named = {code: name for code, name in named.items() if code and name.casefold() not in NOT_LABELLED}
         if not named or min(named) < 1 or max(named) > MAX_CLASSES or len(set(named.values())) < len(named):
             raise UsageError(f"{file}: expected a name of its own for each of 1 to at most {MAX_CLASSES}; {_EXAMPLE}")
         return tuple(named.get(code, "") for code in range(1, max(named) + 1))
 
     def names(self, file: Path) -> tuple[str, ...]:
         """Names of the file's classes, without reading its voxels where that is possible."""
+        return tuple(dict.fromkeys(name for part in self.parts(file) for name in self._names_of(part)))
+
+    def _names_of(self, file: Path) -> tuple[str, ...]:
+        if file.is_dir():
+            return mask_names(file)
         if file.suffix == ".npz":
             with _arrays(file) as found:
-                return (*PHANTOM_LAYERS, *LESIONS) if "surfaces" in found else _names_in(found, file)
+                if "surfaces" in found:
+                    return (*PHANTOM_LAYERS, *LESIONS)
+                return layers_of_arrays(found, file).names if has_layers(found) else _names_in(found, file)
         if file.suffix == ".dcm":
             return segment_names(file)
+        if file.suffix.lower() in _LAYER_SUFFIXES:
+            return read_layers(file).names
+        if file.suffix.lower() in MASK_SUFFIXES:
+            return read_table(file.parent).names
         return tuple(name for name in self.nifti_names if name)
 
-    def read(self, file: Path, classes: Sequence[str], frames: int) -> LabelVolume:
-        """Of a scan of `frames` B-scans. Raises UsageError: damaged, no whole numbers, a number without a name."""
+    def parts(self, file: Path) -> list[Path]:
+        """`file` and the label files that are read together with it."""
+        return self._parts.get(file, [file])
+
+    def read(
+        self, file: Path, classes: Sequence[str], shape: tuple[int, int, int], bscans: Sequence[str] = ()
+    ) -> LabelVolume:
+        """The labels of a scan of `shape` whose B-scan images are called `bscans` (none for a scan of one file).
+
+        Raises UsageError: damaged, another shape, no whole numbers, a value without a name.
+        """
+        return joined([self._read_one(part, classes, shape, bscans) for part in self.parts(file)])
+
+    def _read_one(
+        self, file: Path, classes: Sequence[str], shape: tuple[int, int, int], bscans: Sequence[str]
+    ) -> LabelVolume:
+        if file.is_dir():
+            return _of_masks(read_masks(file, shape, bscans))
         if file.suffix == ".npz":
             with _arrays(file) as found:
-                phantom = "surfaces" in found
+                phantom, layers = "surfaces" in found, layers_of_arrays(found, file) if has_layers(found) else None
+            if layers is not None:
+                return _of_layers(layers, shape, file)
             return _phantom(file, classes) if phantom else _npz(file)
         if file.suffix == ".dcm":
-            made = read_segmentation(file, frames)
+            made = read_segmentation(file, shape[0])
             return LabelVolume(made.codes, made.names, made.spacing_mm)
+        if file.suffix.lower() in _LAYER_SUFFIXES:
+            return _of_layers(read_layers(file), shape, file)
+        if file.suffix.lower() in MASK_SUFFIXES:
+            return _of_masks(read_mask_file(file, shape, read_table(file.parent)))
         return _nifti(file, self.nifti_names)
 
 
@@ -196,10 +288,63 @@ def _stem(name: str) -> str:
     return name[: -len(".nii.gz")] if lower.endswith(".nii.gz") else name.rpartition(".")[0] or name
 
 
+def label_key(stem: str) -> str:
+    """The name of a scan or of its labels without endings such as `_layers` or `_11x496x768`."""
+    return _ENDING.sub("", stem) or stem
+
+
+def joined(parts: Sequence[LabelVolume]) -> LabelVolume:
+    """Label volumes of one scan as one, such as layers and fluid of two files.
+
+    A mark of a later part takes precedence over layers and background of an earlier one. The part with boundaries comes
+    first, and where it has no label, an absent mark of another part means nothing.
+    """
+    first, *others = sorted(parts, key=lambda part: part.boundaries_px is None)
+    for other in others:
+        if other.codes.shape != first.codes.shape:
+            raise UsageError(
+                f"two label files of one scan have {_shape_text(first.codes.shape)} and "
+                f"{_shape_text(other.codes.shape)} voxels: keep the one that fits the scan"
+            )
+        names = tuple(dict.fromkeys([*first.names, *other.names]))
+        old, new = first.as_classes(names), other.as_classes(names)
+        known = np.ones_like(old, bool)
+        if first.boundaries_px is not None and not (new == UNLABELLED).any():
+            known[:] = np.isfinite(first.boundaries_px).any(0)[:, None]
+        codes = np.where((new != 0) & (new != UNLABELLED) & known, new, old)
+        if first.boundaries_px is None:
+            codes = np.where((codes == UNLABELLED) & (new != UNLABELLED), new, codes)
+        first = LabelVolume(
+            codes,
+            names,
+            first.spacing_mm or other.spacing_mm,
+            first.fovea_mm or other.fovea_mm,
+            first.boundaries_px if first.boundaries_px is not None else other.boundaries_px,
+            (*first.notes, *other.notes),
+        )
+    return first
+
+
+def _of_layers(labels: LayerLabels, shape: tuple[int, int, int], file: Path) -> LabelVolume:
+    try:
+        codes = labels.codes(shape)
+    except ValueError as error:
+        raise UsageError(
+            f"{file} holds {error}, its scan {_shape_text(shape)} (B-scans, depth, columns): labels must have the "
+            "geometry of the scan's own file"
+        ) from None
+    return LabelVolume(codes, labels.names, boundaries_px=labels.boundaries_px)
+
+
+def _of_masks(masks: Masks) -> LabelVolume:
+    boundaries = boundaries_of_codes(masks.codes, masks.names)
+    return LabelVolume(masks.codes, masks.names, boundaries_px=boundaries, notes=masks.notes)
+
+
 def _key(file: Path) -> str:
     if not file.is_file():
-        return ""
-    if file.name.lower().endswith((".nii", ".nii.gz", ".npz")):
+        return file.name if file.is_dir() and is_mask_folder(file) else ""
+    if file.name.lower().endswith((".nii", ".nii.gz", ".npz", *_LAYER_SUFFIXES, *MASK_SUFFIXES)):
         return _stem(file.name)
     return referenced_scan(file) if file.suffix == ".dcm" and is_segmentation(file) else ""
 
@@ -216,7 +361,10 @@ def _arrays(file: Path) -> Iterator[Any]:
 
 def _names_in(found: Any, file: Path) -> tuple[str, ...]:
     if "labels" not in found or "names" not in found:
-        raise UsageError(f"{file} holds {', '.join(found) or 'nothing'}: expected the arrays `labels` and `names`")
+        raise UsageError(
+            f"{file} holds {', '.join(found) or 'nothing'}: expected the arrays `labels` and `names`, or `layers` or "
+            "`fluid`"
+        )
     names = tuple(map(str, np.atleast_1d(found["names"])))
     if not names or len(set(names)) < len(names) or len(names) > MAX_CLASSES:
         raise UsageError(f"{file}: `names` has {len(names)} entries; expected 1 to {MAX_CLASSES}, each once")
@@ -230,7 +378,25 @@ def _npz(file: Path) -> LabelVolume:
         fovea = tuple(map(float, found["fovea_mm"])) if "fovea_mm" in found else None
     if (spacing is not None and len(spacing) != 3) or (fovea is not None and len(fovea) != 2):
         raise UsageError(f"{file}: `spacing_mm` has three numbers and `fovea_mm` two (slice, column)")
-    return LabelVolume(_codes(values, names, file), names, spacing, fovea)
+    if values.ndim == 4:
+        values = _indexed(values, len(names), file)
+    codes = _codes(values, names, file)
+    return LabelVolume(codes, names, spacing, fovea, boundaries_of_codes(codes, names))
+
+
+def _indexed(one_hot: np.ndarray, count: int, file: Path) -> np.ndarray:
+    """Whole numbers of a one-hot array `[N, R, C, K]` or `[N, R, C, 1 + K]` with the background first.
+
+    A voxel without any class is background, or not labelled if the background has a channel of its own.
+    """
+    channels = one_hot.shape[3]
+    if channels not in (count, count + 1):
+        raise UsageError(f"{file}: `labels` has {channels} channels for {count} names: expected {count} or {count + 1}")
+    marked = one_hot != 0
+    if (marked.sum(3) > 1).any():
+        raise UsageError(f"{file}: `labels` marks voxels as two classes: expected one class a voxel")
+    index = marked.argmax(3) + (channels == count)
+    return np.where(marked.any(3), index, 0 if channels == count else UNLABELLED)
 
 
 def _codes(values: np.ndarray, names: Sequence[str], file: Path) -> UInt8[np.ndarray, "N R C"]:
@@ -261,7 +427,8 @@ def _nifti(file: Path, names: tuple[str, ...]) -> LabelVolume:
     except VolumeRejected as error:
         raise UsageError(f"{file} cannot be read as a label volume: {error}") from None
     dz, dy, dx = (1.0 if mm is None else mm for mm in volume.spacing_mm)  # 1: what writers without a spacing put
-    return LabelVolume(_codes(volume.values, names, file), names, (dz, dy, dx))
+    codes = _codes(volume.values, names, file)
+    return LabelVolume(codes, names, (dz, dy, dx), boundaries_px=boundaries_of_codes(codes, names))
 
 
 def _phantom(file: Path, classes: Sequence[str]) -> LabelVolume:

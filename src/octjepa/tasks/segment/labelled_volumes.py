@@ -124,7 +124,7 @@ class LabelledVolumes:
         file = self.files[volume["volume_id"]]
         assert file is not None
         native = self.store.native_map(volume["volume_id"])
-        read = self.folder.read(file, self.classes, native.shape[0])
+        read = self.folder.read(file, self.classes, native.shape)
         read.check(native.shape, native.spacing_mm, str(file))
         codes, fovea = read.as_classes(self.classes), read.fovea_mm
         if frames_reversed(read_notes(volume["notes"])):

@@ -1,13 +1,13 @@
 """Adapt the packaged segmentation network to labelled B-scans, from one B-scan to many scans.
 
-In: `LabelledScan`s, whose boundaries may be NaN and whose voxels may be unlabelled. Out: `Adaptation`: a `Segmenter`, and
-a table of scores on B-scans that were held out: the packaged network, the adapted one, and the same network from random
-weights with the same budget.
+In: `LabelledScan`s, whose boundaries may be NaN and whose voxels may be unlabelled. Out: `Adaptation`: a `Segmenter`,
+and a table of scores on B-scans that were held out: the packaged network, the adapted one, and the same network from
+random weights with the same budget.
 
 All weights are trained on augmented crops of the labelled B-scans. Held-out B-scans choose the step (early stopping),
 step 0 included. Of one or two labelled B-scans none is held out; the last step is taken then. A voxel whose class is
-partly known (fluid of either kind; not fluid, but perhaps sub-RPE material) is learned as the set of classes that it may
-have: the loss is the negative logarithm of the sum of their probabilities.
+partly known (fluid of either kind; not fluid, but perhaps sub-RPE material) is learned as the set of classes that it
+may have: the loss is the negative logarithm of the sum of their probabilities.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from torch.nn import functional
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.model.boundary_unet import STRIDE, BoundaryUNet, NetworkSize, boundary_loss, decode_boundaries
 from octjepa.phantom.random_scene import BOUNDARIES, CLASSES
+from octjepa.tasks.segment.layer_names import ANY_CLASS, FLUID, SUB_RPE
 from octjepa.tasks.segmenter.image_formation import ROW_UM, SIZE, Draws
 from octjepa.tasks.segmenter.inference import (
     Calibration,
@@ -40,9 +41,6 @@ from octjepa.tasks.segmenter.inference import (
 )
 from octjepa.volume import OCTVolume
 
-ANY_CLASS: Final = 15  # a voxel without a label: it may have any of the four classes
-FLUID: Final = 0b0110
-_SUB_RPE: Final = 0b1000
 _FEWEST: Final = 3  # labelled B-scans (or people) from which some are held out
 _HELD_OUT: Final = 0.2
 _NEIGHBOURS: Final = 0.5  # share of training samples that show the neighbouring B-scans
@@ -216,7 +214,9 @@ def _allowed_at(allowed: UInt8[np.ndarray, "H W"], shape: tuple[int, int]) -> In
     kinds = np.unique(allowed)
     if len(kinds) == 1:
         return torch.full(shape, int(kinds[0]))
-    shares = torch.stack([resampled(torch.from_numpy(allowed == kind)[None, None].float(), shape)[0, 0] for kind in kinds])
+    shares = torch.stack(
+        [resampled(torch.from_numpy(allowed == kind)[None, None].float(), shape)[0, 0] for kind in kinds]
+    )
     return torch.from_numpy(kinds.astype(np.int64))[shares.argmax(0)]
 
 
@@ -320,7 +320,7 @@ def _loss(
 
 
 def allowed_loss(logits: Float[Tensor, "N 4 H W"], allowed: Int[Tensor, "N H W"]) -> Float[Tensor, ""]:
-    """Minus the logarithm of the probability of the allowed classes, plus soft Dice of fluid and of sub-RPE material."""
+    """Minus the logarithm of the probability of the allowed classes, plus soft Dice of fluid and of sub-RPE."""
     log_p = functional.log_softmax(logits.float(), dim=1)
     bits = torch.tensor([1 << k for k in range(len(CLASSES))]).view(1, -1, 1, 1)
     possible = (allowed[:, None] & bits) > 0
@@ -328,7 +328,7 @@ def allowed_loss(logits: Float[Tensor, "N 4 H W"], allowed: Int[Tensor, "N H W"]
     log_allowed = torch.where(possible, log_p, torch.full_like(log_p, -math.inf)).logsumexp(1)
     loss = -(log_allowed * labelled).sum() / labelled.sum().clamp(min=1)
     p = log_p.exp()
-    for members in (FLUID, _SUB_RPE):
+    for members in (FLUID, SUB_RPE):
         inside, outside = (allowed & ~members) == 0, (allowed & members) == 0
         known = (inside | outside).float()
         truth = inside.float()
@@ -345,7 +345,9 @@ def draw_crops(
     images, boundaries, allowed = [], [], []
     for index in rng.integers(len(samples), size=count):
         image, rows, classes = _crop(samples[index], rng)
-        shown = torch.tensor(samples[index].present) if rng.random() < _NEIGHBOURS else torch.tensor([False, True, False])
+        shown = (
+            torch.tensor(samples[index].present) if rng.random() < _NEIGHBOURS else torch.tensor([False, True, False])
+        )
         gamma, gain = math.exp(rng.normal(0, 0.25)), math.exp(rng.normal(0, 0.15))
         image = (image / 255).clamp(0, 1) ** gamma * gain + rng.uniform(0, 0.06) * draws.normal(3, SIZE, SIZE)
         deviation, mean = torch.std_mean(image, (1, 2), keepdim=True)

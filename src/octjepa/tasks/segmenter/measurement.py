@@ -19,23 +19,13 @@ from octjepa.canonical.pipeline import SPARSE_FRAMES, SPARSE_GAP_MM
 from octjepa.canonical.plausibility import DOUBTFUL_NOTE
 from octjepa.notes import SPARSE_NOTE, Note
 from octjepa.phantom.random_scene import CLASSES
+from octjepa.tasks.segment.layer_names import LAYERS as LAYERS
 from octjepa.tasks.segment.thickness import MIN_AREA_SHARE, SECTORS, ScanOrientation, sector_areas_mm2, sector_at
 from octjepa.tasks.segmenter.fovea import ScanCentre, find_centre
 from octjepa.tasks.segmenter.inference import NEIGHBOUR_MM, Segmentation
 from octjepa.tasks.segmenter.kept_layers import KeptLayers
 from octjepa.volume import OCTVolume
 
-# Name, upper and lower boundary (index in BOUNDARIES). The first is the total thickness.
-LAYERS: Final = (
-    ("retina", 0, 7),
-    ("rnfl", 0, 1),
-    ("gcl_ipl", 1, 2),
-    ("inl", 2, 3),
-    ("opl", 3, 4),
-    ("onl_is", 4, 5),
-    ("os", 5, 6),
-    ("rpe", 6, 7),
-)
 LAYER_NAMES: Final = tuple(name for name, _, _ in LAYERS[1:])  # of the codes 1, 2, ... of `layer_codes`
 # Of 450 training scenes (`draw_scene(424242, k, ranges, 3)`, ranges as is, moderate, strong in turn): 0.5 and 99.5 %
 # of the thinnest and thickest 1 mm of a B-scan, and 99 % of the area of each class in a B-scan per mm of its width.

@@ -222,6 +222,28 @@ def _line_ends(images: list[Element], end: str) -> np.ndarray:
     return np.array([[_number(image, f"{_CONTEXT}/{end}/Coord/{axis}") for axis in "XY"] for image in images])
 
 
+def read_lines(path: Path, member: str = "") -> tuple[list[dict[str, np.ndarray]], int]:
+    """(for each B-scan in the order of the XML the rows of its layer lines by name, number of columns).
+
+    A line that is there and not drawn, and points that are not, are NaN; HEYEX writes 3e38. Raises VolumeRejected as
+    `read_xml` does.
+    """
+    images = _images(_scans(_root(path))[int(member or 1) - 1])
+    lines: list[dict[str, np.ndarray]] = []
+    for number, image in enumerate(images, 1):
+        found = {}
+        for line in image.iter("SegLine"):
+            try:
+                rows = np.array(line.findtext("Array", "").replace(",", ".").split(), np.float32)
+            except ValueError:
+                raise rejection("broken_header", f"a SegLine of B-scan {number} holds words, not rows") from None
+            found[line.findtext("Name", "").strip()] = np.where(np.abs(rows) < 1e6, rows, np.float32("nan"))
+        lines.append(found)
+    width = _number(images[0], f"{_CONTEXT}/Width")
+    lengths = [len(rows) for bscan in lines for rows in bscan.values()]
+    return lines, int(width) if np.isfinite(width) else max(lengths, default=0)
+
+
 def read_xml(path: Path, member: str = "") -> RawScan:
     """One scan of a HEYEX export; without `member` the first, with a note of how many more there are.
 
