@@ -22,6 +22,7 @@ from octjepa.metrics.findings import BASELINES, FEWEST_TEST_PEOPLE
 
 if TYPE_CHECKING:
     from octjepa.convert.scans import ConvertedScans
+    from octjepa.tasks.segmenter.adapt_scans import AdaptedFolder
     from octjepa.tasks.segmenter.scan_segmentation import SegmentedScans
 
 _FIGURE = {"value", "low", "high"}  # keys of a metric with its interval
@@ -287,6 +288,24 @@ def print_segmented(made: SegmentedScans, page: Path) -> None:
     for refused in made.refused:
         print(f"refused {refused.scan}: {refused.reason}: {refused.detail}; {refused.to_do}")
     print(f"page  {page}", flush=True)
+
+
+def print_adapted(made: AdaptedFolder, as_json: bool) -> None:
+    """Prints the scores of the networks on the held-out B-scans, the notes, and how to use the adapted network."""
+    if as_json:
+        print_result(made.as_dict(), as_json)
+        return
+    lines: list[Sequence[str]] = [("network", "mean um", "fluid Dice", "step", "CPU seconds")]
+    for one in made.adaptation.candidates:
+        um, dice = (math.nan, math.nan) if one.score is None else (one.score.mean_um, one.score.dice)
+        shown = (f"{um:.1f}" if math.isfinite(um) else "-", f"{dice:.3f}" if math.isfinite(dice) else "-")
+        lines.append((one.name, *shown, str(one.step), f"{one.cpu_seconds:.0f}"))
+    print_table(lines)
+    count = made.adaptation
+    print(f"learned from {count.training_bscans} B-scans; measured on {count.held_out_bscans} that were held out")
+    for note in made.notes:
+        print(f"note: {note}")
+    print(f"use it: octjepa segment SCAN... --model {made.folder} --out DIR", flush=True)
 
 
 def print_table(lines: Iterable[Sequence[str]]) -> None:

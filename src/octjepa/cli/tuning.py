@@ -151,7 +151,8 @@ def segment(
         list[str],
         typer.Argument(
             metavar="SCAN...",
-            help="Scans: files, folders, globs or lists. Or a segmentation recipe with key=value, or a head's folder.",
+            help="Scans: files, folders, globs or lists. Or adapt and labelled scans, or a segmentation recipe with "
+            "key=value, or a head's folder.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder for the results.")],
@@ -162,8 +163,16 @@ def segment(
         str | None, typer.Option("--store", help="With a recipe: the store, a folder, gs://... or s3://...")
     ] = None,
     labels: Annotated[
-        Path | None, typer.Option("--labels", help="With a recipe: folder of label volumes; see docs/segment.md.")
+        list[Path] | None,
+        typer.Option("--labels", help="With adapt or a recipe: folder of labels; repeatable with adapt."),
     ] = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", help="Folder of an adapted network; default: the packaged one.")
+    ] = None,
+    baseline: Annotated[
+        bool,
+        typer.Option("--baseline/--no-baseline", help="With adapt: also train from random weights, to compare."),
+    ] = True,
     classes: Annotated[
         str | None, typer.Option("--classes", help="With a recipe: comma-separated; default: all named ones.")
     ] = None,
@@ -181,6 +190,7 @@ def segment(
 ) -> None:
     """Segments layers and fluid of any scan. With the packaged network; writes files, tables, pictures and a page.
 
+    adapt SCAN... --labels FOLDER --out MODEL learns from labels of your own; --model MODEL then uses them.
     With a recipe instead of scans: trains and evaluates a head on an encoder. With the folder of a head: applies it.
     """
     from octjepa.tasks.segment.folder import is_head
@@ -190,11 +200,18 @@ def segment(
     forms: tuple[Literal["nifti", "dicom"], ...] = ("nifti", "dicom") if form == "both" else (form,)
     of_recipe = {"--from": checkpoint, "--store": store, "--labels": labels, "--classes": classes, "--ledger": ledger}
     head = is_head(first)
+    if first == "adapt":
+        if unused := [name for name, value in {**of_recipe, "--scan": scan}.items() if value and name != "--labels"]:
+            raise UsageError(f"adapt takes scans and --labels, not {', '.join(unused)}")
+        _adapt(overrides, labels, out, model, spacing, baseline, as_json)
+        return
     if not head and not _names_recipe(first, any(value is not None for value in of_recipe.values())):
         if scan:
             raise UsageError("--scan is for a head; name the scans as arguments: octjepa segment SCAN... --out DIR")
-        _segment_scans(scans, out, forms, spacing, max_lost, as_json)
+        _segment_scans(scans, out, forms, spacing, max_lost, as_json, model)
         return
+    if model is not None:
+        raise UsageError("--model is for scans: a head and a recipe have networks of their own")
     if spacing is not None:
         raise UsageError(
             "--spacing is for scans; a recipe takes the spacing of its --store, and a head that of each file"
@@ -216,10 +233,12 @@ def segment(
     if checkpoint is None or store is None or labels is None:
         lacking = {"--from": checkpoint, "--store": store, "--labels": labels}
         raise UsageError(f"to make a head, give {', '.join(name for name, value in lacking.items() if value is None)}")
+    if len(labels) != 1:
+        raise UsageError(f"{len(labels)} times --labels: a recipe takes one folder of label volumes")
     if scan:
         raise UsageError("--scan is for a head that is made: name its folder instead of a recipe")
     chosen = [] if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
-    made = segment_store(settings, checkpoint, Store.open(store), labels, out, chosen, ledger)
+    made = segment_store(settings, checkpoint, Store.open(store), labels[0], out, chosen, ledger)
     shown = (
         made if as_json else {key: made[key] for key in ("faults", "metrics", "checkpoint", "etdrs", "figure", "notes")}
     )
@@ -244,6 +263,31 @@ def _names_recipe(first: str, has_recipe_options: bool) -> bool:
     return False
 
 
+def _adapt(
+    sources: list[str],
+    labels: list[Path] | None,
+    out: Path,
+    model: Path | None,
+    spacing: str | None,
+    baseline: bool,
+    as_json: bool,
+) -> None:
+    """`octjepa segment adapt SCAN... --labels FOLDER --out MODEL`."""
+    from octjepa.cli.output import print_adapted
+    from octjepa.progress import bar
+    from octjepa.read.reader import parse_spacing
+    from octjepa.tasks.segmenter.adapt_scans import AdaptRequest, adapt_sources
+
+    if not sources or not labels:
+        raise UsageError("name labelled scans and their labels: octjepa segment adapt SCAN... --labels DIR --out DIR")
+    spacing_mm = None if spacing is None else parse_spacing(spacing)
+    request = AdaptRequest(sources, labels, model, spacing_mm, baseline)
+    with bar("adapt", 1, "network") as progress:
+        made = adapt_sources(request, out, say=progress.say)
+        progress.advance()
+    print_adapted(made, as_json)
+
+
 def _segment_scans(
     sources: list[str],
     out: Path,
@@ -251,13 +295,14 @@ def _segment_scans(
     spacing: str | None,
     max_lost: float,
     as_json: bool,
+    model: Path | None = None,
 ) -> None:
-    """`octjepa segment SCAN...`: the packaged network."""
+    """`octjepa segment SCAN...`: the packaged network, or the one in the folder `model`."""
     from octjepa.read.reader import parse_spacing
     from octjepa.report.segmented_scans import write_page
     from octjepa.tasks.segmenter.scan_segmentation import segment_sources
 
-    made = segment_sources(sources, out, forms, None if spacing is None else parse_spacing(spacing))
+    made = segment_sources(sources, out, forms, None if spacing is None else parse_spacing(spacing), model)
     page = write_page(made, out)
     payload = {**made.as_dict(), "page": str(page)}
     if as_json:

@@ -55,6 +55,7 @@ from octjepa.tasks.segment.mask_images import (
     MASK_SUFFIXES,
     Masks,
     is_mask_folder,
+    mask_files,
     mask_names,
     read_mask_file,
     read_masks,
@@ -125,17 +126,20 @@ def _shape_text(shape: Sequence[int]) -> str:
 
 
 class LabelFolder:
-    """The label files below `path`. Raises UsageError: no folder, nothing in it."""
+    """The label files below `path`, or one file. Raises UsageError: no such path, nothing in it."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        if not self.path.is_dir():
+        self._one_file = self.path.is_file()
+        if not self._one_file and not self.path.is_dir():
             raise UsageError(f"no folder of labels at {path}: expected label volumes in it (docs/segment.md)")
         self.files: dict[str, Path] = {}
         self._parts: dict[Path, list[Path]] = {}  # of the files with endings, those that are read together
         ending: dict[str, list[Path]] = {}
-        for file in self._label_files():
+        for file in [self.path] if self._one_file else self._label_files():
             key = _key(file)
+            if not key:
+                continue
             if key in self.files:
                 raise UsageError(f"{self.path} holds two label files for {key}: keep one")
             self.files[key] = file
@@ -177,6 +181,23 @@ class LabelFolder:
         files = [self.files[key] for key in dict.fromkeys(str(key) for key in keys if key) if key in self.files]
         return list(dict.fromkeys(files))
 
+    def only_file(self, scan: str) -> Path | None:
+        """The label file or folder of masks if there is only one, for a scan that has another name.
+
+        Masks that lie in the folder itself belong to one scan. Raises UsageError: several label files, none called
+        after `scan`.
+        """
+        if self._one_file:
+            return self.path
+        files = list(dict.fromkeys(self.files.values()))
+        if len(files) == 1:
+            return files[0]
+        if mask_files(self.path) and all(file.parent == self.path for file in files):
+            return self.path
+        if all(file.is_dir() for file in files) and not (self.path / files[0].name / "classes.json").is_file():
+            return self.path  # a folder for each class
+        raise UsageError(f"{self.path} holds {len(files)} label files, none of which is called after {scan}")
+
     def source(self, file: Path) -> str:
         """Who made the labels of `file`, as the file or `classes.json` states it; "" if neither does."""
         if file.suffix == ".npz":
@@ -193,7 +214,7 @@ class LabelFolder:
 
     def _classes_file(self) -> dict[str, object]:
         """`classes.json`. Raises UsageError: it is absent or not a mapping."""
-        file = self.path / "classes.json"
+        file = (self.path.parent if self._one_file else self.path) / "classes.json"
         if not file.is_file():
             raise UsageError(f"{self.path} holds NIfTI labels and no classes.json that names their numbers: {_EXAMPLE}")
         try:

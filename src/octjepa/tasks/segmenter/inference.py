@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from octjepa.errors import OctjepaError
+from octjepa.errors import OctjepaError, UsageError
 from octjepa.model.boundary_unet import STRIDE, BoundaryUNet, NetworkSize, decode_boundaries
 from octjepa.phantom.random_scene import BOUNDARIES, CLASSES, COLUMN_MM, ROW_MM
 from octjepa.read.reader import read_volume
@@ -148,8 +148,10 @@ class Segmenter:
 def load_segmenter(folder: str | Path | None = None) -> Segmenter:
     """The packaged network, or the one in `folder`.
 
-    Loads `segmenter.safetensors` and `segmenter.json`. Raises OctjepaError if a file is missing or damaged.
+    Loads `segmenter.safetensors` and `segmenter.json`. Raises OctjepaError if a file is missing or damaged; UsageError
+    if that is in `folder`.
     """
+    error_class = OctjepaError if folder is None else UsageError
     folder = PACKAGED if folder is None else Path(folder)
     try:
         tensors = load_file(folder / "segmenter.safetensors")
@@ -160,9 +162,9 @@ def load_segmenter(folder: str | Path | None = None) -> Segmenter:
         stored = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()}
         calibration = Calibration(**stored)
     except (OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
-        raise OctjepaError(
+        raise error_class(
             f"{folder} holds no segmentation network that can be read ({type(error).__name__}): expected "
-            "segmenter.safetensors and segmenter.json as `octjepa.tasks.segmenter.train` writes them"
+            "segmenter.safetensors and segmenter.json as `octjepa segment adapt` writes them"
         ) from None
     return Segmenter(network, calibration)
 

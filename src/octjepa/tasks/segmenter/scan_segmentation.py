@@ -102,23 +102,28 @@ class SegmentedScans:
 
 
 def segment_sources(
-    sources: Sequence[str], out: Path, forms: Forms = ("nifti", "dicom"), spacing_mm: SpacingOption = None
+    sources: Sequence[str],
+    out: Path,
+    forms: Forms = ("nifti", "dicom"),
+    spacing_mm: SpacingOption = None,
+    model: Path | None = None,
 ) -> SegmentedScans:
     """Segments every scan of `sources` into the folder `out`.
 
-    `spacing_mm` (slice, depth, column) takes precedence over the files. Raises UsageError: no such path, no scan found,
+    `spacing_mm` (slice, depth, column) takes precedence over the files. `model` is the folder of an adapted network.
+    Raises OctjepaError if it is none. Raises UsageError: no such path, no scan found,
     or `out` is a folder that holds a scan of `sources`.
     """
     found = discover(sources)
     check_apart(found.files, out)
-    segmenter = load_segmenter()
+    segmenter = load_segmenter(model)
     made = SegmentedScans()
     made.refused += [
         _refusal(refused.source.name, refused.reason, refused.detail, refused.source) for refused in found.refused
     ]
     names = OutputNames(found.files)
     with writer_lock(out), bar("segment", len(found.files), "scan") as progress:
-        made_by = f"made automatically by octjepa {version('octjepa')}"
+        made_by = f"made automatically by octjepa {version('octjepa')}{'' if model is None else ', adapted network'}"
         write_json(out / "classes.json", {**{str(k): name for k, name in enumerate(CLASSES) if k}, SOURCE: made_by})
         for source in found.files:
             people: list[tuple[str, str]] = []

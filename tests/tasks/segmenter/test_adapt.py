@@ -1,0 +1,222 @@
+"""Adaptation to labelled B-scans: what is learned from, what is held out, and the folder that is written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import octjepa
+from command_line import call
+from octjepa.errors import OctjepaError, UsageError
+from octjepa.phantom import make_eye
+from octjepa.phantom.dicom import write_eye
+from octjepa.tasks.segment.label_files import LabelVolume
+from octjepa.tasks.segment.layer_names import ANY_CLASS, FLUID
+from octjepa.tasks.segmenter import adapt_scans
+from octjepa.tasks.segmenter.adapt import (
+    AdaptSettings,
+    LabelledScan,
+    adapt,
+    allowed_loss,
+    draw_crops,
+    labelled_samples,
+    split_samples,
+    validation_loss,
+)
+from octjepa.tasks.segmenter.adapt_scans import allowed_classes, labelled_scan
+from octjepa.tasks.segmenter.image_formation import Draws
+from octjepa.tasks.segmenter.inference import load_segmenter
+from octjepa.volume import OCTVolume
+
+SPACING_MM = (0.06, 0.0078, 0.0234)
+SHAPE = (5, 192, 160)
+NOT_FLUID = ANY_CLASS & ~FLUID
+
+
+def drawn_scan(bscans: int = SHAPE[0], notes: tuple[str, ...] = ()) -> LabelledScan:
+    """A retina of two grey levels on a dark background, with fluid that is darker than the retina."""
+    rng = np.random.default_rng(3)
+    shape = (bscans, *SHAPE[1:])
+    column = np.arange(SHAPE[2])
+    top = 60 + 8 * np.sin(column / 40) + np.arange(bscans)[:, None]
+    rows = np.stack([top + offset for offset in (0, 4, 10, 15, 20, 32, 36, 40)]).astype(np.float32)
+    depth = np.arange(SHAPE[1])[None, :, None]
+    retina = (depth >= rows[0][:, None]) & (depth < rows[7][:, None])
+    fluid = (depth >= rows[3][:, None] + 2) & (depth < rows[5][:, None] - 2) & (np.abs(column - 80) < 20)
+    bright = (depth >= rows[5][:, None]) & (depth < rows[7][:, None])
+    pixels = 30 + 90 * retina + 80 * bright - 80 * fluid + rng.normal(0, 6, shape)
+    volume = OCTVolume(
+        pixels.clip(1, 250).astype(np.uint8), SPACING_MM, {"slice": "header"}, "someone", "device", notes=notes
+    )
+    return LabelledScan("drawn", volume, rows, np.where(fluid, FLUID, NOT_FLUID).astype(np.uint8))
+
+
+def test_unlabelled_voxels_teach_nothing_and_a_set_of_classes_is_one_class() -> None:
+    logits = torch.randn(1, 4, 3, 2, requires_grad=True)
+    allowed = torch.tensor([[[1, 2], [FLUID, ANY_CLASS], [NOT_FLUID, 8]]])
+    allowed_loss(logits, allowed).backward()
+    assert logits.grad is not None
+    assert (logits.grad[0, :, 1, 1] == 0).all()
+    voxel = logits.grad[0, :, 1, 0]
+    assert (voxel[[1, 2]] < 0).all()  # either kind of fluid may grow
+    assert (voxel[[0, 3]] > 0).all()
+    alone = allowed_loss(logits.detach()[..., :1, :1], torch.tensor([[[1]]]))
+    expected = -torch.log_softmax(logits.detach()[0, :, 0, 0], 0)[0]
+    fluid = torch.softmax(logits.detach()[0, :, 0, 0], 0)
+    dice = 0.25 * (1 - 1 / (fluid[1] + fluid[2] + 1)) + 0.25 * (1 - 1 / (fluid[3] + 1))
+    assert float(alone) == pytest.approx(float(expected + dice), rel=1e-5)
+
+
+def test_crops_move_labels_with_the_image() -> None:
+    samples = labelled_samples(drawn_scan())
+    assert len(samples) == 5
+    assert [sample.present for sample in samples][:2] == [(False, True, True), (True, True, True)]
+    images, boundaries, allowed = draw_crops(samples, np.random.default_rng(0), Draws(0, torch.device("cpu")), 8)
+    hits = checked = 0
+    for image, rows, classes in zip(images[:, 1], boundaries, allowed, strict=True):
+        for column in torch.nonzero((rows[0] > 12) & (rows[7] < 230))[::7, 0]:
+            top, bottom = int(rows[0, column].round()), int(rows[7, column].round())
+            hits += int(image[top + 1 : top + 4, column].mean() > image[top - 6 : top - 2, column].mean() + 0.3)
+            hits += int(
+                image[bottom - 4 : bottom - 1, column].mean() > image[bottom + 2 : bottom + 6, column].mean() + 0.3
+            )
+            checked += 2
+        fluid, other = image[classes == FLUID], image[classes == NOT_FLUID]
+        if len(fluid) > 200:
+            retina = image[(classes == NOT_FLUID) & (image > 0.7 * other.max())]
+            assert fluid.mean() < retina.mean()
+    assert checked > 100
+    assert hits / checked > 0.97
+
+
+def test_what_is_held_out() -> None:
+    samples = labelled_samples(drawn_scan(11))
+    training, held_out = split_samples(samples)
+    assert (len(training), len(held_out)) == (9, 2)
+    assert not {id(one) for one in training} & {id(one) for one in held_out}
+    assert [len(part) for part in split_samples(samples[:2])] == [2, 0]
+    assert [len(part) for part in split_samples(samples[:3])] == [2, 1]
+    people = [replace(one, group=str(k % 4)) for k, one in enumerate(samples)]
+    training, held_out = split_samples(people)
+    assert not {one.group for one in training} & {one.group for one in held_out}
+    assert held_out
+
+
+def test_adaptation_learns_the_labels_and_ends_at_the_best_validation() -> None:
+    scan = drawn_scan()
+    start = load_segmenter()
+    weights = {name: value.clone() for name, value in start.network.state_dict().items()}
+    settings = AdaptSettings(most_steps=8, batch=2, validate_every=4)
+    made = adapt([scan], settings, start, baseline=False)
+    assert [one.name for one in made.candidates] == ["packaged", "adapted"]
+    before, after = (one.score for one in made.candidates)
+    assert before is not None
+    assert after is not None
+    assert after.mean_um < before.mean_um
+    _, held_out = split_samples(labelled_samples(scan))
+    assert validation_loss(made.segmenter.network, held_out) < validation_loss(start.network, held_out)
+    assert made.candidates[1].step in (4, 8)
+    assert all(torch.equal(value, weights[name]) for name, value in start.network.state_dict().items())
+    assert made.segmenter.calibration.fluid_threshold == 0.5
+
+
+def test_an_adaptation_that_only_gets_worse_is_not_taken() -> None:
+    settings = AdaptSettings(most_steps=4, batch=2, validate_every=2, learning_rate=10.0)
+    made = adapt([drawn_scan()], settings, baseline=False)
+    assert made.candidates[1].step == 0
+    packaged = load_segmenter().network.state_dict()
+    assert all(torch.equal(value, packaged[name]) for name, value in made.segmenter.network.state_dict().items())
+
+
+def test_classes_that_nobody_graded_are_not_background() -> None:
+    codes = np.array([[[0, 1, 2, 255]]], np.uint8)
+    assert allowed_classes(LabelVolume(codes, ("fluid", "vessel"))).ravel().tolist() == [9, 6, 9, 15]
+    assert allowed_classes(LabelVolume(codes, ("SRF", "IRF"))).ravel().tolist() == [9, 4, 2, 15]
+    assert allowed_classes(LabelVolume(codes, ("rnfl", "PED"))).ravel().tolist() == [7, 7, 8, 15]
+    assert allowed_classes(LabelVolume(codes, ("rnfl", "inl"))).ravel().tolist() == [15, 15, 15, 15]
+
+
+def test_labels_are_turned_with_the_scan() -> None:
+    scan = drawn_scan(notes=("frames_reversed",))
+    codes = np.zeros(SHAPE, np.uint8)
+    codes[0, 3, 4] = 1
+    rows = np.full((8, SHAPE[0], SHAPE[2]), np.nan, np.float32)
+    rows[0, 0] = 7
+    turned = labelled_scan(scan.volume, LabelVolume(codes, ("fluid",), boundaries_px=rows), "x")
+    assert turned.allowed[-1, 3, 4] == FLUID
+    assert (turned.boundaries_px[0, -1] == 7).all()
+    with pytest.raises(UsageError, match="the labels are called vessel: expected boundaries ilm"):
+        labelled_scan(scan.volume, LabelVolume(codes, ("vessel",)), "x")
+
+
+def test_shapes_that_do_not_fit() -> None:
+    scan = drawn_scan()
+    with pytest.raises(OctjepaError, match="do not fit a scan of 5 x 192 x 160"):
+        labelled_samples(LabelledScan("x", scan.volume, scan.boundaries_px[:, 1:], scan.allowed[1:]))
+    nothing = LabelledScan("x", scan.volume, np.full_like(scan.boundaries_px, np.nan), np.full_like(scan.allowed, 15))
+    with pytest.raises(UsageError, match="no B-scan has labels"):
+        adapt([nothing])
+
+
+def test_the_command_writes_a_network_that_segment_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a scan to its boundaries, from three corrected B-scans to a network, from the network to boundaries."""
+    monkeypatch.setattr(adapt_scans, "AdaptSettings", lambda: AdaptSettings(most_steps=2, batch=1, validate_every=1))
+    scan = tmp_path / "eye.dcm"
+    write_eye(scan, make_eye(11, 41, "OD", "heidelberg_spectralis"), 11)
+    assert call("segment", scan, "--out", tmp_path / "first", "--format", "nifti").code == 0
+    with np.load(tmp_path / "first" / "eye_boundaries.npz") as made:
+        rows, names = made["rows"], made["names"]
+    labelled = [2, 4, 8]
+    corrected = np.full_like(rows, np.nan)
+    corrected[:, labelled] = rows[:, labelled] + 3
+    (tmp_path / "labels").mkdir()
+    np.savez(tmp_path / "labels" / "eye_boundaries.npz", rows=corrected, names=names)
+    out = tmp_path / "network"
+    outcome = call("segment", "adapt", scan, "--labels", tmp_path / "labels", "--out", out, "--json")
+    assert outcome.code == 0, outcome.err
+    message = outcome.json
+    assert (message["training_bscans"], message["held_out_bscans"], message["scans"]) == (2, 1, 1)
+    assert [one["name"] for one in message["networks"]] == ["packaged", "adapted", "random weights"]
+    spacing_um = octjepa.read_volume(scan).spacing_mm[1] * 1000
+    assert message["networks"][0]["score"]["mean_um"] == pytest.approx(3 * spacing_um, abs=4)
+    assert any("no label of fluid" in note for note in message["notes"])
+    record = (out / "segmenter.json").read_text()
+    assert "eye" not in record
+    assert json.loads(record)["adapted_from"]["network"] == "packaged"
+    loaded = octjepa.load_segmenter(out)
+    assert loaded.calibration == octjepa.load_segmenter().calibration  # no fluid was labelled
+    outcome = call("segment", scan, "--model", out, "--out", tmp_path / "second", "--format", "nifti", "--json")
+    assert outcome.code == 0, outcome.err
+    assert "adapted network" in (tmp_path / "second" / "classes.json").read_text()
+    found = loaded.segment(scan)
+    with np.load(tmp_path / "second" / "eye_boundaries.npz") as made:
+        step = -1 if "frames_reversed" in octjepa.read_volume(scan).notes else 1
+        assert np.allclose(made["rows"], found.boundaries_px[:, ::step], atol=1e-3)
+
+
+def test_wrong_requests_of_the_command(tmp_path: Path) -> None:
+    scan = tmp_path / "eye.dcm"
+    write_eye(scan, make_eye(11, 41, "OD", "heidelberg_spectralis"), 11)
+    labels = tmp_path / "labels"
+    labels.mkdir()
+    np.savez(labels / "a.npz", layers=np.zeros((8, 3, 3)))
+    np.savez(labels / "b.npz", layers=np.zeros((8, 3, 3)))
+
+    def message(*arguments: object) -> str:
+        outcome = call("segment", *arguments)
+        assert outcome.code == 2, outcome.err
+        return outcome.err
+
+    out = ("--out", tmp_path / "network")
+    assert "name labelled scans and their labels" in message("adapt", scan, *out)
+    assert "holds 2 label files, none of which is called after" in message("adapt", scan, "--labels", labels, *out)
+    (labels / "b.npz").unlink()
+    assert "a.npz holds boundaries of 3 B-scans" in message("adapt", scan, "--labels", labels, *out)
+    assert "adapt takes scans and --labels, not --store" in message("adapt", scan, "--store", labels, *out)
+    assert "holds no segmentation network" in message(scan, "--model", labels, *out)
+    assert not (tmp_path / "network").exists() or not list((tmp_path / "network").glob("*.safetensors"))
