@@ -197,13 +197,17 @@ class _Contents:
     cyst_db: list[tuple[float, float]]  # of each cyst, at its roof and at its floor
 
 
-def draw_scene(seed: int, index: int, ranges: SceneRanges, slices: int = 6) -> Scene:
+def draw_scene(
+    seed: int, index: int, ranges: SceneRanges, slices: int = 6, slice_pitch_mm: float | None = None
+) -> Scene:
     """Scene number `index` of the sequence `seed`, with `slices` B-scans of 256 rows and 320 columns.
 
-    A pure function: equal arguments give equal bytes.
+    slice_pitch_mm: distance of neighbouring B-scans; None: drawn between 0.03 and 0.4 mm. A pure function: equal
+    arguments give equal bytes.
     """
     rng = generator("phantom", seed, _SIZE, ranges.name, index)
-    pitch_mm = float(np.exp(rng.uniform(np.log(0.03), np.log(0.4))))
+    drawn_mm = float(np.exp(rng.uniform(np.log(0.03), np.log(0.4))))
+    pitch_mm = drawn_mm if slice_pitch_mm is None else slice_pitch_mm
     anatomy = _draw_anatomy(rng, ranges, slices, pitch_mm)
     contrast = _contrast(rng, ranges)
     contents = _draw_disease(rng, ranges, anatomy, contrast["onl"])

@@ -1,0 +1,260 @@
+"""Training of an encoder on the truth of randomised phantoms, as a task of the supervised loop (`octjepa.train`).
+
+A batch depends on the seed and the number of the update only, so a resumed run computes what an uninterrupted run
+computes. Each volume is drawn when it is needed and used twice, with different crops, mirrors and tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from sklearn.metrics import average_precision_score
+from torch import Tensor
+
+from octjepa.distributed.runtime import Runtime
+from octjepa.keys import generator
+from octjepa.phantom.random_scene import SHIFTED, SceneRanges
+from octjepa.phantom.scene_stream import TRAINING_MIX
+from octjepa.recipe import Recipe, TrainRecipe
+from octjepa.tasks.truth.network import (
+    LESION_GROUPS,
+    SHARES,
+    TokenTruth,
+    TruthNetwork,
+    lesion_targets,
+    token_distances,
+    token_labels,
+    truth_losses,
+)
+from octjepa.tasks.truth.volumes import LabelledVolume, draw_volume
+from octjepa.train.learner import Learner, adamw
+from octjepa.train.optimizer import learning_rate, set_learning_rate
+from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervised
+from octjepa.views import geometry, intensity, tokens
+from octjepa.views.sample import token_positions
+
+_LAG: Final = 7  # updates after which a volume is used again
+_FLUID: Final = len(LESION_GROUPS[:-1]) * len(SHARES) + SHARES.index(0.08)  # output of the head: fluid, 8 %
+
+
+@dataclass(frozen=True)
+class TruthSettings:
+    """Settings of a run. `token_counts`: tokens of each volume in a batch, one of them drawn for each update."""
+
+    updates: int
+    batch: int = 16
+    learning_rate: float = 5e-4
+    weight_decay: float = 0.05
+    token_counts: tuple[int, ...] = (224, 224, 384)
+    seed: int = 1
+    validation_volumes: int = 32
+    validate_every: int = 200
+    save_every: int = 50
+
+
+@dataclass(frozen=True, eq=False)
+class TruthBatch:
+    """Normalised patches and positions of selected tokens, and their truth."""
+
+    patches: Float[Tensor, "b k voxels"]
+    positions: Float[Tensor, "b k 3"]
+    truth: TokenTruth
+
+
+@dataclass(frozen=True)
+class TruthScores:
+    """Results on phantoms of other ranges: loss, average precision of fluid by token, mean error of boundaries."""
+
+    loss: float
+    fluid_ap: float
+    boundary_um: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Sample:
+    patches: np.ndarray
+    positions: np.ndarray
+    labels: np.ndarray
+    distances: np.ndarray
+
+
+class TruthTask(SupervisedTask[TruthBatch]):
+    """Learns the truth of training volumes; validates on `SHIFTED`, whose ranges training does not use."""
+
+    def __init__(
+        self, network: TruthNetwork, recipe: Recipe, settings: TruthSettings, runtime: Runtime, log: Path | None = None
+    ) -> None:
+        self.network, self.recipe, self.settings, self.runtime, self.log = network, recipe, settings, runtime, log
+        decay = [p for p in network.parameters() if p.ndim >= 2]
+        plain = [p for p in network.parameters() if p.ndim < 2]
+        groups = [{"params": decay, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        self.optimizer = adamw(groups, runtime.device, lr=settings.learning_rate, betas=(0.9, 0.98))
+        self._schedule = TrainRecipe(
+            max_updates=settings.updates, base_lr=settings.learning_rate, warmup_share=0.04, min_lr_ratio=0.01
+        )
+        self._volume = lru_cache(settings.batch * (_LAG + 1))(self._draw)
+
+    def begin_update(self, update: int) -> dict[str, Any]:
+        """Sets the learning rate."""
+        rate = learning_rate(update, self.settings.updates, self._schedule)
+        set_learning_rate(self.optimizer, rate)
+        return {"lr": rate}
+
+    def batches(self, start: int) -> Iterator[TruthBatch]:
+        """The batches from update `start` on."""
+        for update in range(start, self.settings.updates):
+            yield self.batch(update)
+
+    def batch(self, update: int) -> TruthBatch:
+        """The batch of an update: half of its volumes are new, half were new some updates ago."""
+        half = self.settings.batch // 2
+        earlier = max(update - _LAG, 0)
+        numbers = [*range(update * half, (update + 1) * half), *range(earlier * half, (earlier + 1) * half)]
+        rng = generator("truth batch", self.settings.seed, update)
+        count = int(rng.choice(self.settings.token_counts))
+        return _collate([_sample(self._volume(number), self.recipe, count, rng) for number in numbers])
+
+    def losses(self, learner: Learner, batch: TruthBatch, update: int, micro_batch: int) -> Iterator[Tensor]:
+        """The mean loss of the batch, in parts of at most `micro_batch` volumes."""
+        size = len(batch.patches)
+        for start in range(0, size, micro_batch):
+            part = slice(start, start + micro_batch)
+            with self.runtime.autocast():
+                outputs = self.network(
+                    batch.patches[part].to(self.runtime.device), batch.positions[part].to(self.runtime.device)
+                )
+            truth = TokenTruth(*(values[part].to(self.runtime.device) for values in batch.truth))
+            yield truth_losses(self.network, outputs, truth).total * (len(batch.patches[part]) / size)
+
+    def validate(self, learners: Sequence[Learner]) -> list[float | None]:
+        """The validation loss; all scores go to the log."""
+        scores = score(self.network, self.recipe, self._validation(), self.runtime)
+        if self.log is not None:
+            with self.log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(scores)) + "\n")
+        return [scores.loss for _ in learners]
+
+    def _draw(self, number: int) -> LabelledVolume:
+        seed = self.settings.seed
+        ranges: SceneRanges = TRAINING_MIX[int(generator("truth mix", seed, number).integers(len(TRAINING_MIX)))]
+        return draw_volume(seed, number, ranges, self.recipe.preprocessing)
+
+    def _validation(self) -> list[LabelledVolume]:
+        return validation_volumes(self.recipe, self.settings.validation_volumes)
+
+
+@lru_cache(2)
+def validation_volumes(recipe: Recipe, count: int, ranges: SceneRanges = SHIFTED) -> list[LabelledVolume]:
+    """`count` fixed volumes of ranges and seeds that training does not use."""
+    return [draw_volume(900_001, number, ranges, recipe.preprocessing) for number in range(count)]
+
+
+def _sample(drawn: LabelledVolume, recipe: Recipe, count: int, rng: np.random.Generator) -> _Sample:
+    """A random crop, mirrored at random, and `count` of its tokens, those with tissue first."""
+    volume, size = drawn.volume, recipe.preprocessing.image_size
+    spare = [stored - wanted for stored, wanted in zip(volume.pixels.shape, size, strict=True)]
+    z, y, x = (int(rng.integers(most + 1)) for most in spare)
+    pixels, labels = (
+        array[z : z + size[0], y : y + size[1], x : x + size[2]] for array in (volume.pixels, drawn.labels)
+    )
+    band = volume.band[:, z : z + size[0], x : x + size[2]]
+    band = np.where(band >= 0, np.clip(band - y, 0, size[1] - 1), -1).astype(np.int16)
+    boundaries = drawn.boundaries[z : z + size[0], :, x : x + size[2]] - y
+    for axis_of_volume, axis_of_map in ((0, 0), (2, 1)):
+        if rng.random() < 0.5:
+            pixels, labels = np.flip(pixels, axis_of_volume), np.flip(labels, axis_of_volume)
+            band = np.flip(band, axis_of_map + 1)
+            boundaries = np.flip(boundaries, axis_of_volume)
+    share = tokens.tissue_share_of_band(band, recipe.tokens.patch_size, size[1])
+    index = tokens.select(share, min(count, len(share)), rng)
+    return _tokens_of(replace(volume, pixels=pixels, band=band), labels, boundaries, index, recipe)
+
+
+def _tokens_of(
+    volume: Any, labels: np.ndarray, boundaries: np.ndarray, index: np.ndarray, recipe: Recipe
+) -> _Sample:
+    """Normalised patches and truth of the tokens `index` of a view."""
+    patch = recipe.tokens.patch_size
+    values = tokens.extract_patches(volume.pixels, patch, index)
+    patches = intensity.lookup_table(volume.tissue_mean, volume.tissue_std)[values]
+    return _Sample(
+        patches,
+        token_positions(index, recipe),
+        token_labels(labels, index, patch),
+        token_distances(boundaries, index, recipe.grid, patch),
+    )
+
+
+def _collate(samples: Sequence[_Sample]) -> TruthBatch:
+    patches, positions, labels, distances = (
+        torch.from_numpy(np.stack([getattr(sample, name) for sample in samples]))
+        for name in ("patches", "positions", "labels", "distances")
+    )
+    return TruthBatch(patches, positions, TokenTruth(labels, distances))
+
+
+@torch.no_grad()
+def score(
+    network: TruthNetwork, recipe: Recipe, volumes: Sequence[LabelledVolume], runtime: Runtime
+) -> TruthScores:
+    """Scores of the heads on whole volumes, with the tokens that a frozen encoder reads."""
+    network.eval()
+    losses, fluid, found, errors = [], [], [], []
+    crop = geometry.center_crop(recipe.preprocessing)
+    z, y, x = (slice(m, m + s) for m, s in zip(recipe.preprocessing.margin, recipe.preprocessing.image_size, strict=True))
+    for drawn in volumes:
+        band = geometry.band_in_view(drawn.volume.band, crop, recipe.preprocessing.image_size)
+        share = tokens.tissue_share_of_band(band, recipe.tokens.patch_size, recipe.preprocessing.image_size[1])
+        index = tokens.select_tissue(share, recipe.grid)
+        view = replace(drawn.volume, pixels=drawn.volume.pixels[z, y, x])
+        batch = _collate(
+            [_tokens_of(view, drawn.labels[z, y, x], drawn.boundaries[z, :, x] - y.start, index, recipe)]
+        )
+        with runtime.autocast():
+            outputs = network(batch.patches.to(runtime.device), batch.positions.to(runtime.device))
+        truth = TokenTruth(*(values.to(runtime.device) for values in batch.truth))
+        losses.append(float(truth_losses(network, outputs, truth).total))
+        fluid.append(lesion_targets(truth.labels)[0, :, _FLUID].cpu().numpy())
+        found.append(outputs.lesions[0, :, _FLUID].cpu().numpy())
+        near = truth.distances.abs() < 0.75
+        errors.append((outputs.distances - truth.distances)[near].abs().cpu().numpy())
+    network.train()
+    scale_um = recipe.tokens.patch_size[1] * recipe.preprocessing.target_spacing_mm[1] * 1000
+    return TruthScores(
+        float(np.mean(losses)),
+        float(average_precision_score(np.concatenate(fluid), np.concatenate(found))),
+        float(np.concatenate(errors).mean() * scale_um),
+    )
+
+
+def train_on_truth(
+    network: TruthNetwork, recipe: Recipe, settings: TruthSettings, runtime: Runtime, folder: Path, fingerprint: str
+) -> Learner:
+    """Trains `network` and leaves in it the weights of the least validation loss; resumes from `folder`.
+
+    Raises what `train_supervised` raises.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    task = TruthTask(network, recipe, settings, runtime, folder / "validation.jsonl")
+    learner = Learner("truth", network, task.optimizer, settings.updates, spike_factor=recipe.train.spike_factor)
+    every = settings.validate_every
+    loop = LoopSettings(
+        "truth",
+        settings.updates,
+        settings.batch,
+        {*range(every, settings.updates, every), settings.updates},
+        recipe.train.clip_norm,
+        settings.save_every,
+        "--learning-rate",
+        "the same command",
+    )
+    train_supervised(task, [learner], loop, runtime, folder, fingerprint)
+    return learner
