@@ -16,7 +16,7 @@ from .cohorts import Cohort
 from .readings import Projection, choose_strength, draw_labelled, interleave, logistic_scores
 from .results import Finding, LeftOut, left_out_mean
 from .settings import DRAWS, LABELLED_EYES, LABELLED_PEOPLE, MIN_POSITIVES, RESAMPLES, TOKEN_SHARE
-from .tokens import TokenTable
+from .tokens import TokenTable, positions_in_view
 from .truth import lesion_shares
 
 _BINS = 2048  # of ranks, for the bootstrap of average precision
@@ -101,11 +101,7 @@ def _tokens_of(table: TokenTable, volumes: Int[np.ndarray, " n"]) -> Int[np.ndar
 
 
 def _positions(table: TokenTable, tokens: Int[np.ndarray, " k"]) -> Float[np.ndarray, "k 5"]:
-    """Depth and eccentricity in the view, their squares and product."""
-    at = np.stack(np.unravel_index(table.index[tokens], table.grid), axis=1)
-    at = (2 * at + 1) / np.array(table.grid) - 1  # -1 to 1 along each axis
-    depth, eccentricity = at[:, 1], np.hypot(at[:, 0], at[:, 2])
-    return np.stack([depth, eccentricity, depth**2, eccentricity**2, depth * eccentricity], axis=1).astype(np.float32)
+    return positions_in_view(table.index[tokens], table.grid)
 
 
 def _token_precision(

@@ -10,6 +10,7 @@ task is of B-scans, and says nothing about other people.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from octjepa.volume import CanonicalVolume, OCTVolume, hash_pixels, volume_id
 from .truth import COLUMNS, surface_depths, view_voxels
 
 EYES = ("01", "04")
+DEVELOPMENT_EYES = (*EYES, "02", "05", "07")
 PITCH_MM = (0.36, 0.003872, 0.0117)
 BSCANS, GRADED = 11, 12  # slices that are tested, and that are learned from
 _SURFACES = (0, 2, 4, 7)  # of the graders' eight: those of `truth.BOUNDARIES`
@@ -56,9 +58,9 @@ def data_folder() -> Path:
     return Path(named) if named else Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
-def why_absent(data: Path) -> str | None:
-    """A sentence that names the first file that is missing; None where both eyes are there with their grades."""
-    for eye in EYES:
+def why_absent(data: Path, names: Sequence[str] = EYES) -> str | None:
+    """A sentence that names the first file that is missing; None where all eyes are there with their grades."""
+    for eye in names:
         for path in (_file(data, eye, _SCAN), _file(data, eye, _FLUID), _file(data.parent / "labels", eye, _LAYERS)):
             if not path.is_file():
                 return f"the real eyes were not read: {path.name} is not in {path.parent.name}/ (set OCTJEPA_DATA)"
@@ -82,24 +84,35 @@ def _frames(data: Path, eye: str) -> tuple[OCTVolume, np.ndarray]:
     return scan, scan.pixels[::-1] if "frames_reversed" in scan.notes else scan.pixels
 
 
-def read_eyes(work: Path, data: Path, preprocessing: Preprocessing) -> list[RealEye]:
-    """Both eyes of the data folder, prepared by `preprocessing` in a store within `work` that is made once."""
+def read_eyes(work: Path, data: Path, preprocessing: Preprocessing, names: Sequence[str] = EYES) -> list[RealEye]:
+    """The eyes `names`, prepared by `preprocessing` in a store within `work` that is made once."""
     folder = _folder(work, preprocessing)
-    files = _filled_up(folder, data)
+    files = _filled_up(folder, data, names)
     build_store(files, folder / "store", preprocessing, spacing_mm=PITCH_MM)
     store = Store.open(folder / "store")
     ids = {Path(row["file"]).stem: row["volume_id"] for row in store.table.to_dict("records")}
-    return [_read_eye(store, ids[f"eye{eye}"], data, eye) for eye in EYES]
+    return [_read_eye(store, ids[f"eye{eye}"], data, eye) for eye in names]
+
+
+def store_folder(work: Path, preprocessing: Preprocessing) -> Path:
+    """The store that `read_eyes` makes."""
+    return _folder(work, preprocessing) / "store"
+
+
+def filled_up_frames(work: Path, data: Path, preprocessing: Preprocessing, name: str) -> np.ndarray:
+    """The native B-scans of an eye in the order of `read_eyes`, filled up."""
+    frames: np.ndarray = np.load(_filled_up(_folder(work, preprocessing), data, (name,))[0])
+    return frames
 
 
 def _folder(work: Path, preprocessing: Preprocessing) -> Path:
     return work / f"real-eyes-{science_hash(preprocessing)[:8]}"
 
 
-def _filled_up(folder: Path, data: Path) -> list[Path]:
-    """The scans of both eyes as arrays in `folder`, filled up, each made once."""
-    files = [folder / "files" / f"eye{eye}.npy" for eye in EYES]
-    for eye, file in zip(EYES, files, strict=True):
+def _filled_up(folder: Path, data: Path, names: Sequence[str] = EYES) -> list[Path]:
+    """The scans of the eyes as arrays in `folder`, filled up, each made once."""
+    files = [folder / "files" / f"eye{eye}.npy" for eye in names]
+    for eye, file in zip(names, files, strict=True):
         if not file.is_file():
             file.parent.mkdir(parents=True, exist_ok=True)
             np.save(file, fill_up(_frames(data, eye)[1]))
@@ -123,6 +136,9 @@ def fill_up(frames: np.ndarray) -> np.ndarray:
 
 
 def _file(folder: Path, eye: str, ending: str) -> Path:
+    """A file of an eye; eyes other than `EYES` have all their files in one folder."""
+    if eye not in EYES:
+        folder = folder.parent / "real" / "duke_dme_more"
     return folder / f"duke_dme_eye{eye}_{ending}"
 
 

@@ -12,16 +12,19 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from scipy.ndimage import gaussian_filter
 
 from octjepa.embed.shard import patch_intensity
 from octjepa.encoders import PretrainedEncoder
 from octjepa.encoders.pooling import TokenFeatures, pool_tokens
 from octjepa.progress import bar
+from octjepa.views import geometry, intensity
 from octjepa.volume import CanonicalVolume
 
 from .cohorts import Cohort
 
 _BATCH = 8
+_CONTEXT_CELL = (2, 2, 4)  # voxels
 _RAW_SAMPLE = 200  # training eyes whose patches give the principal components of raw voxels
 Featurise = Callable[[Sequence[CanonicalVolume]], list[TokenFeatures]]
 
@@ -109,6 +112,69 @@ def of_tissue(encoder: PretrainedEncoder) -> Featurise:
         ]
 
     return featurise
+
+
+def of_position(encoder: PretrainedEncoder) -> Featurise:
+    """Where a patch is, and nothing of what is in it: depth, eccentricity, their squares and their product."""
+
+    def featurise(volumes: Sequence[CanonicalVolume]) -> list[TokenFeatures]:
+        selected = [encoder.select_tokens(volume) for volume in volumes]
+        return [
+            TokenFeatures(positions_in_view(one.grid_index, one.grid), one.grid_index, one.grid, one.tissue)
+            for one in selected
+        ]
+
+    return featurise
+
+
+def positions_in_view(index: Int[np.ndarray, " k"], grid: tuple[int, int, int]) -> Float[np.ndarray, "k 5"]:
+    """Depth and eccentricity of tokens, from -1 to 1, their squares and their product."""
+    at = np.stack(np.unravel_index(index, grid), axis=1)
+    at = (2 * at + 1) / np.array(grid) - 1
+    depth, eccentricity = at[:, 1], np.hypot(at[:, 0], at[:, 2])
+    return np.stack([depth, eccentricity, depth**2, eccentricity**2, depth * eccentricity], axis=1).astype(np.float32)
+
+
+def of_context(encoder: PretrainedEncoder) -> Featurise:
+    """Hand-made features of each patch and its neighbourhood: seven numbers for every cell of 2 x 2 x 4 voxels.
+
+    The cell's mean, its smoothed mean, that of the cells above, below and to both sides, and how far the smoothed mean
+    is from the median of the eye at that depth.
+    """
+    recipe = encoder.recipe
+    size, patch = recipe.preprocessing.image_size, recipe.tokens.patch_size
+    cells = tuple(part // cell for part, cell in zip(patch, _CONTEXT_CELL, strict=True))
+
+    def featurise(volumes: Sequence[CanonicalVolume]) -> list[TokenFeatures]:
+        found = []
+        for volume in volumes:
+            one = encoder.select_tokens(volume)
+            view = geometry.apply_transform(volume.pixels, geometry.center_crop(recipe.preprocessing), size)
+            image = intensity.lookup_table(volume.tissue_mean, volume.tissue_std)[view]
+            maps = _context_maps(image)
+            features = [patches_of(each, one.grid, cells)[one.grid_index] for each in maps]
+            found.append(TokenFeatures(np.concatenate(features, axis=1), one.grid_index, one.grid, one.tissue))
+        return found
+
+    return featurise
+
+
+def _context_maps(image: Float[np.ndarray, "D H W"]) -> list[Float[np.ndarray, "d h w"]]:
+    """The seven maps of `of_context`, one value for each cell."""
+    (d, h, w), (p, q, r) = image.shape, _CONTEXT_CELL
+    mean = image.reshape(d // p, p, h // q, q, w // r, r).mean(axis=(1, 3, 5))
+    smooth = gaussian_filter(mean, (0.5, 1.0, 1.0), mode="nearest")
+    framed = np.pad(smooth, ((0, 0), (1, 1), (1, 1)), mode="edge")
+    around = [framed[:, :-2, 1:-1], framed[:, 2:, 1:-1], framed[:, 1:-1, :-2], framed[:, 1:-1, 2:]]
+    return [mean, smooth, *around, smooth - np.median(smooth, axis=(0, 2), keepdims=True)]
+
+
+def patches_of(
+    values: Float[np.ndarray, "d h w"], grid: tuple[int, int, int], patch: tuple[int, ...]
+) -> Float[np.ndarray, "tokens n"]:
+    """A map cut into `grid` patches of `patch` values each, in raster order."""
+    tiles = values.reshape(grid[0], patch[0], grid[1], patch[1], grid[2], patch[2]).transpose(0, 2, 4, 1, 3, 5)
+    return np.asarray(tiles.reshape(int(np.prod(grid)), -1), np.float32)
 
 
 def of_encoder(encoder: PretrainedEncoder) -> Featurise:

@@ -53,7 +53,17 @@ def export(
     positions of selected tokens to their features. Raises UsageError: `out` is not empty, or the extra of onnx is not
     installed; CheckpointError: the disk refuses.
     """
-    encoder = load_encoder(source)
+    return export_encoder(load_encoder(source), form, out, licence, metrics)
+
+
+def export_encoder(
+    encoder: PretrainedEncoder,
+    form: Form,
+    out: Path,
+    licence: str | None = None,
+    metrics: Mapping[str, float] | None = None,
+) -> list[str]:
+    """As `export`, for an encoder that is already loaded or was just trained."""
     if out.exists() and not out.is_dir():
         raise _not_empty(out)
     made = {"safetensors": _safetensors, "hf": _hugging_face, "onnx": _onnx}[form](encoder)

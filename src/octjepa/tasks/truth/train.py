@@ -16,7 +16,9 @@ import torch
 
 from octjepa.config import science_hash
 from octjepa.distributed.runtime import Runtime
-from octjepa.encoders import load_encoder
+from octjepa.distributed.signals import Interrupted
+from octjepa.encoders import PretrainedEncoder, load_encoder
+from octjepa.encoders.export import export_encoder
 from octjepa.errors import OctjepaError
 from octjepa.tasks.truth.network import TruthNetwork
 from octjepa.tasks.truth.training import TruthSettings, train_on_truth
@@ -32,6 +34,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--licence", help="of the weights, as the Hugging Face Hub names it; for the card")
     parser.add_argument("--precision", default="bf16", choices=("fp32", "bf16", "auto"))
     arguments = parser.parse_args()
     try:
@@ -48,9 +51,21 @@ def main() -> int:
         runtime = Runtime(arguments.precision)
         encoder.network.requires_grad_(True).train()
         network = TruthNetwork(encoder.network, encoder.recipe.tokens.patch_size).to(runtime.device)
-        settled = [asdict(settings), science_hash(encoder.recipe), str(arguments.init), arguments.random]
+        # A run that has not ended may be made longer or shorter when it is resumed.
+        settled = [
+            {**asdict(settings), "updates": None},
+            science_hash(encoder.recipe),
+            str(arguments.init),
+            arguments.random,
+        ]
         fingerprint = hashlib.sha256(json.dumps(settled).encode()).hexdigest()[:16]
         train_on_truth(network, encoder.recipe, settings, runtime, arguments.out, fingerprint)
+        recipe = encoder.recipe.model_copy(update={"name": "truth"})
+        trained = PretrainedEncoder(network.encoder.cpu(), recipe, "truth", encoder.recorded_training, encoder.which)
+        export_encoder(trained, "safetensors", arguments.out / "encoder", licence=arguments.licence)
+    except Interrupted as error:
+        print(f"{error}", file=sys.stderr)
+        return error.exit_code
     except OctjepaError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

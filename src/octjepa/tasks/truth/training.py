@@ -1,7 +1,7 @@
 """Training of an encoder on the truth of randomised phantoms, as a task of the supervised loop (`octjepa.train`).
 
 A batch depends on the seed and the number of the update only, so a resumed run computes what an uninterrupted run
-computes. Each volume is drawn when it is needed and used twice, with different crops, mirrors and tokens.
+computes. Each volume is drawn when it is needed and used four times, with different crops, mirrors and tokens.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from sklearn.metrics import average_precision_score
 from torch import Tensor
 
 from octjepa.distributed.runtime import Runtime
+from octjepa.errors import UsageError
 from octjepa.keys import generator
 from octjepa.phantom.random_scene import SHIFTED, SceneRanges
 from octjepa.phantom.scene_stream import TRAINING_MIX
@@ -41,7 +42,7 @@ from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervi
 from octjepa.views import geometry, intensity, tokens
 from octjepa.views.sample import token_positions
 
-_LAG: Final = 7  # updates after which a volume is used again
+_LAGS: Final = (0, 7, 14, 21)  # updates after which a volume is used again
 _FLUID: Final = len(LESION_GROUPS[:-1]) * len(SHARES) + SHARES.index(0.08)  # output of the head: fluid, 8 %
 
 
@@ -58,6 +59,15 @@ class TruthSettings:
     validation_volumes: int = 32
     validate_every: int = 200
     save_every: int = 50
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.batch % len(_LAGS):
+            raise UsageError(
+                f"a batch of {self.batch} volumes: expected a multiple of {len(_LAGS)}, because each volume is used "
+                f"{len(_LAGS)} times"
+            )
+        if self.updates < 1:
+            raise UsageError(f"{self.updates} updates: expected at least 1")
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +110,7 @@ class TruthTask(SupervisedTask[TruthBatch]):
         self._schedule = TrainRecipe(
             max_updates=settings.updates, base_lr=settings.learning_rate, warmup_share=0.04, min_lr_ratio=0.01
         )
-        self._volume = lru_cache(settings.batch * (_LAG + 1))(self._draw)
+        self._volume = lru_cache(settings.batch // len(_LAGS) * (_LAGS[-1] + 1))(self._draw)
 
     def begin_update(self, update: int) -> dict[str, Any]:
         """Sets the learning rate."""
@@ -114,10 +124,10 @@ class TruthTask(SupervisedTask[TruthBatch]):
             yield self.batch(update)
 
     def batch(self, update: int) -> TruthBatch:
-        """The batch of an update: half of its volumes are new, half were new some updates ago."""
-        half = self.settings.batch // 2
-        earlier = max(update - _LAG, 0)
-        numbers = [*range(update * half, (update + 1) * half), *range(earlier * half, (earlier + 1) * half)]
+        """The batch of an update: a quarter of its volumes are new, the others were new some updates ago."""
+        share = self.settings.batch // len(_LAGS)
+        starts = [max(update - lag, 0) * share for lag in _LAGS]
+        numbers = [number for start in starts for number in range(start, start + share)]
         rng = generator("truth batch", self.settings.seed, update)
         count = int(rng.choice(self.settings.token_counts))
         return _collate([_sample(self._volume(number), self.recipe, count, rng) for number in numbers])
@@ -178,9 +188,7 @@ def _sample(drawn: LabelledVolume, recipe: Recipe, count: int, rng: np.random.Ge
     return _tokens_of(replace(volume, pixels=pixels, band=band), labels, boundaries, index, recipe)
 
 
-def _tokens_of(
-    volume: Any, labels: np.ndarray, boundaries: np.ndarray, index: np.ndarray, recipe: Recipe
-) -> _Sample:
+def _tokens_of(volume: Any, labels: np.ndarray, boundaries: np.ndarray, index: np.ndarray, recipe: Recipe) -> _Sample:
     """Normalised patches and truth of the tokens `index` of a view."""
     patch = recipe.tokens.patch_size
     values = tokens.extract_patches(volume.pixels, patch, index)
@@ -202,22 +210,20 @@ def _collate(samples: Sequence[_Sample]) -> TruthBatch:
 
 
 @torch.no_grad()
-def score(
-    network: TruthNetwork, recipe: Recipe, volumes: Sequence[LabelledVolume], runtime: Runtime
-) -> TruthScores:
+def score(network: TruthNetwork, recipe: Recipe, volumes: Sequence[LabelledVolume], runtime: Runtime) -> TruthScores:
     """Scores of the heads on whole volumes, with the tokens that a frozen encoder reads."""
     network.eval()
     losses, fluid, found, errors = [], [], [], []
     crop = geometry.center_crop(recipe.preprocessing)
-    z, y, x = (slice(m, m + s) for m, s in zip(recipe.preprocessing.margin, recipe.preprocessing.image_size, strict=True))
+    z, y, x = (
+        slice(m, m + s) for m, s in zip(recipe.preprocessing.margin, recipe.preprocessing.image_size, strict=True)
+    )
     for drawn in volumes:
         band = geometry.band_in_view(drawn.volume.band, crop, recipe.preprocessing.image_size)
         share = tokens.tissue_share_of_band(band, recipe.tokens.patch_size, recipe.preprocessing.image_size[1])
         index = tokens.select_tissue(share, recipe.grid)
         view = replace(drawn.volume, pixels=drawn.volume.pixels[z, y, x])
-        batch = _collate(
-            [_tokens_of(view, drawn.labels[z, y, x], drawn.boundaries[z, :, x] - y.start, index, recipe)]
-        )
+        batch = _collate([_tokens_of(view, drawn.labels[z, y, x], drawn.boundaries[z, :, x] - y.start, index, recipe)])
         with runtime.autocast():
             outputs = network(batch.patches.to(runtime.device), batch.positions.to(runtime.device))
         truth = TokenTruth(*(values.to(runtime.device) for values in batch.truth))

@@ -122,6 +122,7 @@ def _on_grid(
         error = error + rng.normal(0, 5.0) * np.linspace(-1, 1, width)[None]
     scale = ROW_MM / dy * zoom_rows
     row = base[:, None] + (np.arange(height)[None, :, None] - anchor - error[:, None]) / scale  # [D, H, W]
+    row = row.astype(np.float32)
     inside = (row >= 0) & (row <= ROWS - 1) & seen
     low = np.clip(row, 0, ROWS - 1.001).astype(np.int64)
     share = (np.clip(row, 0, ROWS - 1.001) - low).astype(np.float32)
@@ -197,7 +198,7 @@ def _form(
     slices, height, width = power.shape
     random, strong = float(level > 0), level == 2
     rows = np.arange(height, dtype=np.float32)[None, :, None]
-    bruch = np.nan_to_num(boundaries[:, -1:], nan=height)
+    bruch = np.nan_to_num(boundaries[:, -1:], nan=height).astype(np.float32)
 
     # Gain of the eye, of each frame, along the columns and with depth; loss below Bruch's membrane.
     light = rng.normal(0, 1.7 + 1.3 * random) + rng.normal(0, 0.6, (slices, 1, 1))
@@ -205,7 +206,7 @@ def _form(
     light = light - random * rng.uniform(-1, 7) * rows / (2 * height)
     loss = random * max(0.0, rng.uniform(-0.02, 0.12))
     light = light - loss * np.maximum(rows - bruch, 0)
-    power = power * np.power(10.0, light / 10).astype(np.float32)
+    power = power * np.exp(light.astype(np.float32) * np.float32(np.log(10) / 10))
     attenuation = random * rng.random() * 1.2e-3
     power *= np.exp(-attenuation * np.cumsum(np.minimum(power, 60), axis=1))
     if random:
@@ -222,7 +223,7 @@ def _form(
     power = power * np.maximum(1 - 1 / (9 * looks) + field / (3 * np.sqrt(looks)), 0.02) ** 3
 
     # Display: a root or nearly a logarithm, in a window that may saturate.
-    exponent = rng.uniform(0.02, 0.4) if strong else rng.choice([0.02, 0.25]) + 0.02 * rng.random()
+    exponent = rng.uniform(0.02, 0.4) if strong else float(rng.choice([0.02, 0.25])) + 0.02 * rng.random()
     floor = rng.uniform(-0.15, 0.35) if strong else rng.uniform(-0.05, 0.25)
     bright = floor + (rng.uniform(0.25, 1.0) if strong else rng.uniform(0.35, 0.9))
     display = floor + (bright - floor) * (power**exponent - 1) / (100.0**exponent - 1)

@@ -1,0 +1,175 @@
+"""An encoder that learns the truth of phantom volumes: the volumes, their truth by token, the training and its export."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from octjepa.distributed.runtime import Runtime
+from octjepa.encoders import load_encoder
+from octjepa.errors import UsageError
+from octjepa.files import read_json_lines
+from octjepa.phantom.random_scene import MODERATE, STRONG
+from octjepa.tasks.truth import train, training
+from octjepa.tasks.truth.network import CELL, TruthNetwork, lesion_targets, token_distances, token_labels
+from octjepa.tasks.truth.training import TruthSettings, TruthTask, score, validation_volumes
+from octjepa.tasks.truth.volumes import LAYERS, UNKNOWN, VOXEL_CLASSES, draw_volume
+from octjepa.train.learner import Learner
+
+PACKAGED = load_encoder("phantom-tiny")
+RECIPE = PACKAGED.recipe
+GRID, PATCH = RECIPE.grid, RECIPE.tokens.patch_size
+
+
+def test_a_volume_is_a_function_of_its_number() -> None:
+    one, again, other = (draw_volume(3, number, MODERATE, RECIPE.preprocessing) for number in (0, 0, 1))
+    assert np.array_equal(one.volume.pixels, again.volume.pixels)
+    assert np.array_equal(one.labels, again.labels)
+    assert not np.array_equal(one.volume.pixels, other.volume.pixels)
+
+
+def test_labels_follow_the_boundaries_and_the_encoder_can_read_the_volume() -> None:
+    drawn = draw_volume(3, 2, STRONG, RECIPE.preprocessing)
+    assert drawn.volume.pixels.shape == RECIPE.preprocessing.stored_size
+    rows = np.arange(drawn.labels.shape[1])[None, :, None]
+    healthy = (drawn.labels != UNKNOWN) & (drawn.labels < LAYERS)
+    assert healthy.mean() > 0.5
+    assert set(np.unique(drawn.labels)) <= {*range(VOXEL_CLASSES), UNKNOWN}
+    above = sum((rows >= drawn.boundaries[:, number, None]).astype(int) for number in range(8))
+    assert np.array_equal(drawn.labels[healthy], above[healthy])
+    # The band that selects tokens begins at the inner limiting membrane, within the noise of a surface finder.
+    found = drawn.volume.band[0].astype(float)
+    difference = np.abs(found - np.clip(drawn.boundaries[:, 0], 0, rows.max()))
+    assert np.nanmedian(difference[found >= 0]) < 3
+    assert PACKAGED.encode_volumes([drawn.volume])[0].features.shape[1] == PACKAGED.dim
+
+
+def test_vitreous_is_dark_and_retina_is_bright() -> None:
+    drawn = draw_volume(3, 4, MODERATE, RECIPE.preprocessing)
+    vitreous, nerve_fibres = (drawn.volume.pixels[drawn.labels == number].mean() for number in (0, 1))
+    assert nerve_fibres > vitreous + 20
+
+
+def test_distances_are_in_patch_heights_from_the_centre_of_a_token() -> None:
+    d, h, w = GRID
+    boundaries = np.full((d * PATCH[0], 8, w * PATCH[2]), 43.5, np.float32)
+    boundaries[5, 2, : PATCH[2] // 2] = 51.5  # one slice, the first half of the first patch's columns
+    boundaries[6, 3] = np.nan
+    index = np.array([np.ravel_multi_index((1, row, 0), GRID) for row in (5, 4, 15)])
+    found = token_distances(boundaries, index, GRID, PATCH).reshape(3, 8, PATCH[0], 2)
+    assert found[0, 0] == pytest.approx(0.0)  # rows 40 to 47 have their centre at 43.5
+    assert found[1, 0] == pytest.approx(1.0)
+    assert found[2, 0] == pytest.approx(-3.0)  # out of reach
+    assert found[0, 2, 1].tolist() == [1.0, 0.0]
+    assert np.isnan(found[0, 3, 2]).all()
+    assert h == 16
+
+
+def test_cells_hold_neighbouring_voxels() -> None:
+    network = TruthNetwork(PACKAGED.network, PATCH)
+    numbers = np.arange(np.prod(PATCH), dtype=np.uint8).reshape(PATCH)
+    cells = network.cell_labels(torch.from_numpy(numbers.reshape(1, 1, -1)))[0, 0].numpy()
+    p, q, r = CELL
+    expected = [
+        numbers[z : z + p, y : y + q, x : x + r].ravel()
+        for z in range(0, PATCH[0], p)
+        for y in range(0, PATCH[1], q)
+        for x in range(0, PATCH[2], r)
+    ]
+    assert np.array_equal(cells, expected)
+
+
+def test_lesion_targets_count_shares_of_a_patch() -> None:
+    labels = torch.zeros(1, 2, 256, dtype=torch.uint8)
+    labels[0, 0, :10] = LAYERS  # 4 % intraretinal
+    labels[0, 0, 10:26] = LAYERS + 1  # 6 % subretinal
+    found = lesion_targets(labels)[0].reshape(2, 4, 3)
+    assert found[0].tolist() == [[1, 0, 0], [1, 0, 0], [0, 0, 0], [1, 1, 0]]
+    assert not found[1].any()
+    cut = token_labels(np.full(RECIPE.preprocessing.image_size, 7, np.uint8), np.array([0, 1023]), PATCH)
+    assert cut.shape == (2, 256) and (cut == 7).all()
+
+
+class _Perfect(TruthNetwork):
+    """Knows what it is asked."""
+
+    def forward(self, patches, positions):  # type: ignore[no-untyped-def]
+        truth = self.answers.pop(0)
+        outputs = super().forward(patches, positions)
+        logits = 20 * lesion_targets(truth.labels) - 10
+        return outputs._replace(lesions=logits, distances=torch.nan_to_num(truth.distances))
+
+
+def test_scores_of_a_perfect_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = _Perfect(PACKAGED.network, PATCH)
+    network.answers = []
+    collate = training._collate
+
+    def remember(samples):  # type: ignore[no-untyped-def]
+        batch = collate(samples)
+        network.answers.append(batch.truth)
+        return batch
+
+    monkeypatch.setattr(training, "_collate", remember)
+    found = score(network, RECIPE, validation_volumes(RECIPE, 2), Runtime("fp32"))
+    assert found.fluid_ap == pytest.approx(1.0)
+    assert found.boundary_um == pytest.approx(0.0, abs=1e-3)
+
+
+def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(folder: Path, updates: int) -> int:
+        options = f"--out {folder} --updates {updates} --batch 4 --precision fp32 --licence apache-2.0"
+        monkeypatch.setattr(sys, "argv", ["train", *options.split()])
+        return train.main()
+
+    monkeypatch.setattr(training, "validation_volumes", lambda recipe, count: validation_volumes(recipe, 1))
+    monkeypatch.setattr(train, "TruthSettings", partial(TruthSettings, save_every=1))
+    assert run(tmp_path / "whole", 3) == 0
+    begin = TruthTask.begin_update
+
+    def killed(task: TruthTask, update: int) -> dict[str, Any]:
+        if update == 2:
+            raise RuntimeError("killed")
+        return begin(task, update)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TruthTask, "begin_update", killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            run(tmp_path / "parts", 3)
+    assert run(tmp_path / "parts", 3) == 0
+    assert [line["update"] for line in read_json_lines(tmp_path / "parts" / "metrics.jsonl")] == [1, 2, 3, 3]
+
+    whole, parts = (load_encoder(tmp_path / name / "encoder") for name in ("whole", "parts"))
+    assert whole.name == "truth" and whole.recorded_training == PACKAGED.recorded_training
+    for name, weights in whole.network.state_dict().items():
+        assert torch.equal(weights, parts.network.state_dict()[name]), name
+    assert not torch.equal(whole.network.embed.weight, PACKAGED.network.embed.weight)
+
+
+def test_a_few_updates_lower_the_loss() -> None:
+    torch.manual_seed(0)
+    encoder = load_encoder("phantom-tiny")
+    encoder.network.requires_grad_(True)
+    network = TruthNetwork(encoder.network, PATCH)
+    task = TruthTask(network, RECIPE, TruthSettings(updates=12, batch=4, token_counts=(64,)), Runtime("fp32"))
+    learner = Learner("truth", network, task.optimizer, 12)
+    batch, losses = task.batch(0), []
+    for update in range(8):
+        task.begin_update(update)
+        loss = next(task.losses(learner, batch, update, 4))
+        loss.backward()
+        task.optimizer.step()
+        task.optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_a_batch_that_cannot_be_divided_is_refused() -> None:
+    with pytest.raises(UsageError, match="a batch of 6 volumes: expected a multiple of 4"):
+        TruthSettings(updates=3, batch=6)
