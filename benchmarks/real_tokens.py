@@ -215,7 +215,7 @@ def _recorded(segmenter: Segmenter) -> Iterator[list[torch.Tensor]]:
 def of_segmenter(
     work: Path, data: Path, eyes: Sequence[RealEye], encoder: PretrainedEncoder, preprocessing: Preprocessing
 ) -> Featurise:
-    """Mean and maximum over each patch of the 32 last features of the packaged segmentation network, and of its classes.
+    """Mean and maximum, over each patch, of the last 32 features and of the classes of the segmentation network.
 
     The network reads the native B-scans; its features are carried to the encoder's grid.
     """

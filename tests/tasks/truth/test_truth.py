@@ -1,4 +1,4 @@
-"""An encoder that learns the truth of phantom volumes: the volumes, their truth by token, the training and its export."""
+"""An encoder that learns the truth of phantom volumes: volumes, truth by token, training and export."""
 
 from __future__ import annotations
 
@@ -93,7 +93,8 @@ def test_lesion_targets_count_shares_of_a_patch() -> None:
     assert found[0].tolist() == [[1, 0, 0], [1, 0, 0], [0, 0, 0], [1, 1, 0]]
     assert not found[1].any()
     cut = token_labels(np.full(RECIPE.preprocessing.image_size, 7, np.uint8), np.array([0, 1023]), PATCH)
-    assert cut.shape == (2, 256) and (cut == 7).all()
+    assert cut.shape == (2, 256)
+    assert (cut == 7).all()
 
 
 class _Perfect(TruthNetwork):
@@ -146,7 +147,8 @@ def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(tmp_path: Path, m
     assert [line["update"] for line in read_json_lines(tmp_path / "parts" / "metrics.jsonl")] == [1, 2, 3, 3]
 
     whole, parts = (load_encoder(tmp_path / name / "encoder") for name in ("whole", "parts"))
-    assert whole.name == "truth" and whole.recorded_training == PACKAGED.recorded_training
+    assert whole.name == "truth"
+    assert whole.recorded_training == PACKAGED.recorded_training
     for name, weights in whole.network.state_dict().items():
         assert torch.equal(weights, parts.network.state_dict()[name]), name
     assert not torch.equal(whole.network.embed.weight, PACKAGED.network.embed.weight)
