@@ -134,7 +134,7 @@ def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(tmp_path: Path, m
     assert run(tmp_path / "whole", 3) == 0
     begin = TruthTask.begin_update
 
-    def killed(task: TruthTask, update: int) -> dict[str, Any]:
+    def killed(task: TruthTask, update: int) -> Any:
         if update == 2:
             raise RuntimeError("killed")
         return begin(task, update)

@@ -112,8 +112,8 @@ class TruthTask(SupervisedTask[TruthBatch]):
         )
         self._volume = lru_cache(settings.batch // len(_LAGS) * (_LAGS[-1] + 1))(self._draw)
 
-    def begin_update(self, update: int) -> dict[str, Any]:
-        """Sets the learning rate."""
+    def begin_update(self, update: int) -> Any:
+        """Sets the learning rate, and returns it for the journal."""
         rate = learning_rate(update, self.settings.updates, self._schedule)
         set_learning_rate(self.optimizer, rate)
         return {"lr": rate}
