@@ -107,8 +107,8 @@ def _on_grid(
     first = np.floor(at - (covered - 1) / 2).astype(np.int64)
     seen = (first >= 0) & (first + covered <= COLUMNS)
     middle = np.clip(np.rint(at).astype(np.int64), 0, COLUMNS - 1)
-    lit = _POWER[scene.power]
-    power = np.mean([lit[:, :, np.clip(first + k, 0, COLUMNS - 1)] for k in range(covered)], axis=0)  # [D, rows, W]
+    linear = _POWER[scene.power]
+    power = np.mean([linear[:, :, np.clip(first + k, 0, COLUMNS - 1)] for k in range(covered)], axis=0)  # [D, rows, W]
 
     # Rows: Bruch's membrane, as fitted, lies at the anchor, except for the errors of a surface finder.
     bruch = _filled(scene.boundaries_px[:, -1])
