@@ -55,16 +55,32 @@ def test_of_some_metrics_less_is_better(low: float, lower_is_better: bool, verdi
     assert words in headline.sentence
 
 
+def test_few_test_people_conclude_nothing() -> None:
+    pair = Paired(difference=0.3, low=0.2, high=0.4, n_people=6)
+    headline = paired_headline(pair, TRAINED)
+    assert (headline.verdict, headline.too_few_people) == ("open", True)
+    assert "6 test people cannot show whether training helped" in headline.sentence
+    assert paired_headline(replace(pair, n_people=20), TRAINED).verdict == "good"
+
+
+def test_a_tie_is_not_reported_as_a_win() -> None:
+    centred = {"val_centred/loss": 0.6317, "val_centred/baseline_loss/position_mean": 0.6323}
+    sentence = pretext_headline({"val/cosine": 0.61, **BASELINES, **centred}).sentence
+    assert "as good as the best of them: loss 0.632 against 0.632" in sentence
+    better = pretext_headline({"val/cosine": 0.61, **BASELINES, **centred, "val_centred/loss": 0.5}).sentence
+    assert "also beats them: loss 0.500 against 0.632" in better
+
+
 def test_no_difference_is_not_a_zero() -> None:
     for missing in (None, Paired()):
         assert paired_headline(missing, TRAINED).verdict == "none"
 
 
-@pytest.mark.parametrize(("centred", "word"), [(0.2, "also"), (0.9, "not")])
+@pytest.mark.parametrize(("centred", "word"), [(0.2, "also beats them"), (0.9, "does not beat them")])
 def test_the_centred_figures_stand_beside_the_drawn_ones(centred: float, word: str) -> None:
     drawn = {"val/cosine": 0.9, "val/baseline/position_mean": 0.5}
     found = pretext_headline({**drawn, "val_centred/loss": centred, "val_centred/baseline_loss/position_mean": 0.4})
-    assert f"With every view centred it does so {word}: loss" in found.sentence
+    assert f"With every view centred it {word}: loss" in found.sentence
     assert "centred" not in pretext_headline(drawn).sentence
 
 

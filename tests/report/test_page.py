@@ -113,7 +113,7 @@ def test_no_unrendered_value(page: str) -> None:
     [
         (0.02, 0.08, "The interval excludes zero: training helped on these people.", "✓ holds"),
         (-0.02, 0.06, "this run does not show that training helped", "? not shown"),
-        (-0.09, -0.01, "training did harm on these people", "✕ fails"),
+        (-0.09, -0.01, "training reduced performance on these people", "✕ fails"),
     ],
 )
 def test_the_sentence_follows_the_interval(

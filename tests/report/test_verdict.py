@@ -62,6 +62,40 @@ def test_faults_alarms_and_a_loss_that_is_no_number_are_broken() -> None:
     assert overall_verdict(replace(healed, kind="store"), [GOOD], []) is None
 
 
+@pytest.mark.parametrize(
+    ("results", "answer"),
+    [
+        ([GOOD], "Yes."),
+        ([BAD, OPEN], "Not shown."),
+        ([GOOD, BAD], "In part."),
+        ([NONE], "Unknown."),
+        ([replace(OPEN, too_few_people=True)], "Unknown. There are too few"),
+    ],
+)
+def test_software_and_training_are_two_questions(results: list[Headline], answer: str) -> None:
+    files = Headline("Files read", "9 of 9", "good", "")
+    verdict = overall_verdict(contents(line(1)), [files, *results], [])
+    assert verdict is not None
+    software, training = verdict.answers
+    assert software.answer.startswith("Yes.")
+    assert training.answer.startswith(answer)
+    assert all("Files read" not in reason for reason in training.reasons)
+    diverged = overall_verdict(contents({"update": 1, "train/loss": float("nan")}), [files, *results], [])
+    assert diverged is not None
+    assert diverged.answers[0].answer.startswith("No.")
+
+
+def test_a_small_test_set_is_too_small_and_not_broken() -> None:
+    tuned = Contents(Path("tuned"), "tuning", training=Training(Path("tuned"), {}, "", [], {}))
+    small = Fault("rare_class", "2 test people have grade 3")
+    verdict = overall_verdict(tuned, [GOOD], [small, small])
+    assert verdict is not None
+    assert (verdict.word, verdict.reasons) == ("too small to conclude", (small.what,))
+    verdict = overall_verdict(tuned, [GOOD], [small, Fault("leaked_person", "a person is in two splits")])
+    assert verdict is not None
+    assert verdict.word == "broken"
+
+
 def test_a_fine_tuning_names_its_strongest_baseline() -> None:
     def pair(against: str, low: float) -> dict[str, object]:
         ends = {"difference": low + 0.1, "low": low, "high": low + 0.2}
@@ -116,6 +150,7 @@ def test_the_strip_goes_through_the_tissue_and_the_extremes_are_by_quality(made:
 
 @pytest.mark.slow
 def test_the_page_says_the_verdict(page: str) -> None:
-    assert "Verdict: " in page
+    assert "Did the software work?" in page
+    assert "Did this training teach something?" in page
     assert 'class="strip"' in page
     assert "Volumes of lowest quality" in page

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -108,6 +108,7 @@ class Contents:
     compared: tuple[Training, ...] = ()
     phantom: bool = False
     demo_seconds: float | None = None
+    segmenter: Mapping[str, Any] | None = None  # of a demo: errors of the packaged segmenter
     missing: tuple[Missing, ...] = ()
 
     @property
@@ -170,8 +171,20 @@ def read_contents(source: str | Path) -> Contents:
     probe = attempt("the probe", root / file, _read_probe, command)
     phantom = kind == "demo" and (root / "phantom").is_dir()
     demo = root / "demo.json"
-    seconds = read_json_object(demo, _REMEDY).get("seconds") if kind == "demo" and demo.is_file() else None
-    return Contents(root, kind, store, training, probe, embeddings, (), phantom, seconds, tuple(missing))
+    recorded = read_json_object(demo, _REMEDY) if kind == "demo" and demo.is_file() else {}
+    return Contents(
+        root,
+        kind,
+        store,
+        training,
+        probe,
+        embeddings,
+        (),
+        phantom,
+        recorded.get("seconds"),
+        recorded.get("segmenter"),
+        tuple(missing),
+    )
 
 
 def read_run(source: str | Path) -> Training:

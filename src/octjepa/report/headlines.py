@@ -1,4 +1,4 @@
-"""The results at the top of the page, each as a figure and a sentence with its numbers, and the faults before them."""
+"""The results at the top of the page, each with a value and a sentence, and the faults that come before them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from octjepa.errors import counted
 from octjepa.evaluate.results import Paired, ProbePaired, Row, TunedPaired, read_paired
-from octjepa.metrics.findings import BASELINES, Fault
+from octjepa.metrics.findings import BASELINES, FEWEST_TEST_PEOPLE, Fault
 from octjepa.metrics.intervals import LOWER_IS_BETTER
+from octjepa.recipe.objectives import FACTS
 from octjepa.report.cohort import Cohort
 from octjepa.report.contents import Contents, Training
 from octjepa.report.html import number, signed
@@ -27,12 +29,16 @@ PREDICTORS = {
 
 @dataclass(frozen=True)
 class Headline:
-    """One result: its figure, whether it holds, and the sentence that says what it means."""
+    """One result: its value as text, whether it holds, and a sentence that explains it.
+
+    too_few_people: the test set has fewer than `FEWEST_TEST_PEOPLE` people, so that nothing is concluded.
+    """
 
     title: str
     figure: str
     verdict: Verdict
     sentence: str
+    too_few_people: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,12 +83,14 @@ HEAD_OVER_UNTRAINED = Contrast(
 
 
 def headlines(contents: Contents, cohort: Cohort | None) -> list[Headline]:
-    """Files read, then the trained encoder against trivial predictors and baselines."""
-    result = [] if cohort is None else [_files(cohort)]
+    """The packaged segmenter of a demo, files read, then the trained encoder against predictors and baselines."""
+    result = [] if contents.segmenter is None else [_packaged_segmenter(contents.segmenter)]
+    result += [] if cohort is None else [_files(cohort)]
     if contents.kind in ("run", "demo"):
         validations = contents.run.lines_with("val/loss") if contents.run else []
         paired = None if contents.probe is None else contents.probe.paired
-        result += [pretext_headline(validations[-1] if validations else None), paired_headline(paired, TRAINED)]
+        pretext = pretext_headline(validations[-1] if validations else None, _predicted(contents))
+        result += [pretext, paired_headline(paired, TRAINED)]
         if contents.probe is not None:
             result += strongest_baseline_headline(contents.probe.rows, paired, contents.probe.baselines)
     elif contents.kind == "tuning":
@@ -93,6 +101,18 @@ def headlines(contents: Contents, cohort: Cohort | None) -> list[Headline]:
             pair = next((pair for pair in pairs if pair.reference == reference), None)
             result.append(paired_headline(pair, contrast))
     return result
+
+
+def _packaged_segmenter(measured: Mapping[str, Any]) -> Headline:
+    """Layers and fluid of the packaged segmenter on synthetic eyes with known truth."""
+    error = f"{float(measured['boundary_error_um']):.1f} um"
+    sentence = (
+        f"On {counted(int(measured['eyes']), 'synthetic eye')}, one per device, the packaged segmenter places eight "
+        f"boundaries with a mean error of {error}"
+    )
+    if measured.get("fluid_dice") is not None:
+        sentence += f", and fluid with a Dice of {float(measured['fluid_dice']):.2f}"
+    return Headline("Packaged segmenter", error, "good", sentence + ". The pictures are in segmented/index.html.")
 
 
 def _files(cohort: Cohort) -> Headline:
@@ -138,8 +158,16 @@ def _tuning(tuning: Training | None) -> list[Headline]:
     return [headline(pair_against("frozen"), TUNED), headline(best, words)]
 
 
-def pretext_headline(validation: Mapping[str, Any] | None) -> Headline:
-    """Whether the learned predictor beats the trivial ones on held-out people."""
+def _predicted(contents: Contents) -> str:
+    """The noun for what the objective of the run predicts: features, voxels, or targets of another package."""
+    if contents.run is None or contents.run.recipe is None:
+        return "targets"
+    facts = FACTS.get(contents.run.recipe.objective.name)
+    return {"jepa": "features", "mae": "voxels"}.get(facts.module if facts else "", "targets")
+
+
+def pretext_headline(validation: Mapping[str, Any] | None, predicted: str = "features") -> Headline:
+    """Whether the learned predictor beats the trivial predictors on held-out people. predicted: features or voxels."""
     title = "Predicting hidden tissue"
     if validation is None:
         return Headline(title, "–", "none", "There is no validation, so nothing is known of the pretext task.")
@@ -151,7 +179,9 @@ def pretext_headline(validation: Mapping[str, Any] | None) -> Headline:
         return Headline(title, number(ours), "none", sentence)
     best = max(baselines, key=lambda name: baselines[name])
     rival = f"{PREDICTORS[best]} ({number(baselines[best])})"
-    sentence = f"On held-out people the predictor reaches a cosine of {number(ours)} with the hidden tokens’ features. "
+    sentence = (
+        f"On held-out people the predictor reaches a cosine of {number(ours)} with the hidden tokens’ {predicted}. "
+    )
     unbeaten = [name.replace("_", " ") for name, cosine in baselines.items() if ours <= cosine]
     if unbeaten:
         sentence += (
@@ -170,8 +200,11 @@ def _centred_sentence(validation: Mapping[str, Any]) -> str:
     measured = [float(value) for value in losses if value is not None]
     if ours is None or not measured:
         return ""
-    holds = "also" if float(ours) < min(measured) else "not"
-    return f" With every view centred it does so {holds}: loss {number(float(ours))} against {number(min(measured))}."
+    loss, best = number(float(ours)), number(min(measured))
+    if loss == best:
+        return f" With every view centred it is as good as the best of them: loss {loss} against {best}."
+    holds = "also beats them" if float(ours) < min(measured) else "does not beat them"
+    return f" With every view centred it {holds}: loss {loss} against {best}."
 
 
 def _is_finite(value: Any) -> bool:
@@ -189,16 +222,24 @@ def paired_headline(pair: Paired | None, words: Contrast, lower_is_better: bool 
             f"The difference is {signed(value)}, without a 95 % interval (fewer than six people are held out, or it is "
             "the same in every resample): it shows nothing."
         )
-        return Headline(words.title, signed(value), "open", sentence)
+        few = pair.n_people is not None and pair.n_people < FEWEST_TEST_PEOPLE
+        return Headline(words.title, signed(value), "open", sentence, too_few_people=few)
     low, high = float(pair.low), float(pair.high)
     interval = f"95 % interval {signed(low)} to {signed(high)}, people resampled"
+    if pair.n_people is not None and pair.n_people < FEWEST_TEST_PEOPLE:
+        sentence = (
+            f"The difference between {words.both} is {signed(value)} ({interval}). "
+            f"{counted(pair.n_people, 'test person')} cannot show whether {words.tested} helped: use at least "
+            f"{FEWEST_TEST_PEOPLE}."
+        )
+        return Headline(words.title, signed(value), "open", sentence, too_few_people=True)
     if low > 0 or high < 0:
         good = (low > 0) != lower_is_better
         aside = ", and less is better," if lower_is_better else ""
         sentence = (
             f"{words.ours.format('higher' if low > 0 else 'lower')} {words.reference}{aside} by {number(abs(value))} "
-            f"({interval}). The interval excludes zero: {words.tested} {'helped' if good else 'did harm'} on these "
-            "people."
+            f"({interval}). The interval excludes zero: {words.tested} "
+            f"{'helped' if good else 'reduced performance'} on these people."
         )
         return Headline(words.title, signed(value), "good" if good else "bad", sentence)
     sentence = (
