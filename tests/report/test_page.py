@@ -216,7 +216,7 @@ def fill_tuning(path: Path, store: str) -> None:
     ]  # fmt: skip
     paired = [
         {"name": "small", "target": one["target"], "metric": "auroc", "against": against, "reference": reference,
-         "reference_probe": "linear", "difference": 0.13, "low": 0.04, "high": 0.22, "n_people": 10, "p": 0.01}
+         "reference_probe": "linear", "difference": 0.13, "low": 0.04, "high": 0.22, "n_people": 24, "p": 0.01}
         for one in targets for against, reference in (("frozen", "small"), ("best_baseline", "histogram"))
     ]  # fmt: skip
     lines = [{"update": u, "loss": 1 / u, "grad_norm": 2.0, "blocks": u - 1, "lr": 1e-3} for u in (1, 2, 3)]
