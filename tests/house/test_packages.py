@@ -91,6 +91,20 @@ def test_supported_pythons_agree(root: Path, project: dict[str, object]) -> None
     assert "Python 3.11, 3.12 or 3.13" in install
 
 
+def test_the_workflow_runs_pinned_actions_and_a_pinned_uv(root: Path) -> None:
+    """A tag of an action can be moved to other code, and uv installs everything else."""
+    workflow = (root / ".github/workflows/tests.yml").read_text()
+    used = re.findall(r"uses: (\S+)(.*)", workflow)
+    assert len(used) >= 5
+    wrong = [name for name, comment in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", name) or "# v" not in comment]
+    assert not wrong, "write the commit, and the version behind it"
+    assert re.search(r"^uv==\S+$", (root / "constraints.txt").read_text(), re.MULTILINE)
+    for name in ("scripts/setup", "scripts/environments/setup-xla", ".github/workflows/tests.yml"):
+        installs = [line for line in (root / name).read_text().splitlines() if re.search(r"pip install .*\buv\b", line)]
+        assert installs, name
+        assert all("-c constraints.txt uv" in line for line in installs), name
+
+
 def test_the_lowest_set_is_the_lower_end_of_every_range(root: Path, project: dict[str, object]) -> None:
     lowest = dict(line.split("==") for line in (root / "scripts" / "environments" / "lowest.txt").read_text().split())
     lower = {}

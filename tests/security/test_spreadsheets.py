@@ -13,7 +13,7 @@ from index_entries import index_entry, store_of
 from octjepa.evaluate.labels import read_labels
 from octjepa.report.leaderboard import csv_text
 from octjepa.tables import format_table, plain_cell, table_cell
-from octjepa.tasks.finetune.inference import _write_table
+from octjepa.tasks.finetune.inference import write_frame
 from octjepa.tasks.segment.thickness import write_table
 
 FORMULAS = [
@@ -58,7 +58,7 @@ def test_headers_and_cells_are_guarded(delimiter: str) -> None:
 
 def test_the_tables_of_the_verbs_are_guarded(tmp_path: Path) -> None:
     rows = [{"name": name, "value": -0.5, "note": None} for name in FORMULAS]
-    _write_table(tmp_path / "predictions.tsv", pd.DataFrame(rows))
+    write_frame(tmp_path / "predictions.tsv", pd.DataFrame(rows))
     write_table(tmp_path / "etdrs.tsv", list(rows[0]), [tuple(row.values()) for row in rows])
     (tmp_path / "leaderboard.csv").write_text(csv_text(rows), newline="")
     for path in tmp_path.iterdir():

@@ -58,7 +58,7 @@ def predict_scans(
             read, lost = dict(error.summary), error
         store = Store.open(out / STORE)
         refused = pd.DataFrame(store.quarantine, columns=["file", "reason", "detail"])
-        _write_table(out / REFUSED, refused)
+        write_frame(out / REFUSED, refused)
         if store.table.empty and lost is not None:
             raise lost
         made = {**_write(model, store, out, level), "refused": read["by_reason"], "store": str(out / STORE)}
@@ -84,7 +84,8 @@ def predict_store(tuned: str | Path, store: Store, out: Path, level: str | None 
         return _write(model, store, out, level)
 
 
-def _write_table(path: Path, table: pd.DataFrame) -> None:
+def write_frame(path: Path, table: pd.DataFrame) -> None:
+    """Writes a table as TSV with guarded cells (`octjepa.tables`). Raises OctjepaError: the disk refuses."""
     text = format_table(list(table.columns), table.itertuples(index=False, name=None))
     write_atomic(path, lambda file: file.write(text.encode()))
 
@@ -102,7 +103,7 @@ def _write(model: TunedModel, store: Store, out: Path, level: str | None) -> dic
         for number in range(len(model.heads))
     ]
     table = pd.DataFrame(lines)
-    _write_table(out / PREDICTIONS, table)
+    write_frame(out / PREDICTIONS, table)
     by_case = table[table["target"] == model.heads[0].target]
     classes = table[table["predicted"] != ""] if "predicted" in table else table.iloc[:0]
     return {
