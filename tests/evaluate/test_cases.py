@@ -53,11 +53,11 @@ def test_rules_give_what_they_say(level: str, several: str, features: list[float
     cases = group_cases(table.frame, level, several, {"v1": 30.0, "v2": 4.0})
     merged = cases.aggregate(table)
     assert merged.features("vector", "mean")[:, 0].tolist() == features
-    assert (cases.about["cases"], cases.about["level"], cases.about["several"]) == (len(features), level, several)
+    assert (cases.about.cases, cases.about.level, cases.about.several) == (len(features), level, several)
     assert merged.frame["volume_id"].is_unique
     if (level, several) == ("eye", "features"):
         assert merged.frame["device"].tolist() == ["x+y", "x"]
-        assert cases.about["text"] == "a case is an eye: mean of the features of its volumes"
+        assert cases.about.text == "a case is an eye: mean of the features of its volumes"
 
 
 def test_a_volume_of_unknown_eye_is_a_case_of_its_own() -> None:
@@ -65,7 +65,7 @@ def test_a_volume_of_unknown_eye_is_a_case_of_its_own() -> None:
     table.frame.loc[[0, 1], "eye"] = ""
     cases = group_cases(table.frame, "eye", "features")
     assert sorted(map(len, cases.members)) == [1, 1, 1, 1]
-    assert cases.about["volumes_of_unknown_eye"] == 2
+    assert cases.about.volumes_of_unknown_eye == 2
 
 
 @pytest.mark.parametrize("unsplit", [[0], [1], [2], [0, 2]])
@@ -79,7 +79,7 @@ def test_volumes_without_a_split_are_in_no_case(level: str, several: str, unspli
     assert set(cases.frame(table.frame)["split"]) == {"train"}
     first = [row for row in retained if table.frame["visit"][row] == "v2"]
     assert sorted(np.concatenate(cases.members)) == (first if several == "first_visit" else retained)
-    assert cases.about["volumes_in_no_split"] == len(unsplit)
+    assert cases.about.volumes_in_no_split == len(unsplit)
 
 
 def test_a_person_with_a_volume_in_no_split_is_tested_on_the_others(probed: Callable[..., ProbeResult]) -> None:

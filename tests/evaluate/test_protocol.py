@@ -41,7 +41,7 @@ def test_rows_come_from_an_opened_test_set_whose_use_is_in_the_ledger(cohort: Co
     predicted, measured = test_set.measure([candidate], ["auroc"], findings)
     assert [(row.key, row.metric, row.value) for row in measured.rows] == [(key, "auroc", 0.5)]
     assert measured.rows[0].n == len(evaluation.people["lesion0"]) == len(predicted[key][1].truth)
-    assert findings.uses[0]["looks"] == 1
+    assert findings.uses[0].looks == 1
 
 
 def test_a_damaged_ledger_keeps_the_test_set_closed(cohort: Cohort, tmp_path: Path) -> None:

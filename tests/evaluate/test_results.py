@@ -13,6 +13,9 @@ from octjepa.evaluate.results import (
     ProbePaired,
     RecipePaired,
     Row,
+    SubgroupResult,
+    TargetSummary,
+    TrainingDetails,
     TunedPaired,
     WithFewerLabels,
     read_paired,
@@ -84,3 +87,55 @@ def test_results_with_fewer_labels_hold_records() -> None:
     read = WithFewerLabels.from_json(data)
     assert read.rows == (Row.from_json(PROBED),)
     assert read.to_json() == data
+
+
+MEASURED = {"low": None, "high": None, "n": 20, "n_people": 10}
+GROUPS = {
+    "metric": "auroc",
+    "groups": {"f": {"value": 0.8, **MEASURED, "people_by_class": {"0": 4, "1": 6}}},
+    "equity_scaled": {"value": 0.7, **MEASURED},
+    "left_out": {"m": "2 test people"},
+}
+RATES = {f"{rate}{end}": 0.9 for rate in ("sensitivity", "specificity") for end in ("", "_low", "_high")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (TargetSummary, {"target": "t", "task": "regression", "label_hash": "h", "counts": {"train": 3}}),
+        (
+            TargetSummary,
+            {"target": "t", "task": "binary", "label_hash": "h", "classes": ["0", "1"], "counts": {"train": [3, 4]},
+             "class_weights": [1.0, 2.0]},
+        ),
+        (SubgroupResult, {"name": "a", "target": "t", "probe": "linear", "pool": "mean", "column": "sex", **GROUPS}),
+        (
+            TrainingDetails,
+            {
+                "name": "a", "seed": 1, "target": "t",
+                "reliability": [{"stated": 0.1, "happened": 0.2, "low": None, "high": 0.3, "n": 4, "n_people": 2}],
+                "decision_curve": [{"threshold": 0.1, "model": 0.2, "all": 0.1, "none": 0.0, "over_best": 0.1,
+                                    "low": 0.0, "high": 0.2}],
+                "threshold": {"chosen_for_specificity": 0.9, "threshold": 0.4,
+                              "sensitivity": {"value": 0.8, **MEASURED}, "specificity": {"value": 0.9, **MEASURED}},
+                "between_sites": [{"chosen_at": "a", "used_at": "b", "threshold": 0.4, **RATES, "n": 9, "n_people": 8}],
+                "by_group": {"device": GROUPS},
+                "left_out": {
+                    "rows": [{"group": "one", "with_it": 0.8, "without_it": 0.7, "drop": 0.1, "low": None,
+                              "high": None, "n": 9, "n_people": 8}],
+                    "mean_drop": {"drop": 0.1, "low": None, "high": None, "groups": 1},
+                    "left_out": {},
+                },
+                "subgroups": [{"column": "sex", **GROUPS}],
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_records_within_records_come_back_with_their_types(kind: type, data: dict[str, object]) -> None:
+    record = kind.from_json(data)
+    assert record.to_json() == data
+    assert list(record.to_json()) == list(data)
+    if kind is TrainingDetails:
+        assert record.by_group["device"].groups["f"].people_by_class == {"0": 4, "1": 6}
+        assert record.left_out.mean_drop.groups == 1
+        assert record.threshold.sensitivity.value == 0.8

@@ -45,14 +45,14 @@ def test_leave_one_out_fits_without_the_group_and_tests_on_it() -> None:
     full = fit(target)
     draws = Draws(people[target.indices["test"]].tolist(), 200, 0)
     found = leave_one_group_out("auroc", target, sites, people, full, fit, draws)
-    assert [row["group"] for row in found.rows] == ["a", "b"]
+    assert [row.group for row in found.rows] == ["a", "b"]
     for held, row in zip(requested[1:], found.rows, strict=True):
-        assert set(sites[held.indices["train"]]) == set(sites[held.indices["val"]]) == {"a", "b"} - {row["group"]}
-        assert set(sites[held.indices["test"]]) == {row["group"]}
-        assert row["drop"] == pytest.approx(row["with_it"] - row["without_it"])
-        assert row["low"] > 0.1
-    assert found.mean_drop["drop"] == pytest.approx(np.mean([row["drop"] for row in found.rows]))
-    assert found.mean_drop["low"] > 0.1
+        assert set(sites[held.indices["train"]]) == set(sites[held.indices["val"]]) == {"a", "b"} - {row.group}
+        assert set(sites[held.indices["test"]]) == {row.group}
+        assert row.drop == pytest.approx(row.with_it - row.without_it)
+        assert row.low > 0.1
+    assert found.mean_drop.drop == pytest.approx(np.mean([row.drop for row in found.rows]))
+    assert found.mean_drop.low > 0.1
 
 
 def test_a_group_that_cannot_be_left_out_is_named() -> None:
@@ -63,7 +63,7 @@ def test_a_group_that_cannot_be_left_out_is_named() -> None:
     draws = Draws(people[target.indices["test"]].tolist(), 50, 0)
     full = Predictions(target.values["test"], predicted, predicted)
     found = leave_one_group_out("auroc", target, sites, people, full, lambda held: pytest.fail("fitted"), draws)
-    assert found.rows == []
+    assert found.rows == ()
     assert found.mean_drop is None
     assert found.left_out["few"].startswith("2 test people")
     assert "training label" in found.left_out["only"]
@@ -73,11 +73,9 @@ def test_a_threshold_of_one_site_fails_at_a_brighter_one() -> None:
     target, people, sites, score = _made()
     draws = Draws(people[target.indices["test"]].tolist(), 200, 0)
     val, test = score[target.indices["val"]], score[target.indices["test"]]
-    rows = {
-        (row["chosen_at"], row["used_at"]): row for row in transfer_thresholds(target, sites, people, val, test, draws)
-    }
+    rows = {(row.chosen_at, row.used_at): row for row in transfer_thresholds(target, sites, people, val, test, draws)}
     assert set(rows) == {("a", "a"), ("a", "b"), ("b", "a"), ("b", "b")}
-    assert rows["a", "a"]["threshold"] == rows["a", "b"]["threshold"] < rows["b", "b"]["threshold"]
-    assert rows["a", "b"]["specificity_high"] < 0.9  # chosen for 0.9
-    assert rows["b", "a"]["sensitivity"] < rows["a", "a"]["sensitivity"] - 0.2
-    assert rows["a", "a"]["specificity_low"] < 0.9 < rows["a", "a"]["specificity_high"]
+    assert rows["a", "a"].threshold == rows["a", "b"].threshold < rows["b", "b"].threshold
+    assert rows["a", "b"].specificity_high < 0.9  # chosen for 0.9
+    assert rows["b", "a"].sensitivity < rows["a", "a"].sensitivity - 0.2
+    assert rows["a", "a"].specificity_low < 0.9 < rows["a", "a"].specificity_high

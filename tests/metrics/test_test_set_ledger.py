@@ -40,7 +40,7 @@ def test_a_use_is_counted_for_every_target_and_reported_in_one_sentence(tmp_path
         rows = {"drusen": ["a", f"b{number}"], "fluid": [f"a{number}"]}
         findings_ = Findings()
         record_uses(tmp_path, "probe", sets, rows, findings_)
-        assert [(one["target"], one["looks"]) for one in findings_.uses] == [("drusen", number), ("fluid", number)]
+        assert [(one.target, one.looks) for one in findings_.uses] == [("drusen", number), ("fluid", number)]
         assert len(findings_.faults) == (number > 1)
     (fault,) = findings_.faults
     assert fault.kind == "test_used_before"

@@ -68,12 +68,12 @@ def test_net_benefit_by_hand_and_against_the_trivial_policies() -> None:
     rows = decision_curve(happened, probability, Draws(people, 200, 0), people, thresholds=(0.2, 0.5))
     for row in rows:
         share = happened.mean()
-        assert row["all"] == pytest.approx(share - (1 - share) * row["threshold"] / (1 - row["threshold"]))
-        assert row["over_best"] == pytest.approx(row["model"] - max(row["all"], 0))
+        assert row.all == pytest.approx(share - (1 - share) * row.threshold / (1 - row.threshold))
+        assert row.over_best == pytest.approx(row.model - max(row.all, 0))
     # Of uniform honest probabilities: the integral of p - (1 - p) x odds above the threshold, less treating all.
-    assert [row["over_best"] for row in rows] == pytest.approx([0.025, 0.25], abs=0.05)
-    assert rows[1]["low"] > 0.1
+    assert [row.over_best for row in rows] == pytest.approx([0.025, 0.25], abs=0.05)
+    assert rows[1].low > 0.1
     useless = decision_curve(happened, rng.random(800), Draws(people, 200, 0), people, thresholds=(0.5,))
-    assert useless[0]["low"] < 0.01
+    assert useless[0].low < 0.01
     with pytest.raises(UsageError, match="between 0 and 1"):
         decision_curve(happened, probability, Draws(people, 200, 0), people, thresholds=(1.0,))

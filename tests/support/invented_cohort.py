@@ -63,8 +63,8 @@ def cohort() -> Callable[..., tuple[pd.DataFrame, pd.DataFrame]]:
 
 
 def as_json(result: Any) -> Any:
-    """A result whose attributes are those of its JSON form, which is what the commands write."""
-    return SimpleNamespace(**{**vars(result), **result.payload(), "payload": result.payload})
+    """A result whose attributes are those of its JSON form, which is what the commands write; `result` is itself."""
+    return SimpleNamespace(**{**vars(result), **result.payload(), "payload": result.payload, "result": result})
 
 
 def probe_with(

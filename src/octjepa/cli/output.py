@@ -22,6 +22,7 @@ from octjepa.metrics.findings import BASELINES, FEWEST_TEST_PEOPLE
 
 if TYPE_CHECKING:
     from octjepa.convert.scans import ConvertedScans
+    from octjepa.evaluate.results import ColumnScores
     from octjepa.tasks.segmenter.adapt_scans import AdaptedFolder
     from octjepa.tasks.segmenter.scan_segmentation import SegmentedScans
 
@@ -241,17 +242,16 @@ def _print_probe_table(results: Sequence[Mapping[str, Any]], primary: Collection
     print_table([(*columns, "value [95 %]", "n"), *cells])
 
 
-def print_subgroups(scored: Sequence[Mapping[str, Any]], primary: Collection[str]) -> None:
-    """Prints a table of the metrics by group. A group that is too small has the reason instead of a value."""
+def print_subgroups(scored: Iterable[tuple[tuple[str, str], ColumnScores]], primary: Collection[str]) -> None:
+    """Prints a table of the metrics by group, with (name, target) of each. An unmeasured group has a reason instead."""
     lines: list[Sequence[str]] = [("name", "target", "subgroup", "metric", "value [95 %]", "people")]
-    for one in scored:
-        if one["metric"] in primary:
-            head, column = (one["name"], one["target"]), one["column"]
-            for group, figure in one["groups"].items():
-                cells = (f"{column} {group}", one["metric"], interval(figure), str(figure["n_people"]))
+    for head, one in scored:
+        if one.metric in primary:
+            for group, value in one.groups.items():
+                cells = (f"{one.column} {group}", one.metric, interval(value.to_json()), str(value.n_people))
                 lines.append((*head, *cells))
             lines += [
-                (*head, f"{column} {group}", one["metric"], reason, "") for group, reason in one["left_out"].items()
+                (*head, f"{one.column} {group}", one.metric, reason, "") for group, reason in one.left_out.items()
             ]
     if len(lines) > 1:
         print_table(lines)

@@ -141,11 +141,11 @@ def probe(
             write_json(out, payload)
     shown = {key: payload[key] for key in ("rows", "paired", *(("labelled",) if labelled else ()))}
     if not as_json:
-        print_subgroups(payload["subgroups"], set(PRIMARY_METRIC.values()))
-        about = payload["protocol"]
-        cases, people = counted(about["cases"], "case"), counted(about["people"], "person")
-        print(f"{cases} of {people}; {about['text']}", file=sys.stderr)
-        used = ", ".join(f"{use['target']} {use['looks']}" for use in payload["uses"])
+        print_subgroups((((one.name, one.target), one) for one in result.subgroups), set(PRIMARY_METRIC.values()))
+        if (about := result.protocol) is not None:
+            cases, people = counted(about.cases, "case"), counted(about.people, "person")
+            print(f"{cases} of {people}; {about.text}", file=sys.stderr)
+        used = ", ".join(f"{use.target} {use.looks}" for use in result.uses)
         print(f"uses of the test set, including this one: {used}", file=sys.stderr)
     print_probe(payload if as_json else shown, "rows", as_json, out)
 
@@ -189,6 +189,7 @@ def leaderboard(
     from octjepa.evaluate.subgroups import parse_subgroups
     from octjepa.evaluate.survival import default_probes
     from octjepa.locks import writer_lock
+    from octjepa.record import to_json
     from octjepa.report.leaderboard import prepare_folder, write_leaderboard
     from octjepa.store import Store
 
@@ -204,13 +205,14 @@ def leaderboard(
             subgroups=parse_subgroups(subgroups),
             event=event,
         )
-        board = run_board(entries, labels, target, opened, out / "embeddings", settings, ledger).payload()
+        board = run_board(entries, labels, target, opened, out / "embeddings", settings, ledger)
         files = [str(path) for path in write_leaderboard(board, out)]
-    shown = board if as_json else {"faults": board["faults"], "rows": [row for row in board["rows"] if row["primary"]]}
-    metrics = {row["metric"] for row in board["rows"] if row["primary"]}
+    primary = [row for row in board.rows if row.primary]
+    shown = board.payload() if as_json else {"faults": to_json(board.faults), "rows": to_json(primary)}
+    metrics = {row.metric for row in primary}
     print_result({**shown, "files": files}, as_json, "rows", metrics)
     if not as_json:
-        by_group = [{**one, **scored} for one in board["details"] for scored in one["subgroups"]]
+        by_group = (((one.name, one.target), scored) for one in board.details for scored in one.subgroups)
         print_subgroups(by_group, metrics)
 
 

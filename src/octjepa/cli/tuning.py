@@ -51,6 +51,7 @@ def finetune(
 ) -> None:
     """Fine-tunes an encoder on labels. In stages, and compared with the frozen encoder; also runs under torchrun."""
     from octjepa.evaluate.label_fractions import parse_counts
+    from octjepa.evaluate.results import SubgroupResult
     from octjepa.evaluate.subgroups import parse_subgroups
     from octjepa.store import Store
     from octjepa.tasks.finetune.fit import FinetuneInputs, finetune_store, finetune_with_fewer_labels
@@ -68,7 +69,8 @@ def finetune(
     primary = {pair["metric"] for pair in made["paired"]}
     print_result(shown, as_json, "rows", primary)
     if not as_json:
-        print_subgroups(made.get("subgroups", ()), primary)
+        scored = [SubgroupResult.from_json(one) for one in made.get("subgroups", ())]
+        print_subgroups((((one.name, one.target), one) for one in scored), primary)
 
 
 @app.command()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -17,12 +16,32 @@ from octjepa.files import write_atomic
 from octjepa.metrics.scores import Predictions
 
 
+@dataclass(frozen=True)
+class CasePrediction:
+    """The prediction for one case of one target: a row of predictions.parquet.
+
+    truth, predicted: a class, or a quantity as text; truth is empty if it is not known. classes: of the target, empty
+    for a quantity. scores: a probability for each class, or the quantity. volume_id: the case's first volume.
+    """
+
+    level: str
+    target: str
+    split: str
+    person_id: str
+    eye: str
+    volume_id: str
+    volumes: int
+    truth: str
+    predicted: str
+    classes: list[str]
+    scores: list[float]
+
+
 def list_predictions(
     predicted: Mapping[ResultKey, tuple[Target, Predictions]], headline: ResultKey, cases: Cases, volumes: pd.DataFrame
-) -> list[dict[str, Any]]:
+) -> list[CasePrediction]:
     """A row for each test case and target of the result whose name, probe and pool are those of `headline`.
 
-    Its columns are those of a fine-tuning's predictions.parquet; `volume_id` is the case's first volume in `volumes`.
     Survival, which predicts a risk and no value, is left out.
     """
     rows = []
@@ -39,23 +58,23 @@ def list_predictions(
                 target.classes[int(value)] if target.classes else repr(float(value)) for value in (truth, decision)
             ]
             rows.append(
-                {
-                    "level": cases.level,
-                    "target": target.name,
-                    "split": "test",
-                    "person_id": str(first["person_id"]),
-                    "eye": "" if cases.level == "person" else str(first["eye"]),
-                    "volume_id": str(first["volume_id"]),
-                    "volumes": len(members),
-                    "truth": texts[0],
-                    "predicted": texts[1],
-                    "classes": list(target.classes),
-                    "scores": scores.tolist(),
-                }
+                CasePrediction(
+                    level=cases.level,
+                    target=target.name,
+                    split="test",
+                    person_id=str(first["person_id"]),
+                    eye="" if cases.level == "person" else str(first["eye"]),
+                    volume_id=str(first["volume_id"]),
+                    volumes=len(members),
+                    truth=texts[0],
+                    predicted=texts[1],
+                    classes=list(target.classes),
+                    scores=scores.tolist(),
+                )
             )
     return rows
 
 
-def write_case_predictions(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_case_predictions(path: Path, rows: Sequence[CasePrediction]) -> None:
     """Writes `rows` as Parquet."""
-    write_atomic(path, lambda file: pd.DataFrame(rows).to_parquet(file, index=False))
+    write_atomic(path, lambda file: pd.DataFrame([vars(row) for row in rows]).to_parquet(file, index=False))

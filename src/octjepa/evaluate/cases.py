@@ -23,6 +23,7 @@ from octjepa.embed.table import FEATURE_COLUMNS, Embeddings
 from octjepa.errors import UsageError
 from octjepa.evaluate.features import Selection, plan_selection
 from octjepa.evaluate.labels import LabelTable, numbers_of, read_table
+from octjepa.evaluate.results import CaseProtocol
 from octjepa.evaluate.subgroups import GROUP_COLUMNS, coverage_faults
 from octjepa.evaluate.targets import Target, join_labels, task_of
 from octjepa.metrics.findings import Fault, Findings
@@ -41,18 +42,18 @@ RULES = {
 class Cases:
     """The cases of a volume table.
 
-    names: of the cases. members: positions of each case's volumes in the table. about: the protocol as plain data.
+    names: of the cases. members: positions of each case's volumes in the table. about: the protocol.
     """
 
     level: str
     names: list[str]
     members: list[Int[np.ndarray, " _"]]
-    about: dict[str, Any]
+    about: CaseProtocol
 
     @property
     def averages_scores(self) -> bool:
         """Whether probes are fitted on volumes and measured on the mean score of a case."""
-        return self.level != "volume" and self.about["several"] == "scores"
+        return self.level != "volume" and self.about.several == "scores"
 
     def frame(self, volumes: pd.DataFrame) -> pd.DataFrame:
         """The keys of each case; its `volume_id` is the case's name."""
@@ -84,13 +85,13 @@ class Cases:
     def notes(self) -> list[str]:
         """What the protocol leaves out or cannot tell."""
         about, notes = self.about, []
-        if about["volumes_in_no_split"]:
-            notes.append(f"{about['volumes_in_no_split']} volumes are in no split and belong to no {self.level}'s case")
-        if self.level == "person" and about["people_with_one_eye"]:
-            one_eye, people = about["people_with_one_eye"], about["people"]
+        if about.volumes_in_no_split:
+            notes.append(f"{about.volumes_in_no_split} volumes are in no split and belong to no {self.level}'s case")
+        if self.level == "person" and about.people_with_one_eye:
+            one_eye, people = about.people_with_one_eye, about.people
             notes.append(f"{one_eye} of {people} people have one scanned eye only: their case is that eye")
-        if self.level == "eye" and about["volumes_of_unknown_eye"]:
-            notes.append(f"{about['volumes_of_unknown_eye']} volumes of unknown eye are each a case of their own")
+        if self.level == "eye" and about.volumes_of_unknown_eye:
+            notes.append(f"{about.volumes_of_unknown_eye} volumes of unknown eye are each a case of their own")
         return notes
 
 
@@ -124,18 +125,18 @@ def group_cases(frame: pd.DataFrame, level: str, several: str, visit_order: Mapp
             members = [_best_volume(frame, positions) for positions in members]
     known_volumes = frame.iloc[in_split]
     eyes_per_person = known_volumes[known_volumes["eye"] != ""].groupby("person_id")["eye"].nunique()
-    about = {
-        "level": level,
-        "several": several,
-        "cases": len(names),
-        "volumes": len(frame),
-        "volumes_used": int(sum(map(len, members))),
-        "volumes_in_no_split": len(frame) - len(in_split),
-        "people": int(known_volumes["person_id"].nunique()),
-        "people_with_one_eye": int((eyes_per_person == 1).sum()),
-        "volumes_of_unknown_eye": int((known_volumes["eye"] == "").sum()),
-        "text": f"a case is a{'n' * (level == 'eye')} {level}" + (f": {RULES[several]}" if level != "volume" else ""),
-    }
+    about = CaseProtocol(
+        level=level,
+        several=several,
+        cases=len(names),
+        volumes=len(frame),
+        volumes_used=int(sum(map(len, members))),
+        volumes_in_no_split=len(frame) - len(in_split),
+        people=int(known_volumes["person_id"].nunique()),
+        people_with_one_eye=int((eyes_per_person == 1).sum()),
+        volumes_of_unknown_eye=int((known_volumes["eye"] == "").sum()),
+        text=f"a case is a{'n' * (level == 'eye')} {level}" + (f": {RULES[several]}" if level != "volume" else ""),
+    )
     return Cases(level, names.tolist(), members, about)
 
 

@@ -13,7 +13,7 @@ from octjepa.embed.alignment import NamedTables, untrained_name
 from octjepa.embed.table import SPLITS
 from octjepa.errors import UsageError
 from octjepa.evaluate.calibration import class_weights
-from octjepa.evaluate.results import Confusion, ProbePaired, ResultKey, Row
+from octjepa.evaluate.results import Confusion, ProbePaired, ResultKey, Row, SubgroupResult, TargetSummary
 from octjepa.evaluate.subgroups import Groups, score_groups
 from octjepa.evaluate.survival import TASK
 from octjepa.evaluate.targets import Target
@@ -50,17 +50,15 @@ def estimate_metric(
     return draws.estimate(statistic, list(people), label_hash, centred=metric == "ece", scale=scale)
 
 
-def describe_target(target: Target) -> dict[str, Any]:
-    """Plain data on a target: task, counts by split and class, and the class weights that every probe uses."""
-    about: dict[str, Any] = {"target": target.name, "task": target.task, "label_hash": target.label_hash}
-    if not target.classes:
-        about["counts"] = {split: len(target.indices[split]) for split in SPLITS}
-        if target.task == TASK:
-            about["events"] = {split: int((target.values[split] > 0).sum()) for split in SPLITS}
-        return about
-    counts = {split: np.bincount(target.values[split], minlength=len(target.classes)).tolist() for split in SPLITS}
-    weights = class_weights(target.values["train"], len(target.classes))
-    return about | {"classes": list(target.classes), "counts": counts, "class_weights": weights.round(6).tolist()}
+def describe_target(target: Target) -> TargetSummary:
+    """The task of a target, counts by split and class, and the class weights that every probe uses."""
+    if target.classes:
+        counts = {split: np.bincount(target.values[split], minlength=len(target.classes)).tolist() for split in SPLITS}
+        weights = class_weights(target.values["train"], len(target.classes)).round(6).tolist()
+        return TargetSummary(target.name, target.task, target.label_hash, tuple(target.classes), counts, weights)
+    events = {split: int((target.values[split] > 0).sum()) for split in SPLITS} if target.task == TASK else None
+    of_split = {split: len(target.indices[split]) for split in SPLITS}
+    return TargetSummary(target.name, target.task, target.label_hash, counts=of_split, events=events)
 
 
 def measure_predictions(
@@ -110,10 +108,10 @@ def measure_subgroups(
     people: Mapping[str, Sequence[str]],
     draws: Draws,
     metric_names: Sequence[str] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[SubgroupResult]:
     """`score_groups` of every prediction of `predicted`, with its key; people: of each target's test cases."""
     return [
-        {**vars(key), **scored}
+        SubgroupResult(**vars(scored), **vars(key))
         for key, (target, predictions) in predicted.items()
         for scored in score_groups(groups, target, predictions, people[target.name], draws, metric_names)
     ]
@@ -133,7 +131,7 @@ def _report_constant(key: ResultKey, target: Target, predictions: Predictions, f
 
 def result_row(key: ResultKey, metric: str, estimate: Estimate) -> Row:
     """The row of an estimate."""
-    return Row(**vars(key), metric=metric, **estimate.as_dict())
+    return Row(**vars(key), metric=metric, **vars(estimate.measured()))
 
 
 def _macro_estimates(

@@ -13,7 +13,6 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,7 +25,7 @@ from octjepa.encoders import pooling
 from octjepa.errors import UsageError
 from octjepa.evaluate.attention import VolumeAttention, list_attention
 from octjepa.evaluate.calibration import ProbeFit
-from octjepa.evaluate.case_predictions import list_predictions
+from octjepa.evaluate.case_predictions import CasePrediction, list_predictions
 from octjepa.evaluate.cases import Cases, PreparedTarget
 from octjepa.evaluate.features import (
     PROBES,
@@ -56,15 +55,17 @@ from octjepa.evaluate.protocol import (
     refuse_leaks,
 )
 from octjepa.evaluate.results import (
+    CaseProtocol,
     Choice,
     Confusion,
     ProbePaired,
     ResultKey,
     Row,
+    SubgroupResult,
+    TargetSummary,
     TunedChoice,
     WithFewerLabels,
     findings_json,
-    to_json,
 )
 from octjepa.evaluate.subgroups import SubgroupColumn
 from octjepa.evaluate.survival import DEFAULT_PROBES, check_survival
@@ -72,6 +73,7 @@ from octjepa.metrics import test_set_ledger
 from octjepa.metrics.findings import Findings
 from octjepa.metrics.scores import METRICS
 from octjepa.progress import bar
+from octjepa.record import to_json
 
 COMMAND = "octjepa probe"
 ATTENTION = "attention"  # the pooling of token probes, learned from labels
@@ -130,8 +132,7 @@ class ProbeResult(Findings):
     choices: what was selected for each result. confusions: test case counts.
     targets: task, classes, counts by split and class weights. protocol: the unit of analysis and its aggregation.
     labelled: by number of labelled training people, as text.
-    subgroups: of the results that `paired` compares: {name, target, probe, pool, column, metric, groups, equity_scaled,
-        left_out}, see `subgroups`.
+    subgroups: of the results that `paired` compares.
     predicted: target and test predictions by key; not part of the payload.
     case_predictions: those of `paired` case by case, as `case_predictions.list_predictions`; not part of the payload.
     attention: where attentive probes look, as `evaluate.attention` lists it; not part of the payload.
@@ -143,15 +144,15 @@ class ProbeResult(Findings):
     baselines: list[ProbePaired] = field(default_factory=list)
     choices: list[Choice | TunedChoice] = field(default_factory=list)
     confusions: list[Confusion] = field(default_factory=list)
-    targets: list[dict[str, Any]] = field(default_factory=list)
-    protocol: dict[str, Any] = field(default_factory=dict)
+    targets: list[TargetSummary] = field(default_factory=list)
+    protocol: CaseProtocol | None = None
     labelled: dict[str, WithFewerLabels] = field(default_factory=dict)
-    subgroups: list[dict[str, Any]] = field(default_factory=list)
+    subgroups: list[SubgroupResult] = field(default_factory=list)
     predicted: PredictionsByKey = field(default_factory=dict)
-    case_predictions: list[dict[str, Any]] = field(default_factory=list)
+    case_predictions: list[CasePrediction] = field(default_factory=list)
     attention: list[VolumeAttention] = field(default_factory=list)
 
-    def payload(self) -> dict[str, Any]:
+    def payload(self) -> dict[str, object]:
         """The result as plain data for JSON."""
         return {
             **findings_json(self),
@@ -161,10 +162,10 @@ class ProbeResult(Findings):
             "baselines": to_json(self.baselines),
             "choices": to_json(self.choices),
             "confusions": to_json(self.confusions),
-            "targets": self.targets,
-            "protocol": self.protocol,
+            "targets": to_json(self.targets),
+            "protocol": {} if self.protocol is None else self.protocol.to_json(),
             "labelled": {count: one.to_json() for count, one in self.labelled.items()},
-            "subgroups": self.subgroups,
+            "subgroups": to_json(self.subgroups),
         }
 
 

@@ -1,7 +1,7 @@
 """Typed results of the evaluation protocol, each with one JSON form: what commands write and what pages read.
 
 A `Row` is one metric of one predictor on the test set, a `Paired` the difference of two predictors on the same people.
-The subclasses add what one caller alone knows. The keys of the JSON form are a contract (docs/probe.md,
+The subclasses add what only one caller knows. The keys of the JSON form are a contract (docs/probe.md,
 docs/leaderboard.md, docs/finetune.md, docs/segment.md). `from_json` ignores unknown keys, so that files with additional
 keys stay readable, and raises UsageError where a required key is missing.
 """
@@ -9,52 +9,15 @@ keys stay readable, and raises UsageError where a required key is missing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from octjepa.errors import UsageError
+from octjepa.metrics.bootstrap import MeasuredValue
 from octjepa.metrics.findings import Findings
+from octjepa.metrics.thresholds import DecisionPoint, ReliabilityBin
+from octjepa.record import Record, to_json
 
 P = TypeVar("P", bound="Paired")
-R = TypeVar("R", bound="Record")
-
-
-class Record:
-    """A frozen dataclass with one JSON form. KEYS: its keys in order, where they are not the names of the fields."""
-
-    KEYS: ClassVar[tuple[str, ...]] = ()
-    ALIASES: ClassVar[Mapping[str, str]] = {}  # JSON key -> field
-
-    @classmethod
-    def _keys(cls) -> tuple[str, ...]:
-        return cls.KEYS or tuple(one.name for one in fields(cls))  # type: ignore[arg-type]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {key: _plain(getattr(self, self.ALIASES.get(key, key))) for key in self._keys()}
-
-    @classmethod
-    def from_json(cls: type[R], data: Mapping[str, Any]) -> R:
-        """The record with this JSON form. Raises UsageError: a required key is missing."""
-        names = {key: cls.ALIASES.get(key, key) for key in data}
-        known = {one.name: one for one in fields(cls)}  # type: ignore[arg-type]
-        values = {names[key]: value for key, value in data.items() if names[key] in known}
-        missing = [
-            name
-            for name, one in known.items()
-            if name not in values and one.default is MISSING and one.default_factory is MISSING
-        ]
-        if missing:
-            raise UsageError(f"a result lacks {', '.join(missing)}: it has {', '.join(map(str, data)) or 'no key'}")
-        return cls(**values)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Record):
-        return value.to_json()
-    if isinstance(value, tuple):
-        return [_plain(one) for one in value]
-    return value
 
 
 @dataclass(frozen=True)
@@ -259,6 +222,184 @@ class TunedChoice(Record):
 
 
 @dataclass(frozen=True)
+class TargetSummary(Record):
+    """What a target consists of.
+
+    counts: labelled cases by split; of classes a list with a count for each. class_weights: of training, the same for
+    every probe. events: of survival, by split.
+    """
+
+    target: str
+    task: str
+    label_hash: str
+    classes: tuple[str, ...] | None = None
+    counts: Mapping[str, int | list[int]] = field(default_factory=dict)
+    class_weights: list[float] | None = None
+    events: Mapping[str, int] | None = None
+    OMITTED: ClassVar[tuple[str, ...]] = ("classes", "class_weights", "events")
+
+
+@dataclass(frozen=True)
+class CaseProtocol(Record):
+    """What a case is, how its volumes became one, and how many there are. text: the same as a sentence."""
+
+    level: str
+    several: str
+    cases: int
+    volumes: int
+    volumes_used: int
+    volumes_in_no_split: int
+    people: int
+    people_with_one_eye: int
+    volumes_of_unknown_eye: int
+    text: str
+
+
+@dataclass(frozen=True)
+class GroupValue(MeasuredValue):
+    """A metric in one group. people_by_class: test people of each class in it."""
+
+    people_by_class: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GroupScores(Record):
+    """A metric in every group. equity_scaled: see `subgroups`. left_out: by group, why it is not measured."""
+
+    metric: str
+    groups: Mapping[str, GroupValue]
+    equity_scaled: MeasuredValue | None
+    left_out: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ColumnScores(GroupScores):
+    """A metric in every group of a column."""
+
+    column: str
+    KEYS: ClassVar[tuple[str, ...]] = ("column", "metric", "groups", "equity_scaled", "left_out")
+
+
+@dataclass(frozen=True)
+class SubgroupResult(ColumnScores):
+    """A metric of one result in every group of a column."""
+
+    name: str
+    target: str
+    probe: str
+    pool: str
+    KEYS: ClassVar[tuple[str, ...]] = ("name", "target", "probe", "pool", *ColumnScores.KEYS)
+
+
+@dataclass(frozen=True)
+class GroupDrop(Record):
+    """A metric on a group's test people with and without the group's own labels; low, high: of the drop."""
+
+    group: str
+    with_it: float
+    without_it: float
+    drop: float
+    low: float | None
+    high: float | None
+    n: int
+    n_people: int
+
+
+@dataclass(frozen=True)
+class MeanDrop(Record):
+    """The mean drop over so many groups."""
+
+    drop: float
+    low: float | None
+    high: float | None
+    groups: int
+
+
+@dataclass(frozen=True)
+class LeaveOneGroupOut(Record):
+    """What a group's own labels are worth on its own test people. left_out: by group, why it is not measured."""
+
+    rows: tuple[GroupDrop, ...] = ()
+    mean_drop: MeanDrop | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SiteThreshold(Record):
+    """A threshold that was chosen at one site and used at another."""
+
+    chosen_at: str
+    used_at: str
+    threshold: float
+    sensitivity: float | None
+    sensitivity_low: float | None
+    sensitivity_high: float | None
+    specificity: float | None
+    specificity_low: float | None
+    specificity_high: float | None
+    n: int
+    n_people: int
+
+
+@dataclass(frozen=True)
+class ChosenThreshold(Record):
+    """A threshold that was chosen on validation people, and what it does on test people."""
+
+    chosen_for_specificity: float
+    threshold: float
+    sensitivity: MeasuredValue
+    specificity: MeasuredValue
+
+
+@dataclass(frozen=True)
+class SeedResult(Record):
+    """One seed of a leaderboard's entry: what validation selected, and its primary metric on the test people."""
+
+    name: str
+    seed: int
+    target: str
+    metric: str
+    checkpoint: str
+    pool: str
+    probe: str
+    setting: float
+    validation: float | None
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class ScoredOption(Record):
+    """An option of a leaderboard's entry, and its metric on validation people."""
+
+    name: str
+    seed: int
+    target: str
+    option: str
+    validation: float | None
+
+
+@dataclass(frozen=True)
+class TrainingDetails(Record):
+    """Thresholds, calibration and groups of one seed of an entry; parts that cannot be measured are empty.
+
+    left_out: without the labels of a vendor. by_group: by device, site and eye. subgroups: by the user's columns.
+    """
+
+    name: str
+    seed: int
+    target: str
+    reliability: tuple[ReliabilityBin, ...] = ()
+    decision_curve: tuple[DecisionPoint, ...] = ()
+    threshold: ChosenThreshold | None = None
+    between_sites: tuple[SiteThreshold, ...] = ()
+    by_group: Mapping[str, GroupScores] = field(default_factory=dict)
+    left_out: LeaveOneGroupOut = LeaveOneGroupOut()
+    subgroups: tuple[ColumnScores, ...] = ()
+
+
+@dataclass(frozen=True)
 class WithFewerLabels(Record):
     """Results with the labels of a number of training people; why targets are left out there."""
 
@@ -282,18 +423,12 @@ def read_fewer_labels(data: Mapping[str, Any]) -> dict[str, WithFewerLabels]:
     return {str(count): WithFewerLabels.from_json(one) for count, one in data.items()}
 
 
-def to_json(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Plain data of several records."""
-    return [record.to_json() for record in records]
-
-
-def findings_json(findings: Findings) -> dict[str, Any]:
+def findings_json(findings: Findings) -> dict[str, object]:
     """Faults, notes and uses as plain data."""
-    faults = [fault.to_json() for fault in findings.faults]
-    return {"faults": faults, "notes": list(findings.notes), "uses": list(findings.uses)}
+    return {"faults": to_json(findings.faults), "notes": list(findings.notes), "uses": to_json(findings.uses)}
 
 
-def differences_by_name(paired: Sequence[P], name: Callable[[P], str]) -> dict[str, Any]:
+def differences_by_name(paired: Sequence[P], name: Callable[[P], str]) -> dict[str, dict[str, float | None]]:
     """Paired differences as `octjepa inspect` shows them: {value, low, high, n_people} under `name(pair)`."""
     return {
         name(pair): {"value": pair.difference, "low": pair.low, "high": pair.high, "n_people": pair.n_people}

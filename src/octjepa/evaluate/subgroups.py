@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,6 +26,16 @@ from jaxtyping import Shaped
 
 from octjepa.errors import UsageError
 from octjepa.evaluate.labels import LabelTable, label_columns, numbers_of, read_labels
+from octjepa.evaluate.results import (
+    ColumnScores,
+    GroupDrop,
+    GroupScores,
+    GroupValue,
+    LeaveOneGroupOut,
+    MeanDrop,
+    SiteThreshold,
+    SubgroupResult,
+)
 from octjepa.evaluate.survival import MIN_EVENTS, TASK
 from octjepa.evaluate.targets import Target
 from octjepa.metrics.bootstrap import Draws, Estimate
@@ -122,19 +131,6 @@ def _why_not_measured(
     return ""
 
 
-@dataclass(frozen=True)
-class LeaveOneGroupOut:
-    """What a group's own labels are worth on its own test people.
-
-    rows: {group, with_it, without_it, drop, low, high, n, n_people}. mean_drop: {drop, low, high, groups} over these,
-    or None. left_out: group -> why it could not be measured.
-    """
-
-    rows: list[dict[str, Any]]
-    mean_drop: dict[str, Any] | None
-    left_out: dict[str, str]
-
-
 def leave_one_group_out(
     metric: str,
     target: Target,
@@ -170,19 +166,19 @@ def leave_one_group_out(
         interval = estimate.interval()
         ones = np.ones((int(inside.sum()), 1))
         rows.append(
-            {
-                "group": name,
-                "with_it": float(measure(metric, with_it, ones)[0]),
-                "without_it": float(measure(metric, without_it, ones)[0]),
-                "drop": estimate.value,
-                "low": interval.low,
-                "high": interval.high,
-                "n": estimate.n,
-                "n_people": estimate.n_people,
-            }
+            GroupDrop(
+                name,
+                float(measure(metric, with_it, ones)[0]),
+                float(measure(metric, without_it, ones)[0]),
+                estimate.value,
+                interval.low,
+                interval.high,
+                estimate.n,
+                estimate.n_people,
+            )
         )
         drops.append((inside, drop))
-    mean: dict[str, Any] | None = None
+    mean: MeanDrop | None = None
     if drops:
 
         def mean_drop(weights: Weights) -> Figures:
@@ -190,8 +186,8 @@ def leave_one_group_out(
 
         estimate = draws.estimate(mean_drop, person_ids[test].tolist(), "", scale="difference")
         interval = estimate.interval()
-        mean = {"drop": estimate.value, "low": interval.low, "high": interval.high, "groups": len(drops)}
-    return LeaveOneGroupOut(rows, mean, left_out)
+        mean = MeanDrop(estimate.value, interval.low, interval.high, len(drops))
+    return LeaveOneGroupOut(tuple(rows), mean, left_out)
 
 
 def _without_group(target: Target, groups: np.ndarray, group: str) -> Target:
@@ -231,13 +227,12 @@ def transfer_thresholds(
     test_score: np.ndarray,
     draws: Draws,
     specificity: float = 0.9,
-) -> list[dict[str, Any]]:
+) -> list[SiteThreshold]:
     """A threshold chosen on the validation people of each site, measured on the test people of every site.
 
     sites, person_ids: of every volume of the embedding table; scores of the validation and test volumes of a two-class
-    `target`, in its order. Rows {chosen_at, used_at, threshold, sensitivity, specificity, each with low and high, n,
-    n_people}. A site without a negative validation case chooses none; one with fewer than MIN_PEOPLE test people is
-    left out.
+    `target`, in its order. A site without a negative validation case chooses no threshold; a site with fewer than
+    MIN_PEOPLE test people is left out.
     """
     rows = []
     val, test = target.indices["val"], target.indices["test"]
@@ -253,12 +248,22 @@ def transfer_thresholds(
             if len(set(people)) < MIN_PEOPLE:
                 continue
             scores = threshold_scores(threshold, test_positive[inside], test_score[inside], draws, people, "")
-            row: dict[str, Any] = {"chosen_at": source or "unknown", "used_at": site or "unknown"}
-            row["threshold"] = threshold
-            for name, estimate in (("sensitivity", scores.sensitivity), ("specificity", scores.specificity)):
-                figure = estimate.as_dict()
-                row |= {name: figure["value"], f"{name}_low": figure["low"], f"{name}_high": figure["high"]}
-            rows.append(row | {"n": int(inside.sum()), "n_people": len(set(people))})
+            sensitivity, true_negative = scores.sensitivity.measured(), scores.specificity.measured()
+            rows.append(
+                SiteThreshold(
+                    source or "unknown",
+                    site or "unknown",
+                    threshold,
+                    sensitivity.value,
+                    sensitivity.low,
+                    sensitivity.high,
+                    true_negative.value,
+                    true_negative.low,
+                    true_negative.high,
+                    int(inside.sum()),
+                    len(set(people)),
+                )
+            )
     return rows
 
 
@@ -384,8 +389,8 @@ def score_groups(
     people: Sequence[str],
     draws: Draws,
     metrics: Sequence[str] | None = None,
-) -> list[dict[str, Any]]:
-    """{column, metric, groups, equity_scaled, left_out} for every column and metric, as `scores_as_dict` has them.
+) -> list[ColumnScores]:
+    """The scores of every column and metric.
 
     people: of the test cases of `target`. metrics: None for all of the task.
     """
@@ -398,17 +403,14 @@ def score_groups(
             found = subgroup_scores(
                 metric, predictions, of_test, draws, list(people), target.label_hash, MIN_PEOPLE_PER_CLASS
             )
-            scored.append({"column": column, **scores_as_dict(metric, found, target, of_test, people)})
+            scored.append(ColumnScores(**vars(group_scores(metric, found, target, of_test, people)), column=column))
     return scored
 
 
-def scores_as_dict(
+def group_scores(
     metric: str, scores: SubgroupScores, target: Target, groups: np.ndarray, people: Sequence[str]
-) -> dict[str, Any]:
-    """Plain data of `scores`: by group the figure, its interval, cases, people and `people_by_class`; what is left out.
-
-    groups, people: of the test cases.
-    """
+) -> GroupScores:
+    """The values in `scores` with their intervals, cases and people. groups, people: of the test cases."""
     names, ids = np.array([str(group) or "unknown" for group in groups]), np.asarray(people)
 
     def by_class(name: str) -> dict[str, int]:
@@ -418,42 +420,58 @@ def scores_as_dict(
             for code, of_class in enumerate(target.classes)
         }
 
-    return {
-        "metric": metric,
-        "groups": {
-            name: {**estimate.as_dict(), "people_by_class": by_class(name)} for name, estimate in scores.groups.items()
-        },
-        "equity_scaled": None if scores.scaled is None else scores.scaled.as_dict(),
-        "left_out": scores.left_out,
+    values = {
+        name: GroupValue(**vars(estimate.measured()), people_by_class=by_class(name))
+        for name, estimate in scores.groups.items()
     }
+    scaled = None if scores.scaled is None else scores.scaled.measured()
+    return GroupScores(metric, values, scaled, scores.left_out)
 
 
-def subgroup_tables(scored: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A table for every target and column, in the target's primary metric.
+@dataclass(frozen=True)
+class SubgroupTableRow:
+    """A group of a table: its people, and its values in the order of the table's names, None if there is none."""
 
-    {target, column, metric, names: headings, rows: [{group, people, results}], left_out: {group: reason}}; `results`
-    are in the order of `names`, None where a result does not exist.
+    group: str
+    people: int
+    results: tuple[GroupValue | None, ...]
+
+
+@dataclass(frozen=True)
+class SubgroupTable:
+    """The groups of a column for a target, in the target's primary metric.
+
+    names: headings of the results. left_out: by group, why it is not measured.
     """
-    tables: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
+
+    target: str
+    column: str
+    metric: str
+    names: tuple[str, ...]
+    rows: tuple[SubgroupTableRow, ...]
+    left_out: Mapping[str, str]
+
+
+def subgroup_tables(scored: Sequence[SubgroupResult]) -> list[SubgroupTable]:
+    """A table for every target and column, in the target's primary metric."""
+    tables: dict[tuple[str, str, str], list[SubgroupResult]] = {}
     for one in scored:
-        if one["metric"] in PRIMARY_METRIC.values():
-            tables.setdefault((one["target"], one["column"], one["metric"]), []).append(one)
+        if one.metric in PRIMARY_METRIC.values():
+            tables.setdefault((one.target, one.column, one.metric), []).append(one)
     made = []
     for (target, column, metric), members in tables.items():
-        groups = {group: figure for one in members for group, figure in one["groups"].items()}
-        rows = [
-            {"group": group, "people": figure["n_people"], "results": [one["groups"].get(group) for one in members]}
-            for group, figure in sorted(groups.items())
-        ]
-        names = [_heading(one, members) for one in members]
-        left_out = {group: reason for one in members for group, reason in one["left_out"].items()}
-        made.append(
-            {"target": target, "column": column, "metric": metric, "names": names, "rows": rows, "left_out": left_out}
+        groups = {group: value for one in members for group, value in one.groups.items()}
+        rows = tuple(
+            SubgroupTableRow(group, value.n_people, tuple(one.groups.get(group) for one in members))
+            for group, value in sorted(groups.items())
         )
+        names = tuple(_heading(one, members) for one in members)
+        left_out = {group: reason for one in members for group, reason in one.left_out.items()}
+        made.append(SubgroupTable(target, column, metric, names, rows, left_out))
     return made
 
 
-def _heading(one: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> str:
-    """The name of a result, with its probe where the name stands there twice (an encoder frozen and tuned)."""
-    twice = [other["name"] for other in members].count(one["name"]) > 1
-    return f"{one['name']} ({one['probe']})" if twice else str(one["name"])
+def _heading(one: SubgroupResult, members: Sequence[SubgroupResult]) -> str:
+    """The name of a result, with its probe if the name occurs twice (an encoder frozen and tuned)."""
+    twice = [other.name for other in members].count(one.name) > 1
+    return f"{one.name} ({one.probe})" if twice else one.name

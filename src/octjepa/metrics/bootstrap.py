@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -20,8 +19,20 @@ from jaxtyping import Float
 from octjepa import keys
 from octjepa.errors import UsageError
 from octjepa.metrics.intervals import Interval, Scale, student_interval
+from octjepa.record import Record
 
 CHUNK_CELLS = 40_000  # weights used together: 0.3 MB stays in the cache, four times faster than all at once
+
+
+@dataclass(frozen=True)
+class MeasuredValue(Record):
+    """A metric's value with its interval, as it is written and shown. n: test cases; n_people: people behind them."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+    n_people: int
 
 
 @dataclass(frozen=True)
@@ -44,11 +55,11 @@ class Estimate:
         """The confidence interval of the value."""
         return student_interval(self.value, self.samples, self.n_people, self.scale)
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON; None where the value or a valid interval does not exist."""
+    def measured(self) -> MeasuredValue:
+        """The value with its interval; None where the value or a valid interval does not exist."""
         interval = self.interval()
         value = self.value if np.isfinite(self.value) else None
-        return {"value": value, "low": interval.low, "high": interval.high, "n": self.n, "n_people": self.n_people}
+        return MeasuredValue(value, interval.low, interval.high, self.n, self.n_people)
 
 
 class Draws:

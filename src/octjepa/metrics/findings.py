@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+
+from octjepa.record import Record
 
 log = logging.getLogger(__name__)
 
@@ -30,20 +32,26 @@ FAULT_KINDS = {
 
 
 @dataclass(frozen=True)
-class Fault:
+class Fault(Record):
     """A fault that a reader must see before any value. kind: one of FAULT_KINDS; what: a sentence, without an id."""
 
     kind: str
     what: str
 
-    def to_json(self) -> dict[str, str]:
-        """Plain data."""
-        return {"kind": self.kind, "what": self.what}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Fault:
-        """The fault with this JSON form."""
-        return cls(str(data["kind"]), str(data["what"]))
+@dataclass(frozen=True)
+class TestSetUse(Record):
+    """looks: different uses of this test set, this one included. measured: different things measured in all of them.
+
+    file: the ledger's.
+    """
+
+    __test__ = False  # not a test class, although its name begins like one
+
+    target: str
+    looks: int
+    measured: int
+    file: Path
 
 
 @dataclass
@@ -55,7 +63,7 @@ class Findings:
 
     faults: list[Fault] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    uses: list[dict[str, Any]] = field(default_factory=list)
+    uses: list[TestSetUse] = field(default_factory=list)
 
     def add_note(self, text: str) -> None:
         """Adds a note once and logs it."""

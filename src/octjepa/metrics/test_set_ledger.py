@@ -16,7 +16,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,30 +24,11 @@ import numpy as np
 from jaxtyping import Float
 
 from octjepa.errors import UsageError
-from octjepa.metrics.findings import Findings
+from octjepa.metrics.findings import Findings, TestSetUse
 from octjepa.parsing import LINES_BYTES, parse_json_object, read_limited
 
 SUFFIX = ".uses.jsonl"
 FOLDER = "octjepa_test_uses"
-
-
-@dataclass(frozen=True)
-class TestSetUse:
-    """looks: different uses of this test set, this one included. measured: different things measured in all of them.
-
-    file: the ledger's.
-    """
-
-    __test__ = False  # no class of tests, whatever its name begins with
-
-    target: str
-    looks: int
-    measured: int
-    file: Path
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**asdict(self), "file": str(self.file)}
 
 
 def reuse_warning(uses: Sequence[TestSetUse]) -> str:
@@ -104,7 +84,7 @@ def record_uses(
     UsageError as `record_use` does.
     """
     uses = [record_use(folder, test_set, name, command, measured[name]) for name, test_set in test_sets.items()]
-    findings.uses = [use.as_dict() for use in uses]
+    findings.uses = uses
     warning = reuse_warning(uses)
     if warning:
         findings.add_fault("test_used_before", warning)

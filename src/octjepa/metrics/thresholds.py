@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -18,6 +17,7 @@ from jaxtyping import Bool, Float
 from octjepa.errors import UsageError
 from octjepa.metrics.bootstrap import Draws, Estimate
 from octjepa.metrics.scores import Figures, Predictions, Weights, calibration_bins, forecasts, ratio
+from octjepa.record import Record
 
 
 def threshold_at_specificity(
@@ -77,13 +77,29 @@ def net_benefit(
     return ratio(gain, weights.sum(axis=0))
 
 
+@dataclass(frozen=True)
+class DecisionPoint(Record):
+    """Net benefit at a threshold probability: of the model, of treating all, of treating none.
+
+    over_best: the model minus the better of the two, with its interval.
+    """
+
+    threshold: float
+    model: float
+    all: float
+    none: float
+    over_best: float
+    low: float | None
+    high: float | None
+
+
 def decision_curve(
     positive: Bool[np.ndarray, " n"],
     probability: Float[np.ndarray, " n"],
     draws: Draws,
     person_ids: list[str],
     thresholds: Sequence[float] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5),
-) -> list[dict[str, Any]]:
+) -> list[DecisionPoint]:
     """Net benefit of the model, of treating all and of treating none (0), per threshold probability.
 
     `over_best` is the model less the better of the two, with its interval on the same people. Probabilities must be
@@ -104,21 +120,21 @@ def decision_curve(
         interval = estimate.interval()
         ones = np.ones((len(positive), 1))
         points.append(
-            {
-                "threshold": threshold,
-                "model": float(net_benefit(positive, called, ones, threshold)[0]),
-                "all": float(net_benefit(positive, everyone, ones, threshold)[0]),
-                "none": 0.0,
-                "over_best": estimate.value,
-                "low": interval.low,
-                "high": interval.high,
-            }
+            DecisionPoint(
+                threshold,
+                float(net_benefit(positive, called, ones, threshold)[0]),
+                float(net_benefit(positive, everyone, ones, threshold)[0]),
+                0.0,
+                estimate.value,
+                interval.low,
+                interval.high,
+            )
         )
     return points
 
 
 @dataclass(frozen=True)
-class ReliabilityBin:
+class ReliabilityBin(Record):
     """One point of the curve: mean stated probability, the frequency that came true, its interval; n volumes."""
 
     stated: float

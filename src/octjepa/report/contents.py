@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.evaluate.results import ProbePaired, Row, WithFewerLabels, read_fewer_labels, read_row
+from octjepa.evaluate.results import (
+    ProbePaired,
+    Row,
+    SubgroupResult,
+    WithFewerLabels,
+    read_fewer_labels,
+    read_row,
+)
 from octjepa.files import read_json_object
 from octjepa.metrics.findings import Fault
 from octjepa.outside import OutsideError, named_by
@@ -76,7 +83,7 @@ class ProbeContents:
     faults: list[Fault]
     notes: list[str]
     labelled: dict[str, WithFewerLabels] = field(default_factory=dict)
-    subgroups: list[dict[str, Any]] = field(default_factory=list)
+    subgroups: list[SubgroupResult] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -307,7 +314,7 @@ def _read_probe(path: Path) -> ProbeContents:
             faults=[Fault.from_json(fault) for fault in data.get("faults") or ()],
             notes=data.get("notes") or [],
             labelled=_read_labelled(data.get("labelled")),
-            subgroups=data.get("subgroups") or [],
+            subgroups=[SubgroupResult.from_json(one) for one in data.get("subgroups") or ()],
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is damaged ({type(error).__name__}): write it with octjepa probe") from None

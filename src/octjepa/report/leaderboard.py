@@ -10,17 +10,21 @@ import json
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octjepa.errors import UsageError
-from octjepa.evaluate.results import BoardRow, Paired, Row, read_paired, read_row
+from octjepa.evaluate.results import BoardRow
 from octjepa.files import write_atomic
 from octjepa.metrics.findings import FAULT_KINDS
 from octjepa.metrics.intervals import LOWER_IS_BETTER
+from octjepa.record import Record, to_json
 from octjepa.report.figures.forest import forest
 from octjepa.report.headlines import Contrast, Headline, paired_headline
 from octjepa.report.html import render_template
 from octjepa.tables import format_table
+
+if TYPE_CHECKING:
+    from octjepa.evaluate.leaderboard.board import Board
 
 NAMES = (
     "leaderboard.html",
@@ -41,15 +45,15 @@ def prepare_folder(out: Path) -> None:
         raise UsageError(f"{out} cannot be a folder for the board ({error.strerror}): name another --out") from None
 
 
-def write_leaderboard(board: Mapping[str, Any], out: Path) -> list[Path]:
-    """Writes all forms of `Board.payload` into `out` and returns their paths. Raises OctjepaError: the disk refuses."""
+def write_leaderboard(board: Board, out: Path) -> list[Path]:
+    """Writes all forms of a board into `out` and returns their paths. Raises OctjepaError: the disk refuses."""
     texts = {
         "leaderboard.html": leaderboard_html(board),
         "leaderboard.md": leaderboard_markdown(board),
-        "leaderboard.csv": csv_text(board["rows"]),
-        "comparisons.csv": csv_text(board["comparisons"]),
-        "trainings.csv": csv_text(board["trainings"]),
-        "leaderboard.json": json.dumps(board, indent=1, allow_nan=False) + "\n",
+        "leaderboard.csv": csv_text(to_json(board.rows)),
+        "comparisons.csv": csv_text(to_json(board.comparisons)),
+        "trainings.csv": csv_text(to_json(board.trainings)),
+        "leaderboard.json": json.dumps(board.payload(), indent=1, allow_nan=False) + "\n",
     }
     for name in NAMES:
         text = texts[name].encode()
@@ -64,59 +68,57 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     return format_table(list(rows[0]), (row.values() for row in rows), ",")
 
 
-def leaderboard_markdown(board: Mapping[str, Any]) -> str:
-    """Faults, uses of the test set, the primary figure of every row, the comparisons, what validation chose, notes."""
+def leaderboard_markdown(board: Board) -> str:
+    """Faults, uses of the test set, primary metric of every row, comparisons, what validation selected, notes."""
     lines = ["# Leaderboard", ""]
-    if board["faults"]:
+    if board.faults:
         lines += ["## Read this first", ""]
-        lines += [f"- **{FAULT_KINDS[fault['kind']]}**: {fault['what']}" for fault in board["faults"]] + [""]
+        lines += [f"- **{FAULT_KINDS[fault.kind]}**: {fault.what}" for fault in board.faults] + [""]
     lines += [f"- {sentence}" for sentence in summary(board)] + [""]
     table: list[tuple[str, ...]]
     head: tuple[str, ...]
     for target, rows in _primary_rows(board).items():
         table = [
             (
-                row["name"],
+                row.name,
                 figure_text(row),
-                f"{row['n']} ({row['n_people']})",
+                f"{row.n} ({row.n_people})",
                 seeds_text(row),
                 figure_text(row, None, "recipe_low", "recipe_high"),
-                " ".join(part for part in (row["probe"], row["pool"]) if part != "none"),
+                " ".join(part for part in (row.probe, row.pool) if part != "none"),
             )
             for row in rows
         ]
-        lines += _section(target, ("row", rows[0]["metric"], "n (people)", "seeds", "recipe", "read by"), table)
-    if board["comparisons"]:
+        lines += _section(target, ("row", rows[0].metric, "n (people)", "seeds", "recipe", "read by"), table)
+    if board.comparisons:
         table = [
             (
-                row["name"],
-                row["target"],
-                figure_text(row, "difference"),
-                *(p_text(row[key]) for key in ("p", "p_holm", "q_bh")),
-                row["p_of"],
+                pair.name,
+                pair.target,
+                figure_text(pair, "difference"),
+                *(p_text(p) for p in (pair.p, pair.p_holm, pair.q_bh)),
+                pair.p_of,
             )
-            for row in board["comparisons"]
+            for pair in board.comparisons
         ]
-        head = ("row", "target", f"minus {board['reference']}", "p", "p (Holm)", "q (BH)", "p of")
+        head = ("row", "target", f"minus {board.reference}", "p", "p (Holm)", "q (BH)", "p of")
         lines += _section("Differences on the same people", head, table)
-    if board.get("strongest"):
-        table = [
-            (row["name"], row["target"], row["reference"], figure_text(row, "difference")) for row in board["strongest"]
-        ]
+    if board.strongest:
+        table = [(pair.name, pair.target, pair.reference, figure_text(pair, "difference")) for pair in board.strongest]
         head = ("row", "target", "strongest baseline, by its test figure", "difference")
         lines += _section("Against the strongest baseline", head, table)
     table = [
         (
-            row["name"],
-            *(str(row[key]) for key in ("seed", "target", "checkpoint", "pool", "probe")),
-            "" if row["validation"] is None else f"{row['validation']:.3f}",
-            figure_text(row),
+            one.name,
+            *map(str, (one.seed, one.target, one.checkpoint, one.pool, one.probe)),
+            "" if one.validation is None else f"{one.validation:.3f}",
+            figure_text(one),
         )
-        for row in board["trainings"]
+        for one in board.trainings
     ]
     head = ("row", "seed", "target", "checkpoint", "pool", "probe", "validation", "test")
     lines += _section("What validation chose", head, table)
-    lines += ["## Notes", "", *(f"- {_escaped(note)}" for note in board["notes"])]
+    lines += ["## Notes", "", *(f"- {_escaped(note)}" for note in board.notes)]
     return "\n".join(lines) + "\n"
 
 
@@ -130,7 +132,7 @@ def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def leaderboard_html(board: Mapping[str, Any]) -> str:
+def leaderboard_html(board: Board) -> str:
     """One self-contained page in the report's style: no script, nothing fetched."""
     primary = _primary_rows(board)
     return render_template(
@@ -138,7 +140,7 @@ def leaderboard_html(board: Mapping[str, Any]) -> str:
         board=board,
         summary=summary(board),
         headlines=strongest_headlines(board),
-        forests={target: forest([*map(read_row, rows)], ordered=True)[0] for target, rows in primary.items()},
+        forests={target: forest([*rows], ordered=True)[0] for target, rows in primary.items()},
         kinds=FAULT_KINDS,
         figure_text=figure_text,
         seeds_text=seeds_text,
@@ -147,69 +149,66 @@ def leaderboard_html(board: Mapping[str, Any]) -> str:
     )
 
 
-def strongest_headlines(board: Mapping[str, Any]) -> list[Headline]:
+def strongest_headlines(board: Board) -> list[Headline]:
     """Every entry against the strongest baseline of each target; none where they are too many to read."""
-    pairs = board.get("strongest", [])
+    pairs = board.strongest
     if len(pairs) > _MAX_HEADLINES:
         return []
     return [
         paired_headline(
-            read_paired(pair),
+            pair,
             Contrast(
-                f"{pair['target']}: {pair['name']} minus {pair['reference']}",
-                f"{pair['name']} scores {{0}} than",
-                f"{pair['reference']}, the strongest baseline on these people,",
-                f"{pair['name']} and {pair['reference']}, the strongest baseline on these people,",
+                f"{pair.target}: {pair.name} minus {pair.reference}",
+                f"{pair.name} scores {{0}} than",
+                f"{pair.reference}, the strongest baseline on these people,",
+                f"{pair.name} and {pair.reference}, the strongest baseline on these people,",
                 "the encoder",
             ),
-            pair["metric"] in LOWER_IS_BETTER,
+            pair.metric in LOWER_IS_BETTER,
         )
         for pair in pairs
     ]
 
 
-def summary(board: Mapping[str, Any]) -> list[str]:
-    """What a reader must know beside any figure: the reference, the family, the uses, the meaning of an interval."""
-    differences, family = len(board["comparisons"]), sum(row["p"] is not None for row in board["comparisons"])
+def summary(board: Board) -> list[str]:
+    """What a reader must know beside any value: the reference, the family, the uses, the meaning of an interval."""
+    differences, family = len(board.comparisons), sum(pair.p is not None for pair in board.comparisons)
     return [
-        f"{differences} differences to {board['reference']!r} were taken on the same people; {family} have a p-value, "
+        f"{differences} differences to {board.reference!r} were taken on the same people; {family} have a p-value, "
         "corrected over all of them (Holm; Benjamini and Hochberg)",
-        f"{len(board['choices'])} readings (checkpoint, pooling, probe) were compared on validation; the test set was "
+        f"{len(board.choices)} readings (checkpoint, pooling, probe) were compared on validation; the test set was "
         "read once for what validation chose",
         *(
-            f"the test set of {use['target']} has been used {use['looks']} time(s), for {use['measured']} different "
-            "rows"
-            for use in board["uses"]
+            f"the test set of {use.target} has been used {use.looks} time(s), for {use.measured} different rows"
+            for use in board.uses
         ),
-        board["protocol"]["text"],
+        *(() if board.protocol is None else (board.protocol.text,)),
         "95 % intervals are by person; 'recipe' also holds the spread of the seeds",
     ]
 
 
-def _primary_rows(board: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def _primary_rows(board: Board) -> dict[str, list[BoardRow]]:
     """target -> its rows of the primary metric: encoders in the order given, then the baselines."""
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for row in board["rows"]:
-        if row["primary"]:
-            rows.setdefault(row["target"], []).append(row)
+    rows: dict[str, list[BoardRow]] = {}
+    for row in board.rows:
+        if row.primary:
+            rows.setdefault(row.target, []).append(row)
     return rows
 
 
-def figure_text(
-    row: Mapping[str, Any] | Row | Paired, value: str | None = "value", low: str = "low", high: str = "high"
-) -> str:
-    """`0.812 [0.74, 0.87]`; the interval alone if `value` is None, "-" where there is nothing."""
-    known = row if isinstance(row, Mapping) else row.to_json()
-    interval = "" if known[low] is None or known[high] is None else f"[{known[low]:.2f}, {known[high]:.2f}]"
+def figure_text(row: Record, value: str | None = "value", low: str = "low", high: str = "high") -> str:
+    """`0.812 [0.74, 0.87]` of these fields; only the interval if `value` is None, "-" if there is nothing."""
+    least, most = getattr(row, low), getattr(row, high)
+    interval = "" if least is None or most is None else f"[{least:.2f}, {most:.2f}]"
     if value is None:
         return interval or "-"
-    return "-" if known[value] is None else f"{known[value]:.3f} {interval or '(no interval)'}"
+    known = getattr(row, value)
+    return "-" if known is None else f"{known:.3f} {interval or '(no interval)'}"
 
 
-def seeds_text(row: Mapping[str, Any] | BoardRow) -> str:
+def seeds_text(row: BoardRow) -> str:
     """The number of seeds, and their standard deviation where there are several."""
-    known = BoardRow.from_json(row) if isinstance(row, Mapping) else row
-    return "1" if known.seed_sd is None else f"{known.seeds}, SD {known.seed_sd:.3f}"
+    return "1" if row.seed_sd is None else f"{row.seeds}, SD {row.seed_sd:.3f}"
 
 
 def p_text(p: float | None) -> str:

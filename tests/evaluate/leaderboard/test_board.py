@@ -123,7 +123,7 @@ def test_classes_and_quantities_stand_on_one_board_and_on_paper(made, tmp_path):
     assert all(row["p_holm"] >= row["p"] for row in board.comparisons)
     assert [bool(one["reliability"]) for one in board.details] == [True, False, True]
     (tmp_path / "board").mkdir()
-    write_leaderboard(board.payload(), tmp_path / "board")
+    write_leaderboard(board.result, tmp_path / "board")
     page = (tmp_path / "board" / "leaderboard.html").read_text()
     assert all(f"<h2>{target}</h2>" in page for target in primary)
 
@@ -295,9 +295,9 @@ def test_every_form_names_the_faults_and_the_counts(made, tmp_path):
     table, labels, frame = made
     flat = table("flat|<b>", 0.0, change=lambda frame: frame.assign(vector=[np.ones(24, np.float32)] * len(frame)))
     _run(labels, table("other", 1.5))  # other features: a first use of the same test set
-    board = _run(labels, table("good", 2.5), flat).payload()
+    board = _run(labels, table("good", 2.5), flat)
     (tmp_path / "board").mkdir()
-    paths = write_leaderboard(board, tmp_path / "board")
+    paths = write_leaderboard(board.result, tmp_path / "board")
     assert [path.name for path in paths] == list(NAMES)
     page, text = (
         (tmp_path / "board" / "leaderboard.html").read_text(),
@@ -313,9 +313,9 @@ def test_every_form_names_the_faults_and_the_counts(made, tmp_path):
     assert "flat\\|<b>" in text
     assert not re.search(r"<script|https?://|src=", page)
     rows = list(csv.DictReader((tmp_path / "board" / "leaderboard.csv").read_text().splitlines()))
-    assert len(rows) == len(board["rows"])
+    assert len(rows) == len(board.rows)
     assert rows[0]["name"] == "good"
-    assert json.loads((tmp_path / "board" / "leaderboard.json").read_text())["faults"] == board["faults"]
+    assert json.loads((tmp_path / "board" / "leaderboard.json").read_text())["faults"] == board.faults
     for path in paths:
         assert not [person for person in frame["person_id"] if re.search(rf"\b{person}\b", path.read_text())]
 

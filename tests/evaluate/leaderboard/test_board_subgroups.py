@@ -23,7 +23,7 @@ def test_subgroups_of_a_label_column_are_measured_and_on_the_page(made, tmp_path
     assert by_sex["groups"]["f"]["low"] > 0.7
     assert by_sex["left_out"] == {"x": "1 test people, at least 6 are needed"}
     (tmp_path / "board").mkdir()
-    write_leaderboard(board.payload(), tmp_path / "board")
+    write_leaderboard(board.result, tmp_path / "board")
     page = (tmp_path / "board" / "leaderboard.html").read_text(encoding="utf-8")
     assert "auroc by sex" in page
     assert "1 test people, at least 6 are needed" in page

@@ -48,7 +48,7 @@ def test_what_knows_the_risk_stands_higher_and_baselines_are_there(followed: Any
     assert good["low"] > 0
     assert {row["group"] for row in board.details[0]["left_out"]["rows"]} == {"one", "two"}
     assert board.details[0]["reliability"] == []
-    files = write_leaderboard(board.payload(), tmp_path)
+    files = write_leaderboard(board.result, tmp_path)
     assert any("concordance" in path.read_text() for path in files if path.suffix == ".md")
 
 

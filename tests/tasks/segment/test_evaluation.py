@@ -39,7 +39,7 @@ def test_a_false_voxel_of_a_class_that_no_scan_holds_moves_no_mean_and_is_seen()
     means = [scores.estimates[name, "dice", "mean"] for name in ("none", "false")]
     assert [mean.value for mean in means] == pytest.approx([0.8, 0.8])
     assert np.allclose(means[0].samples, means[1].samples)
-    assert scores.estimates["false", "dice", "rare"].as_dict() == {
+    assert scores.estimates["false", "dice", "rare"].measured().to_json() == {
         "value": 0, "low": None, "high": None, "n": 8, "n_people": 0
     }  # fmt: skip
     result = Findings()

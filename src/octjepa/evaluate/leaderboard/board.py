@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -56,17 +55,21 @@ from octjepa.evaluate.protocol import (
 )
 from octjepa.evaluate.results import (
     BoardRow,
+    CaseProtocol,
     CorrectedPaired,
     RecipePaired,
+    ScoredOption,
+    SeedResult,
+    TrainingDetails,
     WithFewerLabels,
     findings_json,
-    to_json,
 )
 from octjepa.evaluate.subgroups import SubgroupColumn
 from octjepa.evaluate.survival import DEFAULT_PROBES, check_survival
 from octjepa.evaluate.targets import Target
 from octjepa.metrics.findings import BASELINES, Findings
 from octjepa.progress import bar
+from octjepa.record import to_json
 from octjepa.store import Store
 
 Choices = dict[tuple[str, int], Choice]  # by row name and seed
@@ -88,13 +91,13 @@ class Board(Findings):
     rows: list[BoardRow] = field(default_factory=list)
     comparisons: list[CorrectedPaired] = field(default_factory=list)
     strongest: list[RecipePaired] = field(default_factory=list)
-    trainings: list[dict[str, Any]] = field(default_factory=list)
-    choices: list[dict[str, Any]] = field(default_factory=list)
-    details: list[dict[str, Any]] = field(default_factory=list)
-    protocol: dict[str, Any] = field(default_factory=dict)
+    trainings: list[SeedResult] = field(default_factory=list)
+    choices: list[ScoredOption] = field(default_factory=list)
+    details: list[TrainingDetails] = field(default_factory=list)
+    protocol: CaseProtocol | None = None
     labelled: dict[str, WithFewerLabels] = field(default_factory=dict)
 
-    def payload(self) -> dict[str, Any]:
+    def payload(self) -> dict[str, object]:
         """Plain data for JSON."""
         return {
             **findings_json(self),
@@ -102,10 +105,10 @@ class Board(Findings):
             "rows": to_json(self.rows),
             "comparisons": to_json(self.comparisons),
             "strongest": to_json(self.strongest),
-            "trainings": self.trainings,
-            "choices": self.choices,
-            "details": self.details,
-            "protocol": self.protocol,
+            "trainings": to_json(self.trainings),
+            "choices": to_json(self.choices),
+            "details": to_json(self.details),
+            "protocol": {} if self.protocol is None else self.protocol.to_json(),
             "labelled": {count: one.to_json() for count, one in self.labelled.items()},
         }
 
@@ -299,10 +302,7 @@ def _test_target(target: Target, choices: Choices, measuring: Measuring, board: 
     """The rows of a target: predictions on the test volumes, made once. Their metrics are added to `board`."""
     rows = _rows(target, choices, measuring, board)
     for (name, number), choice in choices.items():
-        board.choices += [
-            {"name": name, "seed": number, "target": target.name, "option": option, "validation": value}
-            for option, value in choice.scored
-        ]
+        board.choices += [ScoredOption(name, number, target.name, option, value) for option, value in choice.scored]
     evaluation = measuring.evaluation
     for row in rows:
         board.rows += row.results()

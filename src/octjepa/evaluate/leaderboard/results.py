@@ -1,4 +1,4 @@
-"""Rows, differences and details of a leaderboard, as plain data.
+"""Rows, differences and details of a leaderboard.
 
 Every figure of an entry is the mean over its seeds; each entry is compared with the reference and with the strongest
 baseline. The details of a training are its threshold, calibration, net benefit, subgroups and transfer to a vendor
@@ -8,9 +8,8 @@ without labels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,12 +19,20 @@ from octjepa.evaluate.calibration import ProbeFit
 from octjepa.evaluate.features import plan_selection
 from octjepa.evaluate.leaderboard.selection import EvaluatedOption, Option, evaluate_option
 from octjepa.evaluate.measurements import best_by_test, estimate_metric
-from octjepa.evaluate.results import BoardRow, CorrectedPaired, RecipePaired
+from octjepa.evaluate.results import (
+    BoardRow,
+    ChosenThreshold,
+    CorrectedPaired,
+    LeaveOneGroupOut,
+    RecipePaired,
+    SeedResult,
+    TrainingDetails,
+)
 from octjepa.evaluate.subgroups import (
     Groups,
+    group_scores,
     leave_one_group_out,
     score_groups,
-    scores_as_dict,
     subgroup_scores,
     transfer_thresholds,
 )
@@ -125,7 +132,7 @@ class LeaderboardRow:
                     probe,
                     pool,
                     metric,
-                    **mean.as_dict(),
+                    **vars(mean.measured()),
                     primary=metric == self.primary_metric,
                     seeds=seeds.seeds,
                     seed_sd=seeds.sd,
@@ -135,22 +142,26 @@ class LeaderboardRow:
             )
         return rows
 
-    def training_results(self) -> list[dict[str, Any]]:
+    def training_results(self) -> list[SeedResult]:
         """Every seed with what validation selected for it."""
         return [
-            {
-                "name": training.name,
-                "seed": training.seed,
-                "target": self.target.name,
-                "metric": self.primary_metric,
-                "checkpoint": training.option.checkpoint,
-                "pool": training.option.pool,
-                "probe": training.option.probe,
-                "setting": training.evaluated.fit.setting,
-                "validation": training.validation,
-                **{key: estimate.as_dict()[key] for key in ("value", "low", "high")},
-            }
-            for training, estimate in zip(self.trainings, self.estimates(self.primary_metric), strict=True)
+            SeedResult(
+                training.name,
+                training.seed,
+                self.target.name,
+                self.primary_metric,
+                training.option.checkpoint,
+                training.option.pool,
+                training.option.probe,
+                training.evaluated.fit.setting,
+                training.validation,
+                measured.value,
+                measured.low,
+                measured.high,
+            )
+            for training, measured in zip(
+                self.trainings, [one.measured() for one in self.estimates(self.primary_metric)], strict=True
+            )
         ]
 
     def difference(self, reference: LeaderboardRow) -> CorrectedPaired:
@@ -231,7 +242,7 @@ def compare_with_strongest(rows: Sequence[LeaderboardRow]) -> list[RecipePaired]
 
 def training_details(
     training: Training, target: Target, frame: pd.DataFrame, draws: Draws, seed: int, subgroups: Groups
-) -> dict[str, Any]:
+) -> TrainingDetails:
     """Details of one training for one target; parts that its task or its people do not allow are empty or say why.
 
     subgroups: the groups that the user named, of every entry of `frame`.
@@ -239,65 +250,59 @@ def training_details(
     columns = {name: frame[name].to_numpy(dtype=str) for name in ("person_id", *GROUPS)}
     indices, metric, test = target.indices["test"], PRIMARY_METRIC[target.task], training.evaluated.test
     people = columns["person_id"][indices].tolist()
-    details: dict[str, Any] = {
-        "name": training.name,
-        "seed": training.seed,
-        "target": target.name,
-        "reliability": [],
-        "decision_curve": [],
-        "threshold": None,
-        "between_sites": [],
-        "by_group": {},
-        "left_out": _leave_vendors_out(training, target, columns, draws, seed),
-    }
+    by_group = {}
     for group in GROUPS:
         of_test = columns[group][indices]
         scores = subgroup_scores(metric, test, of_test, draws, people, target.label_hash)
-        details["by_group"][group] = scores_as_dict(metric, scores, target, of_test, people)
-    details["subgroups"] = score_groups(subgroups, target, test, people, draws)
+        by_group[group] = group_scores(metric, scores, target, of_test, people)
+    details = TrainingDetails(
+        training.name,
+        training.seed,
+        target.name,
+        left_out=_leave_vendors_out(training, target, columns, draws, seed),
+        by_group=by_group,
+        subgroups=tuple(score_groups(subgroups, target, test, people, draws)),
+    )
     if target.classes:
-        details["reliability"] = [asdict(point) for point in reliability_curve(test, draws, people)]
+        details = replace(details, reliability=tuple(reliability_curve(test, draws, people)))
     if target.task == "binary":
         positive = target.values["test"] == 1
-        details["decision_curve"] = decision_curve(positive, test.calibrated[:, 1], draws, people)
-        details |= _threshold_details(training, target, columns, draws)
+        curve = decision_curve(positive, test.calibrated[:, 1], draws, people)
+        details = _with_thresholds(replace(details, decision_curve=tuple(curve)), training, target, columns, draws)
     return details
 
 
 def _leave_vendors_out(
     training: Training, target: Target, columns: dict[str, np.ndarray], draws: Draws, seed: int
-) -> dict[str, Any]:
-    """The drop of the figure on each vendor when the probe sees no label of that vendor."""
+) -> LeaveOneGroupOut:
+    """The drop of the metric on each vendor when the probe sees no label of that vendor."""
     devices, people = columns["device"], columns["person_id"]
     if len(np.unique(devices[target.indices["test"]])) < 2:
-        return {"rows": [], "mean_drop": None, "left_out": {}}
+        return LeaveOneGroupOut()
 
     def fit(reduced: Target) -> Predictions:
         return evaluate_option(training.option, reduced, plan_selection(reduced, people, seed)).test
 
     test = training.evaluated.test
-    return asdict(leave_one_group_out(PRIMARY_METRIC[target.task], target, devices, people, test, fit, draws))
+    return leave_one_group_out(PRIMARY_METRIC[target.task], target, devices, people, test, fit, draws)
 
 
-def _threshold_details(
-    training: Training, target: Target, columns: dict[str, np.ndarray], draws: Draws
-) -> dict[str, Any]:
-    """The threshold of 0.9 specificity on validation, used on test: of all sites together, and from site to site."""
+def _with_thresholds(
+    details: TrainingDetails, training: Training, target: Target, columns: dict[str, np.ndarray], draws: Draws
+) -> TrainingDetails:
+    """Adds the threshold of 0.9 specificity on validation, used on test: for all sites together, and between sites."""
     healthy = target.values["val"] == 0
     if not healthy.any():
-        return {}
+        return details
     val, test = training.evaluated.val.scores[:, 1], training.evaluated.test.scores[:, 1]
     people = columns["person_id"][target.indices["test"]].tolist()
     threshold = threshold_at_specificity(~healthy, val, SPECIFICITY)
     scores = threshold_scores(threshold, target.values["test"] == 1, test, draws, people, target.label_hash)
-    return {
-        "threshold": {
-            "chosen_for_specificity": SPECIFICITY,
-            "threshold": threshold,
-            "sensitivity": scores.sensitivity.as_dict(),
-            "specificity": scores.specificity.as_dict(),
-        },
-        "between_sites": transfer_thresholds(
-            target, columns["clinical_site"], columns["person_id"], val, test, draws, SPECIFICITY
-        ),
-    }
+    between_sites = transfer_thresholds(
+        target, columns["clinical_site"], columns["person_id"], val, test, draws, SPECIFICITY
+    )
+    return replace(
+        details,
+        threshold=ChosenThreshold(SPECIFICITY, threshold, scores.sensitivity.measured(), scores.specificity.measured()),
+        between_sites=tuple(between_sites),
+    )

@@ -28,11 +28,12 @@ from octjepa.evaluate.label_fractions import TooFewLabelsError
 from octjepa.evaluate.measurements import MACRO
 from octjepa.evaluate.probe import ProbeResult
 from octjepa.evaluate.protocol import Ledger
-from octjepa.evaluate.results import Row, TunedChoice, TunedPaired, to_json
+from octjepa.evaluate.results import Row, TunedChoice, TunedPaired
 from octjepa.evaluate.subgroups import SubgroupColumn
 from octjepa.files import write_json
 from octjepa.locks import writer_lock
 from octjepa.metrics import test_set_ledger
+from octjepa.record import to_json
 from octjepa.store import Store
 from octjepa.tasks.finetune.evaluation import TUNED, Scores, Shifts, evaluate, write_predictions
 from octjepa.tasks.finetune.external import TunableExternal, load_start, tuned_network

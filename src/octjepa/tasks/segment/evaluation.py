@@ -141,7 +141,7 @@ class HeadEstimates:
                 name=name,
                 target=label,
                 metric=metric,
-                **estimate.as_dict(),
+                **vars(estimate.measured()),
                 undefined=estimate.interval().undefined,
             )
             for (name, metric, label), estimate in self.estimates.items()

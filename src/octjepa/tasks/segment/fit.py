@@ -25,13 +25,14 @@ from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.encoders.external import refuse_external
 from octjepa.errors import UsageError
 from octjepa.evaluate.protocol import Ledger, TestSet, open_test_set, refuse_pretraining_subjects
-from octjepa.evaluate.results import HeadPaired, findings_json, to_json
+from octjepa.evaluate.results import HeadPaired, findings_json
 from octjepa.files import write_json
 from octjepa.locks import writer_lock
 from octjepa.metrics.bootstrap import Draws
 from octjepa.metrics.comparisons import paired_difference
 from octjepa.metrics.findings import Findings
 from octjepa.progress import bar
+from octjepa.record import to_json
 from octjepa.remote import is_remote
 from octjepa.store import Store
 from octjepa.tasks.segment import decoder
