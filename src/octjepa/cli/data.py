@@ -124,9 +124,11 @@ def ingest(
     """Reads scans into a store. A file that cannot be read correctly is listed in the quarantine with a reason."""
     from octjepa.config import load_recipe
     from octjepa.ingest import IngestOptions, build_store
+    from octjepa.ingest.remembered_sources import remember_sources
     from octjepa.read.reader import parse_spacing
 
     preprocessing = load_recipe(recipe).preprocessing
+    remember_sources(store, sources)
     try:
         made = build_store(
             sources,

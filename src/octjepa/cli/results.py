@@ -248,7 +248,9 @@ def report(
 
 @app.command()
 def view(
-    source: Annotated[str, typer.Argument(help="A store (also gs://, s3://), run, segmentation or demo folder.")],
+    source: Annotated[
+        str, typer.Argument(help="A scan, folder of scans, result of segment, store (also gs://, s3://), run, demo.")
+    ],
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free port.")] = 0,
     scans: Annotated[
         list[str] | None, typer.Option("--scans", help="The folder that was ingested; repeatable.")
@@ -267,7 +269,7 @@ def view(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Shows volumes in a local web viewer. For a run also tokens, masks and training curves; stop it with Ctrl-C."""
+    """Shows scans with layers and thickness in a local web viewer. For a run also its encoder; stop it with Ctrl-C."""
     from octjepa.viewer import serve
 
     serve(

@@ -300,11 +300,13 @@ def _segment_scans(
     model: Path | None = None,
 ) -> None:
     """`octjepa segment SCAN...`: the packaged network, or the one in the folder `model`."""
+    from octjepa.ingest.remembered_sources import remember_sources
     from octjepa.read.reader import parse_spacing
     from octjepa.report.segmented_scans import write_page
     from octjepa.tasks.segmenter.scan_segmentation import segment_sources
 
     made = segment_sources(sources, out, forms, None if spacing is None else parse_spacing(spacing), model)
+    remember_sources(out, sources, model)  # so that `octjepa view OUT` finds the scans
     page = write_page(made, out)
     payload = {**made.as_dict(), "page": str(page)}
     if as_json:

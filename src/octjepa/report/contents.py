@@ -204,6 +204,15 @@ def read_run(source: str | Path) -> Training:
     return _read_run(root)
 
 
+def holds_contents(path: Path) -> bool:
+    """Whether `read_contents` knows what kind of folder `path` is."""
+    try:
+        _kind(path.resolve(), path)
+    except UsageError:
+        return False
+    return True
+
+
 def _kind(root: Path, shown: Path) -> Kind:
     if not root.is_dir():
         raise UsageError(f"no folder {shown}: give a run, a fine-tuning, a segmentation, a store or a demo folder")

@@ -54,7 +54,6 @@ class Scans:
         cases: CasePredictions | None = None,
         neighbours: Neighbours | None = None,
         notes: Sequence[str] = (),
-        layers: ScanLayers | None = None,
     ) -> None:
         """`model` reads the encoder; it is called again when `live` has another checkpoint.
 
@@ -64,7 +63,7 @@ class Scans:
         self.ids = self.volumes.ids
         self.cases, self.neighbours = cases or CasePredictions(None), neighbours or Neighbours(None)
         self.files, self._classes = native or NativeFiles([]), classes or VoxelClasses(None, None)
-        self._notes, self.layers = list(notes), layers or ScanLayers()
+        self._notes, self.layers = list(notes), ScanLayers()  # of the packaged network
         self._model, self._lock = model, threading.Lock()
         self._volume = lru_cache(4)(store.read)
         self._native = lru_cache(2)(self._read_native)

@@ -20,14 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from octjepa.errors import CheckpointError, ContractError, OctjepaError, UsageError, VolumeRejected, install_command
+from octjepa.ingest.remembered_sources import model_of
 from octjepa.remote import is_remote
 from octjepa.report.contents import Contents, read_contents
 from octjepa.store.contract import contract_differences
+from octjepa.tasks.segmenter.kept_layers import LayerCache
 from octjepa.viewer.live import LiveRun
 from octjepa.viewer.misread import CasePredictions
 from octjepa.viewer.native_files import NativeFiles, folders_near
 from octjepa.viewer.neighbours import Neighbours
-from octjepa.viewer.scan_layers import LayerState
+from octjepa.viewer.opened_source import opened_source
+from octjepa.viewer.scan_layers import LayerState, ScanLayers
 from octjepa.viewer.scans import Model, Scans
 from octjepa.viewer.voxel_classes import Legend, VoxelClasses, head_reader
 
@@ -82,16 +85,25 @@ def serve(
 ) -> None:
     """Shows `source` until a signal comes; calls `ready(url)` once it accepts requests. Port 0 is any free one.
 
+    `source` may also be a scan, a folder of scans, or a folder that `octjepa segment` wrote: see `opened_source`.
     `scans` are the folders that were ingested, `labels` a folder of label volumes, `encoder` that of a store or head,
     `predictions` the test predictions of a probe, `embeddings` a table for nearest neighbours.
     Raises UsageError: the source is none of these, has no store, the port is taken, or the extra is not installed.
     """
     try:
-        import starlette  # noqa: F401 -- checked before any work
-        import uvicorn
+        import starlette  # noqa: F401 -- both are checked before any work
+        import uvicorn  # noqa: F401
     except ImportError:
         raise UsageError(f"the viewer needs the libraries of an extra: {install_command('viewer')}") from None
-    application = app(open_scans(source, scans, labels, encoder, predictions, embeddings))
+    with opened_source(source, scans) as (shown, folders):
+        model = None if is_remote(source) else model_of(source)
+        opened = open_scans(shown, folders, labels, encoder, predictions, embeddings, model)
+        _listen(app(opened), port, ready)
+
+
+def _listen(application: ASGIApp, port: int, ready: Callable[[str], None]) -> None:
+    import uvicorn
+
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -112,12 +124,14 @@ def open_scans(
     encoder: str | None = None,
     predictions: Path | None = None,
     embeddings: Path | None = None,
+    model: Path | None = None,
 ) -> Scans:
     """The volumes of a store, a run, a fine-tuning, a segmentation or a demo folder, with the encoder it has.
 
     Raises UsageError where the source has no volumes, a folder of `scans` is absent, or `labels`, `encoder`,
     `predictions` or `embeddings` cannot be read. Without
     an encoder of its own (no checkpoint yet, another contract) the eyes are shown all the same, and the page says why.
+    `model` is the segmentation network that finds the layers, by default the packaged one.
     """
     contents = read_contents(source)
     training, store = contents.training, contents.store
@@ -136,8 +150,8 @@ def open_scans(
         head = head_reader(contents.root, encoder)
     elif training is not None:
         live = LiveRun(training.path, contents.kind)
-    model = partial(_model, contents, store, head, encoder)
-    usable = head if head is not None and model()[1] is not None else None
+    encoders = partial(_model, contents, store, head, encoder)
+    usable = head if head is not None and encoders()[1] is not None else None
     ids, notes = set(store.table["volume_id"].astype(str)), []
 
     def table(read: Callable[..., Table], named: Path | None, beside: str) -> Table:
@@ -150,7 +164,9 @@ def open_scans(
         return read(named, ids)
 
     cases, near = table(CasePredictions, predictions, PREDICTIONS), table(Neighbours, embeddings, EMBEDDINGS)
-    return Scans(store, model, files, VoxelClasses(usable, labels), live, cases, near, notes)
+    opened = Scans(store, encoders, files, VoxelClasses(usable, labels), live, cases, near, notes)
+    opened.layers = ScanLayers(LayerCache(model))
+    return opened
 
 
 def _model(contents: Contents, store: Store, head: Callable[[], Any] | None, named: str | None) -> Model:

@@ -1,0 +1,70 @@
+"""Remember on this machine which scans a store, or a folder of segmentations, was made from.
+
+In: a folder and the sources that its command was given. Out: these sources, as absolute paths or URLs. A store holds no
+path, because paths can name people and stores are passed on. The note is therefore in the cache folder of the user
+(OCTJEPA_CACHE), which only its owner can read, and the store stays without it. Without a note the user names the
+scans, as on another machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from octjepa.errors import OctjepaError
+from octjepa.files import write_json
+from octjepa.remote import is_remote
+from octjepa.remote.cache import cache_folder
+
+_MOST: Final = 50  # sources of a folder: the last ones
+
+
+def remember_sources(folder: str | Path, sources: Sequence[str | Path], model: Path | None = None) -> None:
+    """Adds `sources` to those of `folder`, and the `model` that segmented them if it is not the packaged one.
+
+    A cache that cannot be written is no error: the note is a convenience.
+    """
+    given = [str(one) if is_remote(one) else str(_folder(Path(one).resolve())) for one in sources]
+    with suppress(OSError, OctjepaError):
+        known = [one for one in _texts(folder, "sources") if one not in given]
+        models = [] if model is None else [str(model.resolve())]
+        write_json(_note(folder), {"sources": [*known, *given][-_MOST:], "models": models})
+
+
+def sources_of(folder: str | Path) -> list[str]:
+    """The sources that `folder` was made from and that are still there; [] if this machine does not know them."""
+    with suppress(OSError, OctjepaError):
+        return [one for one in _texts(folder, "sources") if is_remote(one) or Path(one).exists()]
+    return []
+
+
+def model_of(folder: str | Path) -> Path | None:
+    """The model that segmented the scans of `folder`; None for the packaged one, or if it is gone."""
+    with suppress(OSError, OctjepaError):
+        for model in _texts(folder, "models"):
+            return Path(model) if Path(model).is_dir() else None
+    return None
+
+
+def _folder(path: Path) -> Path:
+    """`path`, or of a glob the folder that holds every match."""
+    while any(sign in path.name for sign in "*?["):
+        path = path.parent
+    return path
+
+
+def _note(folder: str | Path) -> Path:
+    name = str(folder) if is_remote(folder) else str(Path(folder).resolve())
+    return cache_folder("sources") / f"{hashlib.sha256(name.encode()).hexdigest()[:40]}.json"
+
+
+def _texts(folder: str | Path, key: str) -> list[str]:
+    try:
+        noted = json.loads(_note(folder).read_text())[key]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [one for one in noted if isinstance(one, str)] if isinstance(noted, list) else []

@@ -1,0 +1,82 @@
+"""`octjepa view` opens a scan, a folder of scans and the answers of `octjepa segment` without a store."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from command_line import call
+from octjepa import load_encoder
+from octjepa.errors import NothingReadError, UsageError
+from octjepa.ingest.build import build_store
+from octjepa.ingest.remembered_sources import remember_sources, sources_of
+from octjepa.phantom import make_eye
+from octjepa.phantom.dicom import write_eye
+from octjepa.viewer.opened_source import opened_source
+from octjepa.viewer.server import open_scans
+
+pytest.importorskip("starlette")
+
+
+@pytest.fixture(scope="module")
+def eyes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("opened") / "deep" / "eyes"
+    folder.mkdir(parents=True)
+    for side in ("OD", "OS"):
+        write_eye(folder / f"{side}.dcm", make_eye(3, 41, side, "heidelberg_spectralis"), 3)  # type: ignore[arg-type]
+    return folder
+
+
+def test_a_scan_and_a_folder_of_scans_are_shown_without_a_store(eyes: Path) -> None:
+    for source, count in ((eyes / "OD.dcm", 1), (eyes, 2)):
+        with opened_source(source) as (shown, folders):
+            scans = open_scans(shown, folders)
+            assert len(scans.ids) == count
+            assert {scans.native_about(name)["reason"] for name in scans.ids} == {""}
+            assert scans.native(min(scans.ids)).volume.shape[0] > 8
+            kept = Path(shown)
+        assert not kept.exists()  # no copy of a scan stays behind
+        assert sorted(path.name for path in eyes.iterdir()) == ["OD.dcm", "OS.dcm"]
+
+
+def test_a_file_that_is_not_a_scan_is_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "letter.dcm").write_bytes(b"no scan")
+    with pytest.raises(NothingReadError, match="not_dicom"), opened_source(tmp_path / "letter.dcm"):
+        pass
+
+
+def test_the_answers_of_segment_are_shown_with_their_scans(eyes: Path, tmp_path: Path) -> None:
+    outcome = call("segment", eyes / "OS.dcm", "--out", tmp_path / "answers", "--quiet", "--json")
+    assert outcome.code == 0, outcome.err
+    with opened_source(tmp_path / "answers") as (shown, folders):
+        scans = open_scans(shown, folders)
+        (name,) = scans.ids
+        central = scans.etdrs(name)["sectors"]["central"]
+        assert central == outcome.json["scans"][0]["thickness_um"]["central"]  # the same numbers everywhere
+    shutil.move(tmp_path / "answers", tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="--scans"), opened_source(tmp_path / "elsewhere"):
+        pass
+    with opened_source(tmp_path / "elsewhere", [str(eyes)]) as (_, folders):
+        assert folders == [str(eyes)]
+
+
+def test_a_store_finds_the_scans_that_were_ingested(eyes: Path, tmp_path: Path) -> None:
+    build_store([eyes], tmp_path / "store", load_encoder("phantom-tiny").recipe.preprocessing)
+    assert "--scans" in open_scans(tmp_path / "store").native_about(min(open_scans(tmp_path / "store").ids))["reason"]
+    outcome = call("ingest", eyes, "--store", tmp_path / "store", "--recipe", "tiny_cpu", "--quiet")
+    assert outcome.code == 0, outcome.err
+    with opened_source(tmp_path / "store") as (shown, folders):
+        assert folders == [str(eyes)]
+        scans = open_scans(shown, folders)
+        assert scans.native_about(min(scans.ids))["reason"] == ""
+    noted = [path for path in (tmp_path / "store").rglob("*") if path.is_file() and b"deep/eyes" in path.read_bytes()]
+    assert not noted  # a store holds no path
+
+
+def test_sources_of_globs_and_of_absent_folders(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    remember_sources(tmp_path / "store", [tmp_path / "a" / "*.dcm", tmp_path / "gone", "gs://bucket/scans"])
+    assert sources_of(tmp_path / "store") == [str(tmp_path / "a"), "gs://bucket/scans"]
+    assert sources_of(tmp_path / "other") == []
