@@ -6,10 +6,11 @@ where, what was expected and what to do. It never contains a person's name or bi
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -78,6 +79,13 @@ class VolumeRejected(OctjepaError):
     def __reduce__(self) -> tuple[type[VolumeRejected], tuple[str, str]]:
         # Worker processes send this exception home; Exception's own pickling loses the two arguments.
         return (VolumeRejected, (self.reason, self.detail))
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """`; did you mean 'dme'?` if one of `names` is close to `name`, upper and lower case being equal; otherwise ""."""
+    by_lower = {candidate.lower(): candidate for candidate in names}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.7)
+    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
 
 
 def counted(count: int, noun: str) -> str:

@@ -1,11 +1,14 @@
-"""Progress bars on stderr: what is done, how far, how fast, and the remaining time.
+"""Progress on stderr: what is done, how far, how fast, and the remaining time.
 
-Nothing is shown with --quiet or where stderr is not a terminal, so logs and JSON stay clean.
+On a terminal it is a bar. Otherwise, as in a log file, it is a line every `SECONDS_PER_LINE` seconds, so that a long
+job does not look stuck. `--quiet` switches both off. stdout is never used, so JSON stays clean.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -13,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # rich is loaded with the first bar: `octjepa --help` draws none
     from rich.progress import Progress, ProgressColumn
 
+SECONDS_PER_LINE = 30.0  # without a terminal
 _quiet = False
 
 
@@ -27,27 +31,63 @@ def is_quiet() -> bool:
     return _quiet
 
 
-class Bar:
-    """Handle of one running bar; `advance` and `say` cost nothing when quiet."""
+class Lines:
+    """Progress without a terminal: a line at most every `SECONDS_PER_LINE` seconds."""
 
-    def __init__(self, progress: Progress | None, total: int | None, what: str) -> None:
+    def __init__(self, what: str, total: int | None, unit: str, done: int) -> None:
+        self._what, self._total, self._unit = what, total, unit
+        self._done = self._done_at_start = done
+        self._note = ""
+        self._started = self._printed = time.monotonic()
+
+    def advance(self, steps: int) -> None:
+        """Counts `steps`, and prints a line if the last line is old enough."""
+        self._done += steps
+        now = time.monotonic()
+        if now - self._printed < SECONDS_PER_LINE:
+            return
+        self._printed = now
+        rate = (self._done - self._done_at_start) / (now - self._started)
+        of_total = "" if self._total is None else f" of {self._total}"
+        left = ""
+        if self._total is not None and rate > 0:
+            left = f", about {max(self._total - self._done, 0) / rate:.0f} s left"
+        note = f", {self._note}" if self._note else ""
+        text = f"{self._what}: {self._done}{of_total} ({rate:.2g} {self._unit}/s{left}){note}"
+        with suppress(OSError):  # the reader of the log may have stopped
+            print(text, file=sys.stderr, flush=True)
+
+    def say(self, note: str) -> None:
+        """Keeps a note for the next line."""
+        self._note = note
+
+
+class Bar:
+    """Handle of a running bar or of progress lines; `advance` and `say` do nothing if progress is switched off."""
+
+    def __init__(self, progress: Progress | None, total: int | None, what: str, lines: Lines | None = None) -> None:
         self._progress = progress
         self._task = None if progress is None else progress.add_task(what, total=total, note="")
+        self._lines = lines
 
     def advance(self, steps: int = 1) -> None:
-        """Moves the bar on by `steps`."""
+        """Moves the bar by `steps`."""
         if self._progress is not None and self._task is not None:
             self._progress.advance(self._task, steps)
+        if self._lines is not None:
+            self._lines.advance(steps)
 
     def say(self, note: str) -> None:
         """Shows a short note behind the bar, such as the current loss."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, note=note)
+        if self._lines is not None:
+            self._lines.say(note)
 
 
 @contextmanager
 def bar(what: str, total: int | None, unit: str = "it", done: int = 0) -> Iterator[Bar]:
-    """A bar for `total` steps of `unit`; `done` were finished before this call."""
+    """A bar for `total` steps of `unit`, of which `done` were finished before this call."""
     if _quiet:
         yield Bar(None, total, what)
         return
@@ -56,7 +96,7 @@ def bar(what: str, total: int | None, unit: str = "it", done: int = 0) -> Iterat
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield Bar(None, total, what)
+        yield Bar(None, total, what, Lines(what, total, unit, done))
         return
     progress = Progress(*_columns(unit), console=console)
     handle = Bar(progress, total, what)
@@ -65,12 +105,12 @@ def bar(what: str, total: int | None, unit: str = "it", done: int = 0) -> Iterat
         handle.advance(done)
         yield handle
     finally:
-        with suppress(OSError):  # the terminal may be gone, and the work is not
+        with suppress(OSError):  # the terminal may be closed while the work continues
             progress.stop()
 
 
 def _columns(unit: str) -> list[ProgressColumn]:
-    """What a bar shows, from left to right."""
+    """The columns of a bar, from left to right."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,

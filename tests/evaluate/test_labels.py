@@ -253,3 +253,13 @@ def test_people_in_two_splits_and_empty_splits(cohort: Cohort) -> None:
     for split in ("train", "test"):
         with pytest.raises(UsageError, match=f"no volume is in split '{split}'"):
             check_people(frame[frame["split"] != split])
+
+
+def test_a_similar_column_is_suggested(tmp_path: Path) -> None:
+    path = tmp_path / "labels.tsv"
+    path.write_text("person_id\tDME\n1\t0\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="did you mean 'DME'"):
+        read_labels(path, ["dme"])
+    path.write_text("PatientID\tdme\n1\t0\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="rename 'PatientID' to person_id"):
+        read_labels(path, ["dme"])

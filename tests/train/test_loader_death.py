@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -23,6 +24,13 @@ from octjepa.train.loop import pretrain
 from octjepa.views.workers import translate_transfer_errors, translate_worker_errors
 from synthetic import MemoryStore, small_recipe
 
+
+def die_of_a_segmentation_fault() -> None:
+    """Kills this process. pytest's fault handler, which a forked process inherits, would print a page of stack."""
+    faulthandler.disable()
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
 RESUME = "go on with --resume"
 DEATHS: dict[str, tuple[Callable[[], Any], str]] = {
     "killed": (
@@ -30,7 +38,7 @@ DEATHS: dict[str, tuple[Callable[[], Any], str]] = {
         f"a loader process was killed (SIGKILL), most often by the system because memory is full.*{RESUME}",
     ),
     "crashed": (
-        lambda: os.kill(os.getpid(), signal.SIGSEGV),
+        lambda: die_of_a_segmentation_fault(),
         f"a loader process died of a signal (Segmentation fault).*loader_workers=0 shows.*{RESUME}",
     ),
     "ended": (lambda: os._exit(3), "a loader process ended unexpectedly with exit code 3"),
@@ -132,7 +140,7 @@ def test_of_two_errors_the_one_that_knows_the_signal_is_reported() -> None:
 
 
 def test_a_death_whose_cause_torch_lost_is_read_from_the_process() -> None:
-    child = multiprocessing.get_context("fork").Process(target=lambda: os.kill(os.getpid(), signal.SIGSEGV))
+    child = multiprocessing.get_context("fork").Process(target=die_of_a_segmentation_fault)
     child.start()
     message = r"died of a signal \(Segmentation fault\)"
     with pytest.raises(OctjepaError, match=message), translate_worker_errors(), translate_transfer_errors([child]):

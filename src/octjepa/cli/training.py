@@ -1,7 +1,8 @@
-"""Verbs from a store to an encoder: plan, pretrain, export."""
+"""Commands from a store to an encoder: plan, pretrain, export."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,10 +11,14 @@ import typer
 from octjepa.cli.options import AllowOutside, Json, Overrides, Quiet, StorePath
 from octjepa.cli.output import check_output_folder, print_result
 from octjepa.cli.root import app
-from octjepa.errors import UsageError
+from octjepa.errors import UsageError, counted
 
 if TYPE_CHECKING:
     from octjepa.recipe import Recipe
+    from octjepa.store import Store
+
+_log = logging.getLogger(__name__)
+FEWEST_PEOPLE = 20  # below this `pretrain` warns before it starts
 
 
 @app.command()
@@ -104,11 +109,24 @@ def pretrain(
     resolved = load_recipe(recipe, overrides or ())
     if resolved.checkpoint.dir is not None and (Path(recipe).parent / "run.json").is_file():
         named_by(Path(recipe).parent, Path(recipe).name, resolved.checkpoint.dir)  # a recipe that came with a run
-    summary = run(resolved, Store.open(store), out, resume)
+    opened = Store.open(store)
+    _warn_of_few_people(opened)
+    summary = run(resolved, opened, out, resume)
     if summary["checkpoint"] is not None:
         # in the run folder it is relative, to let that move
         summary["checkpoint"] = str(parse_location(summary["checkpoint"], within=out))
     print_result(summary, as_json)
+
+
+def _warn_of_few_people(store: Store) -> None:
+    """Warns before the training starts if the store has too few people to learn from or to validate with."""
+    people = int(store.table["person_id"].nunique())
+    if people < FEWEST_PEOPLE:
+        _log.warning(
+            "%s has %s, and an encoder needs at least %d to learn anything and to be validated. Add scans, or use "
+            "the packaged encoder: octjepa embed phantom-tiny --store %s --out embeddings.parquet",
+            *(store.location, counted(people, "person"), FEWEST_PEOPLE, store.location),
+        )
 
 
 @app.command()

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from octjepa.errors import UsageError
+from octjepa.errors import UsageError, did_you_mean
 from octjepa.read.manifest import clean_person_id
 from octjepa.read.personal_data import names_nobody
 from octjepa.tables import plain_cell
@@ -31,6 +31,9 @@ PLACEHOLDERS = {".", "?", "-", "--", "unknown", "missing", "not available"}
 CODES = {"-9", "-99", "-999", "-9999", "-999.0", "-99.0"}  # for a missing number, among numbers that are not negative
 MISSING = {"", "na", "n/a", "#n/a", "<na>", "nan", "null"}  # "none" is not here: it can be the name of a class
 
+_PERSON_LIKE = re.compile(
+    r"(?:(?:patient|subject|person|participant|pat)[ _-]?(?:id|no|nr|number)?|id)$", re.IGNORECASE
+)
 _QUANTITY = 5  # different numbers from which on a column is a quantity, and not classes
 
 _EYES = {
@@ -66,10 +69,15 @@ def read_labels(path: str | Path, targets: Sequence[str]) -> LabelTable:
     frame = read_table(path)
     person, eye, site = (_find_column(frame, names) for names in (PERSON_COLUMNS, EYE_COLUMNS, SITE_COLUMNS))
     if person is None:
-        raise UsageError(f"{path} has neither person_id nor participant_id; its columns are {_listed(frame.columns)}")
+        similar = [str(column) for column in frame.columns if _PERSON_LIKE.match(str(column))]
+        rename = f"; rename {similar[0]!r} to person_id" if similar else ""
+        raise UsageError(
+            f"{path} has neither person_id nor participant_id; its columns are {_listed(frame.columns)}{rename}"
+        )
     absent = [name for name in targets if name not in frame.columns]
     if absent:
-        raise UsageError(f"{path} has no column {', '.join(absent)}; its columns are {_listed(frame.columns)}")
+        hint = did_you_mean(absent[0], map(str, frame.columns))
+        raise UsageError(f"{path} has no column {', '.join(absent)}; its columns are {_listed(frame.columns)}{hint}")
     used = {name for name in (*targets, person, eye, site) if name is not None}
     if repeated := sorted(used & set(frame.columns[frame.columns.duplicated()])):
         raise UsageError(f"{path} has the column {', '.join(repeated)} more than once: keep one, or rename the others")

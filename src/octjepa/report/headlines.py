@@ -235,11 +235,13 @@ def paired_headline(pair: Paired | None, words: Contrast, lower_is_better: bool 
         return Headline(words.title, signed(value), "open", sentence, too_few_people=True)
     if low > 0 or high < 0:
         good = (low > 0) != lower_is_better
+        is_model = words.tested.startswith("the ")  # otherwise an action, such as training
+        outcome = ("is better", "is worse") if is_model else ("helped", "reduced performance")
         aside = ", and less is better," if lower_is_better else ""
         sentence = (
             f"{words.ours.format('higher' if low > 0 else 'lower')} {words.reference}{aside} by {number(abs(value))} "
             f"({interval}). The interval excludes zero: {words.tested} "
-            f"{'helped' if good else 'reduced performance'} on these people."
+            f"{outcome[0] if good else outcome[1]} on these people."
         )
         return Headline(words.title, signed(value), "good" if good else "bad", sentence)
     sentence = (
