@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from octjepa.errors import OctjepaError
+from octjepa.model.boundary_unet import segmentation_loss
 from octjepa.phantom.scene_stream import SceneStream, training_scene
+from octjepa.tasks.segmenter import train
 from octjepa.tasks.segmenter.image_formation import Draws
 from octjepa.tasks.segmenter.scene_pool import ScenePool
 from octjepa.tasks.segmenter.train import Trainer, TrainingSettings, learning_rate
@@ -45,14 +48,51 @@ def test_a_checkpoint_continues_where_it_was_written(tmp_path: Path) -> None:
     trainer = Trainer(settings, tmp_path, tmp_path, CPU)
     rng = np.random.default_rng(0)
     for _ in range(2):
-        trainer._step(pool, rng, Draws(1, CPU))
+        trainer.step(pool, rng, Draws(1, CPU))
     trainer.save()
     continued = Trainer(settings, tmp_path, tmp_path, CPU)
     assert continued.progress == trainer.progress
     for name, value in trainer.network.state_dict().items():
         assert torch.equal(value, continued.network.state_dict()[name]), name
-    first = trainer._step(pool, np.random.default_rng(1), Draws(2, CPU))
-    second = continued._step(pool, np.random.default_rng(1), Draws(2, CPU))
-    assert torch.allclose(first, second, rtol=1e-3)
+    trainer.losses.take_mean()
+    for one in (trainer, continued):
+        one.step(pool, np.random.default_rng(1), Draws(2, CPU))
+    assert trainer.losses.take_mean() == pytest.approx(continued.losses.take_mean(), rel=1e-3)
     for a, b in zip(trainer.network.parameters(), continued.network.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_a_step_without_a_finite_gradient_is_skipped_and_five_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = ScenePool(2, 2, CPU)
+    pool.add([training_scene(5, k, 2) for k in range(2)])
+    trainer = Trainer(TrainingSettings(batch=1), tmp_path, tmp_path, CPU)
+    before = [parameter.detach().clone() for parameter in trainer.network.parameters()]
+
+    def broken(*arguments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        layers, fluid = segmentation_loss(*arguments)
+        return layers * float("nan"), fluid
+
+    monkeypatch.setattr(train, "segmentation_loss", broken)
+    for _ in range(4):
+        trainer.step(pool, np.random.default_rng(1), Draws(2, CPU))
+    trainer.save()
+    for parameter, old in zip(trainer.network.parameters(), before, strict=True):
+        assert torch.equal(parameter, old)
+    continued = Trainer(TrainingSettings(batch=1), tmp_path, tmp_path, CPU)
+    assert continued.learner.skipped == continued.progress.skipped == 4
+    trainer.step(pool, np.random.default_rng(1), Draws(2, CPU))
+    with pytest.raises(OctjepaError, match="5 steps in a row until step 5"):
+        trainer.losses.flush()
+
+
+def test_exported_weights_start_another_run(tmp_path: Path) -> None:
+    trainer = Trainer(TrainingSettings(batch=1), tmp_path, tmp_path, CPU)
+    trainer._export({"layers": 1.0})
+    other = tmp_path / "other"
+    other.mkdir()
+    started = Trainer(TrainingSettings(batch=1, seed=9), other, other, CPU, init=tmp_path / "segmenter.safetensors")
+    for a, b in zip(trainer.network.parameters(), started.network.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-2)
+    assert started.earlier["validation"] == {"layers": 1.0}

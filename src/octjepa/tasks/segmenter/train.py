@@ -4,6 +4,9 @@ Worker processes draw scenes into a pool on the training device; every step draw
 The learning rate follows the share of the time budget that has passed, so a run ends on time on any machine. A killed
 run continues from its last checkpoint when the same command is given again. No real image is read.
 
+`Trainer.run` is the loop. Its optimizer step, spike guard and late metrics are those of `octjepa.train.engine`, as in
+pretraining: a step whose loss or gradient is not finite, or whose gradient is a spike, is skipped.
+
 Out, in `--out`: `segmenter.safetensors` (float16 weights, renewed at every validation), `segmenter.json` (settings,
 progress, validation metrics) and `log.jsonl`. The checkpoint (weights, optimizer, progress) is in `--checkpoints`, by
 default the same folder.
@@ -25,8 +28,8 @@ import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
-from torch import Tensor
 
+from octjepa.distributed.runtime import Runtime
 from octjepa.distributed.signals import stop_request
 from octjepa.errors import OctjepaError
 from octjepa.files import write_atomic
@@ -36,9 +39,14 @@ from octjepa.phantom.scene_stream import SceneStream
 from octjepa.tasks.segmenter.image_formation import Draws, form_batch
 from octjepa.tasks.segmenter.scene_pool import ScenePool
 from octjepa.tasks.segmenter.validation import validate, validation_batches
+from octjepa.train.engine import LateMetrics, MicroLoss, accumulate_gradients, take_step
+from octjepa.train.guards import SKIPPED_IN_A_ROW
+from octjepa.train.learner import Learner, adamw
+from octjepa.train.optimizer import set_learning_rate
 
 _SLICES: Final = 6  # B-scans of a scene
 _CHECKPOINT: Final = "checkpoint.safetensors"
+_CLIP_NORM: Final = 1.0
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,7 @@ class TrainingSettings:
     batch: int = 8
     learning_rate: float = 2.5e-3
     weight_decay: float = 0.02
+    spike_factor: float | None = 10.0  # times the median gradient norm; steps above it are skipped, as in pretraining
     pool_scenes: int = 400
     first_scenes: int = 60
     scenes_per_step: int = 8
@@ -67,6 +76,34 @@ class _Progress:
     seconds: float = 0.0
     scenes: int = 0
     samples: int = 0
+    skipped: int = 0  # steps that were not taken
+
+
+class _Losses(LateMetrics):
+    """The losses since the last report. Tells the spike guard of each step, one step late."""
+
+    def __init__(self, learner: Learner, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self._learner = learner
+        self._taken: list[tuple[float, float]] = []
+
+    def write(self, update: int, steps: list[dict[str, float]], about: None) -> None:
+        """Raises OctjepaError: too many steps in a row were skipped."""
+        (step,) = steps
+        healthy = bool(step["healthy"])
+        if self._learner.follow_update(update, healthy, step["grad_norm"]):
+            raise OctjepaError(
+                f"{SKIPPED_IN_A_ROW} steps in a row until step {update + 1} had a gradient that is not finite or a "
+                "spike: lower --learning-rate and start again, or continue from the last checkpoint"
+            )
+        if healthy:
+            self._taken.append((step["layers"], step["fluid"]))
+
+    def take_mean(self) -> tuple[float, float]:
+        """The mean (layer loss, class loss) since the last call; NaN without a step."""
+        self.flush()
+        taken, self._taken = self._taken, []
+        return tuple(np.mean(taken, axis=0).tolist()) if taken else (math.nan, math.nan)
 
 
 def learning_rate(settings: TrainingSettings, share: float) -> float:
@@ -84,6 +121,8 @@ class Trainer:
     ) -> None:
         torch.manual_seed(settings.seed)
         self.settings, self.out, self.device = settings, out, device
+        self.runtime = Runtime("bf16")
+        self.runtime.device = device
         self.checkpoint = checkpoints / _CHECKPOINT
         self.network = BoundaryUNet(NetworkSize()).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.earlier: dict[str, object] = {}
@@ -91,13 +130,17 @@ class Trainer:
             record = init.with_suffix(".json")  # how the weights to start from were trained
             self.earlier = json.loads(record.read_text()) if record.is_file() else {"weights": init.name}
             self.network.load_state_dict({k: v.float() for k, v in load_file(init).items()})
-        fused = device.type == "cuda"
-        self.optimizer = torch.optim.AdamW(
-            self.network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=fused
+        self.optimizer = adamw(
+            self.network.parameters(), device, lr=settings.learning_rate, weight_decay=settings.weight_decay
         )
         self.progress = _Progress()
         if self.checkpoint.is_file():
             self._restore()
+        self.learner = Learner(
+            "segmenter", self.network, self.optimizer, sys.maxsize, spike_factor=settings.spike_factor
+        )  # the time budget ends the run, not a number of updates
+        self.learner.skipped = self.progress.skipped
+        self.losses = _Losses(self.learner, self.runtime)
 
     def run(self, stream: SceneStream) -> int:
         """Trains until the budget is used up or a signal arrives; returns the signal's number or 0."""
@@ -111,64 +154,60 @@ class Trainer:
         rng = np.random.default_rng([settings.seed, progress.step])
         before, received = progress.seconds, progress.scenes
         start = time.monotonic()
-        saved, validated, losses = start, start, []
+        saved, validated = start, start
         self.network.train()
-        with stop_request() as request:
+        with stop_request() as request, self.losses:
             while progress.seconds < settings.seconds and not request.signal_number:
                 pool.add(stream.take(settings.scenes_per_step))
                 progress.scenes = received + pool.received
-                losses.append(self._step(pool, rng, draws))
+                self.step(pool, rng, draws)
                 now = time.monotonic()
                 progress.seconds = before + now - start
                 if now - validated > settings.validate_seconds:
                     result = validate(self.network, validation).as_dict()
-                    self._report(torch.stack(losses).mean(0), result)
+                    self._report(result)
                     self._export(result)
-                    validated, losses = time.monotonic(), []
+                    validated = time.monotonic()
                 if now - saved > settings.checkpoint_seconds:
                     self.save()
                     saved = time.monotonic()
         progress.seconds = before + time.monotonic() - start
         self.save()
-        mean = torch.stack(losses).mean(0) if losses else torch.full((2,), torch.nan)
         if request.signal_number:
-            self._report(mean, {})
+            self._report({})
             return request.signal_number
         result = validate(self.network, validation).as_dict()
-        self._report(mean, result)
+        self._report(result)
         self._export(result)
         return 0
 
-    def _step(self, pool: ScenePool, rng: np.random.Generator, draws: Draws) -> Tensor:
+    def step(self, pool: ScenePool, rng: np.random.Generator, draws: Draws) -> None:
+        """One step on a batch of new images. Raises OctjepaError: too many steps in a row were skipped."""
         settings, progress = self.settings, self.progress
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(settings, progress.seconds / settings.seconds)
+        set_learning_rate(self.optimizer, learning_rate(settings, progress.seconds / settings.seconds))
         with torch.no_grad():
             batch = form_batch(pool.sample(rng, settings.batch), draws)
         images = batch.images.contiguous(memory_format=torch.channels_last)
-        with torch.autocast(self.device.type, torch.bfloat16):
+        with self.runtime.autocast():
             logits = self.network(images)
         layers, fluid = segmentation_loss(logits, batch.boundaries, batch.classes, batch.graded)
-        (layers + 2 * fluid).backward()
-        for parameter in self.network.parameters():  # one bad batch must not spoil the weights
-            if parameter.grad is not None:
-                parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
-        torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        loss = MicroLoss(layers + 2 * fluid, {"layers": layers.detach(), "fluid": fluid.detach()})
+        sums = accumulate_gradients(self.network, [loss])
+        limit = self.learner.norm_limit(progress.step)
+        taken = take_step(self.network, self.optimizer, sums, self.runtime, _CLIP_NORM, limit)
+        self.losses.push(progress.step, [taken], None)
         progress.step += 1
         progress.samples += settings.batch
-        return torch.stack([layers.detach(), fluid.detach()])
 
-    def _report(self, losses: Tensor, result: dict[str, object]) -> None:
-        progress = self.progress
+    def _report(self, result: dict[str, object]) -> None:
+        progress, losses = self.progress, self.losses.take_mean()
         line = {
             "step": progress.step,
             "seconds": round(progress.seconds, 1),
             "scenes": progress.scenes,
             "samples": progress.samples,
-            "layer_loss": round(float(losses[0]), 4),
-            "class_loss": round(float(losses[1]), 4),
+            "layer_loss": round(losses[0], 4),
+            "class_loss": round(losses[1], 4),
             **result,
         }
         text = json.dumps(line)
@@ -178,6 +217,8 @@ class Trainer:
 
     def save(self) -> None:
         """Writes the checkpoint; the previous one stays until the new one is complete."""
+        self.losses.flush()
+        self.progress.skipped = self.learner.skipped
         tensors = {f"network.{k}": v.contiguous() for k, v in self.network.state_dict().items()}
         for k, parameter in enumerate(self.network.parameters()):
             for name, value in self.optimizer.state.get(parameter, {}).items():
