@@ -1,0 +1,216 @@
+"""Compares a local copy of a public data set with its documented layout, and lists its scans for `octjepa ingest`.
+
+File names decide, and the directories of arrays in a few files; no pixel is read. The tables that `write_tables` makes
+give each scan the person and the split of its path, which formats such as .npz and .mat do not hold.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from octjepa.datasets.catalogue import DataSet, ExpectedFiles
+from octjepa.errors import UsageError
+from octjepa.files import write_atomic
+from octjepa.tables import format_table
+
+_MAX_FILES = 2_000_000
+_OPENED = 3  # files of a kind whose members or columns are looked at
+_SHOWN = 6
+_GROUPS = ("split", "label", "device", "eye")
+_SPLITS = {"training": "train", "trainingset": "train", "validation": "val", "testset": "test"}
+_TABLES = ("manifest.tsv", "participants.tsv", "labels.tsv")
+
+
+@dataclass(frozen=True)
+class FoundFiles:
+    """The files of one kind: how many of how many, people, files by split, label, device and eye, the first problem."""
+
+    what: str
+    files: int
+    documented: int | None
+    people: int
+    groups: dict[str, dict[str, int]]
+    problem: str
+
+
+@dataclass(frozen=True)
+class DataSetCheck:
+    """The result for one folder. `ok`: every needed kind of files is there and holds what is documented."""
+
+    name: str
+    folder: str
+    ok: bool
+    kinds: tuple[FoundFiles, ...]
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return asdict(self)
+
+
+def check_folder(data_set: DataSet, folder: Path) -> DataSetCheck:
+    """Looks for the documented files of `data_set` below `folder`. Raises UsageError: no folder, or too many files."""
+    paths = _paths_below(folder)
+    kinds = tuple(_check_kind(expected, folder, paths) for expected in data_set.files)
+    return DataSetCheck(data_set.name, str(folder), not any(kind.problem for kind in kinds), kinds)
+
+
+def _paths_below(folder: Path) -> list[str]:
+    """Paths of all files below `folder`, with "/"; hidden ones and links to folders are left out."""
+    if not folder.is_dir():
+        raise UsageError(f"no folder at {folder}: name the folder that holds the unpacked data set")
+    paths: list[str] = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        below = Path(parent).relative_to(folder)
+        paths += [(below / name).as_posix() for name in sorted(names) if not name.startswith(".")]
+        if len(paths) > _MAX_FILES:
+            raise UsageError(f"{folder} holds more than {_MAX_FILES:,} files: name the folder of one data set")
+    return paths
+
+
+def _matches(expected: ExpectedFiles, paths: list[str]) -> list[tuple[str, dict[str, str]]]:
+    """(path, groups of the pattern that are filled) of each file of a kind."""
+    pattern = re.compile(expected.pattern)
+    matches = ((path, pattern.search(path.lower())) for path in paths)
+    return [
+        (path, {name: text for name, text in match.groupdict().items() if text}) for path, match in matches if match
+    ]
+
+
+def _split_of(groups: dict[str, str]) -> str:
+    return _SPLITS.get(groups.get("split", ""), groups.get("split", ""))
+
+
+def _check_kind(expected: ExpectedFiles, folder: Path, paths: list[str]) -> FoundFiles:
+    matches = _matches(expected, paths)
+    problem = ""
+    if not matches and expected.needed:
+        top = sorted({path.partition("/")[0] for path in paths})
+        shown = ", ".join(top[:_SHOWN]) + (", ..." if len(top) > _SHOWN else "") if top else "no file"
+        problem = f"none: expected names such as {expected.example}; the folder holds {shown}"
+    for path, _ in matches[:_OPENED]:
+        problem = problem or _content_problem(expected, folder / path, path)
+    return FoundFiles(
+        expected.what,
+        len(matches),
+        expected.count,
+        len({groups["person"] for _, groups in matches if "person" in groups}),
+        {kind: counts for kind in _GROUPS if (counts := _counts(kind, matches))},
+        problem,
+    )
+
+
+def _counts(kind: str, matches: list[tuple[str, dict[str, str]]]) -> dict[str, int]:
+    """{value: files} of one group of the pattern."""
+    values = (_split_of(groups) if kind == "split" else groups.get(kind, "") for _, groups in matches)
+    return dict(sorted(Counter(filter(None, values)).items()))
+
+
+def _content_problem(expected: ExpectedFiles, file: Path, name: str) -> str:
+    """The arrays or columns that a file lacks, in words; "" for none."""
+    for kind, wanted, present in (
+        ("arrays", expected.members, _members),
+        ("columns", expected.columns, _columns),
+    ):
+        if not wanted:
+            continue
+        try:
+            names = present(file)
+        except (OSError, ValueError, zipfile.BadZipFile, UnicodeDecodeError):
+            return f"{name} cannot be read"
+        if names is None:
+            continue
+        if missing := [member for member in wanted if member not in names]:
+            shown = ", ".join(names[:_SHOWN]) or "none"
+            return f"{name} has no {' and no '.join(missing)} among its {kind} ({shown})"
+    return ""
+
+
+def _members(file: Path) -> list[str] | None:
+    """Names of the arrays in an .npz or .mat file; None for MATLAB 7.3, which is HDF5. Raises OSError, ValueError."""
+    if file.suffix.lower() == ".npz":
+        with zipfile.ZipFile(file) as archive:
+            return [name.removesuffix(".npy") for name in archive.namelist()]
+    from scipy.io import whosmat
+    from scipy.io.matlab import MatReadError
+
+    try:
+        return [name for name, _, _ in whosmat(file)]
+    except NotImplementedError:
+        return None
+    except (MatReadError, TypeError, KeyError, IndexError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _columns(file: Path) -> list[str]:
+    """Columns in the first line of a .csv or .tsv table. Raises OSError, ValueError."""
+    with file.open(encoding="utf-8-sig", newline="") as table:
+        line = table.readline(1 << 16)
+    delimiter = "\t" if "\t" in line else ";" if ";" in line and "," not in line else ","
+    return [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter), [])]
+
+
+@dataclass(frozen=True)
+class WrittenTables:
+    """Tables in the folder of a data set, and the number of scans and people in them."""
+
+    files: tuple[str, ...]
+    scans: int
+    people: int
+
+
+def write_tables(data_set: DataSet, folder: Path) -> WrittenTables:
+    """Writes `manifest.tsv` with the person of each scan, and `participants.tsv` and `labels.tsv` if paths state them.
+
+    A person id consists of the data set, its part or class, and the number in the path, because numbers repeat between
+    parts and classes. Raises UsageError: B-scans without volumes, no scans, or a table that is there already.
+    """
+    expected = next((kind for kind in data_set.files if kind.scans), None)
+    if expected is None:
+        raise UsageError(
+            f"{data_set.name} needs no tables, or holds no volumes in files of their own: see `octjepa datasets show "
+            f"{data_set.name}`"
+        )
+    matches = _matches(expected, _paths_below(folder))
+    if not matches:
+        raise UsageError(f"{folder} holds no scans of {data_set.name}: expected names such as {expected.example}")
+    if present := [name for name in _TABLES if (folder / name).exists()]:
+        raise UsageError(f"{folder} holds {present[0]} already: it is not replaced; remove it to write a new one")
+    parts = _parts(matches)
+    people = [f"{data_set.name}-{part}{groups['person']}" for part, (_, groups) in zip(parts, matches, strict=True)]
+    paths = [path for path, _ in matches]
+    splits = [_split_of(groups) for _, groups in matches]
+    labels = [groups.get("label", "") for _, groups in matches]
+    written = [_write(folder / "manifest.tsv", ("person_id", "filepath"), zip(people, paths, strict=True))]
+    if any(splits):
+        rows = dict(zip(people, splits, strict=True)).items()
+        written.append(_write(folder / "participants.tsv", ("person_id", "recommended_split"), rows))
+    if any(labels):
+        rows = dict(zip(people, labels, strict=True)).items()
+        written.append(_write(folder / "labels.tsv", ("person_id", "label"), rows))
+    return WrittenTables(tuple(written), len(matches), len(set(people)))
+
+
+def _parts(matches: list[tuple[str, dict[str, str]]]) -> list[str]:
+    """The scope of each number: its label, or the folder above that of its split, such as "glaucoma-"; else ""."""
+    parts = []
+    for path, groups in matches:
+        if "label" in groups:
+            parts.append(f"{groups['label']}-")
+            continue
+        folders = path.lower().split("/")[:-1]
+        place = folders.index(groups["split"]) if groups.get("split") in folders else 0
+        parts.append(f"{folders[place - 1]}-" if place else "")
+    return parts
+
+
+def _write(path: Path, columns: tuple[str, str], rows: Iterable[tuple[str, str]]) -> str:
+    write_atomic(path, lambda file: file.write(format_table(columns, rows).encode()))
+    return str(path)

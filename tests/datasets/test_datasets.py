@@ -1,0 +1,146 @@
+"""`octjepa datasets`: a folder built to the layout of each data set passes, and each missing part is named."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+
+from command_line import call
+from oct_dicom import retina
+from octjepa.datasets.catalogue import DataSet, ExpectedFiles, catalogue, find_data_set
+from octjepa.datasets.check import check_folder
+from octjepa.store import Store
+
+NAMES = [entry.name for entry in catalogue()]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def write(folder: Path, expected: ExpectedFiles, name: str = "") -> Path:
+    """A small file of one kind, with the arrays and columns that the kind has."""
+    path = folder / (name or expected.example)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrays = {member: np.zeros((2, 2, 2), np.uint8) for member in expected.members}
+    if path.suffix == ".npz":
+        np.savez(path, **arrays)
+    elif path.suffix == ".mat":
+        savemat(path, arrays)
+    elif expected.columns:
+        path.write_text(("\t" if path.suffix == ".tsv" else ",").join(expected.columns) + "\n")
+    else:
+        path.write_bytes(b"")
+    return path
+
+
+def build(folder: Path, data_set: DataSet) -> None:
+    for expected in data_set.files:
+        write(folder, expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_folder_with_the_documented_layout_passes_and_each_missing_part_is_named(name: str, tmp_path: Path) -> None:
+    data_set = find_data_set(name)
+    build(tmp_path, data_set)
+    checked = check_folder(data_set, tmp_path)
+    assert checked.ok, checked
+    assert [kind.files for kind in checked.kinds] == [1] * len(data_set.files)
+    for number, expected in enumerate(data_set.files):
+        (tmp_path / expected.example).rename(tmp_path / "other.bin")
+        again = check_folder(data_set, tmp_path)
+        assert again.ok is not expected.needed
+        if expected.needed:
+            assert expected.example in again.kinds[number].problem
+        (tmp_path / "other.bin").rename(tmp_path / expected.example)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_data_set_says_what_is_not_confirmed_and_where_its_guide_is(name: str) -> None:
+    data_set = find_data_set(name)
+    assert data_set.terms
+    assert data_set.not_confirmed
+    assert data_set.page.startswith("https://")
+    if data_set.guide:
+        assert len((ROOT / "docs" / data_set.guide).read_text(encoding="utf-8").splitlines()) <= 40
+
+
+def test_wrong_arrays_columns_and_folders_are_named(tmp_path: Path) -> None:
+    fairvision = find_data_set("fairvision")
+    build(tmp_path, fairvision)
+    np.savez(tmp_path / "Glaucoma/Training/data_00001.npz", images=np.zeros(3))
+    found = call("datasets", "check", "fairvision", tmp_path)
+    assert found.code == 1
+    assert "data_00001.npz has no oct_bscans among its arrays (images)" in found.err
+    (tmp_path / "Glaucoma/Training/data_00001.npz").write_bytes(b"PK")
+    assert "cannot be read" in call("datasets", "check", "fairvision", tmp_path).err
+    octdl = tmp_path / "octdl"
+    build(octdl, find_data_set("octdl"))
+    (octdl / "OCTDL_labels.csv").write_text("file_name,disease\n")
+    assert "has no patient_id among its columns (file_name, disease)" in call("datasets", "check", "octdl", octdl).err
+    (tmp_path / "elsewhere" / "Pictures").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "Pictures" / "a.txt").write_text("")
+    wrong = call("datasets", "check", "retouch", tmp_path / "elsewhere")
+    assert "expected names such as RETOUCH-TrainingSet-Cirrus/TRAIN001/oct.mhd; the folder holds Pictures" in wrong.err
+    assert call("datasets", "check", "fairvison", tmp_path).code == 2
+    assert "no folder at" in call("datasets", "check", "octdl", tmp_path / "nowhere").err
+
+
+def test_counts_by_split_class_and_person(tmp_path: Path) -> None:
+    kermany = find_data_set("kermany")
+    for name in ("train/CNV/CNV-1-1.jpeg", "train/CNV/CNV-1-2.jpeg", "train/DME/DME-7-1.jpeg", "test/CNV/CNV-9-1.jpeg"):
+        write(tmp_path, kermany.files[0], name)
+    found = call("datasets", "check", "kermany", tmp_path, "--json").json["kinds"][0]
+    assert found["groups"] == {"split": {"test": 1, "train": 3}, "label": {"cnv": 3, "dme": 1}}
+    assert (found["files"], found["people"]) == (4, 3)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as table:
+        return list(csv.DictReader(table, delimiter="\t"))
+
+
+def test_tables_give_each_scan_its_person_split_and_label(tmp_path: Path) -> None:
+    amd = find_data_set("duke_amd")
+    for name in ("AMD", "Control"):
+        write(tmp_path, amd.files[0], f"{name}/Farsiu_Ophthalmology_2013_{name}_Subject_1001.mat")
+    assert call("datasets", "tables", "duke_amd", tmp_path, "--json").json["people"] == 2
+    assert [row["label"] for row in rows(tmp_path / "labels.tsv")] == ["amd", "control"]
+    again = call("datasets", "tables", "duke_amd", tmp_path)
+    assert again.code == 2
+    assert "manifest.tsv already" in again.err
+    assert call("datasets", "tables", "octdl", tmp_path).code == 2
+    fairvision = find_data_set("fairvision")
+    for name in ("Glaucoma/Training/data_00001.npz", "Glaucoma/Test/data_00002.npz", "DR/Training/data_00001.npz"):
+        write(tmp_path / "fair", fairvision.files[0], name)
+    assert call("datasets", "tables", "fairvision", tmp_path / "fair", "--json").json["scans"] == 3
+    people = {row["filepath"]: row["person_id"] for row in rows(tmp_path / "fair" / "manifest.tsv")}
+    assert people == {
+        "DR/Training/data_00001.npz": "fairvision-dr-00001",
+        "Glaucoma/Training/data_00001.npz": "fairvision-glaucoma-00001",
+        "Glaucoma/Test/data_00002.npz": "fairvision-glaucoma-00002",
+    }
+    splits = {row["person_id"]: row["recommended_split"] for row in rows(tmp_path / "fair" / "participants.tsv")}
+    assert splits["fairvision-glaucoma-00002"] == "test"
+
+
+def test_the_commands_of_the_fairvision_guide_end_in_the_documented_split(tmp_path: Path) -> None:
+    folder, store = tmp_path / "Glaucoma", tmp_path / "store"
+    for number, split in enumerate(("Training", "Training", "Validation", "Test")):
+        path = folder / split / f"data_{number:05d}.npz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(path, oct_bscans=retina(24, 96, 80, seed=number), glaucoma=number % 2, race=1)
+    assert call("datasets", "tables", "fairvision", folder).code == 0
+    made = call("ingest", folder, "--store", store, "--spacing", "0.25,0.01,0.06", "--workers", 1, "--json", "--quiet")
+    assert made.code == 0, made.err
+    assert call("split", store).code == 0
+    table = Store.open(store).table
+    assert sorted(zip(table["person_id"], table["split"], strict=True)) == [
+        ("fairvision-00000", "train"),
+        ("fairvision-00001", "train"),
+        ("fairvision-00002", "val"),
+        ("fairvision-00003", "test"),
+    ]
+    labels = {row["person_id"]: row["glaucoma"] for row in rows(store / "labels.tsv")}
+    assert [float(labels[f"fairvision-{number:05d}"]) for number in range(4)] == [0, 1, 0, 1]
