@@ -46,6 +46,7 @@ def test_a_probe_prints_its_comparison_in_fifteen_lines_and_the_path_last(capsys
     assert len(lines) <= 15
     assert lines[0].split() == ["auroc", "(linear", "probe,", "zones_whitened)", "run", "untrained", "intensity"]
     assert lines[1].startswith("macro")
+    assert [line.split("  ")[0] for line in lines[2:5]] == ["lesion 0", "lesion 1", "lesion 2"]
     assert "and 12 more targets" in lines[9]
     assert "run minus untrained, macro auroc: 0.100 [0.05, 0.15], same 30 test people" in lines
     assert lines[-1] == "all results  run/probe.json"

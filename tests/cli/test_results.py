@@ -155,22 +155,20 @@ def test_probe_without_json_is_a_table_with_the_macro_average_first(line: Any) -
                 "--target", "intraretinal_fluid", "--probe", "linear")  # fmt: skip
     assert result.code == 0
     head, *rows = result.out.splitlines()
-    assert head.split()[:5] == ["name", "target", "probe", "pool", "metric"]
-    fields = [row.split() for row in rows]
-    assert {field[4] for field in fields} == {"auroc"}
-    targets = [field[1] for field in fields]
-    assert targets == sorted(targets, key=("macro", "drusen", "intraretinal_fluid").index)
-    assert fields[0][0] == "smoke_test"
-    assert all(re.search(r" (none|\d\.\d{3}( \[\d\.\d\d, \d\.\d\d\])?) +\d+$", row) for row in rows)
-    assert len({row.index(field[4]) for row, field in zip(rows, fields, strict=True)}) == 1
-    assert "smoke_test minus untrained, macro auroc: " in result.err
+    assert re.match(r"auroc \(linear probe, \w+\) +smoke_test +untrained", head), head
+    assert [row.split()[0] for row in rows[:3]] == ["macro", "drusen", "intraretinal_fluid"]
+    assert all(re.search(r"  (none|\d\.\d{3}( \[\d\.\d\d, \d\.\d\d\])?)", row) for row in rows[:3])
+    assert any(row.startswith("smoke_test minus untrained, macro auroc: ") for row in rows)
+    assert len(rows) <= 14
     assert max(map(len, result.out.splitlines())) <= 120
 
 
 def test_text_is_short_and_readable(line: Any) -> None:
     result = call("plan", "smoke_test").out
     assert re.search(r"^parameters +\d,\d{3},\d{3}$", result, re.MULTILINE)
-    assert re.search(r"^grid +\[4, 8, 8\]$", result, re.MULTILINE)
+    assert re.search(r"^memory +\d\.\d\d GB, estimated peak$", result, re.MULTILINE)
+    assert result.splitlines()[-1].startswith("verdict ")
+    assert len(result.splitlines()) <= 15
     scan = call("inspect", line.scan).out
     assert re.search(r"^laterality +O[DS]$", scan, re.MULTILINE)
     assert "None" not in scan

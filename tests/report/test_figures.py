@@ -8,9 +8,11 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
+from octjepa.cohort import examples
 from octjepa.evaluate.results import ProbePaired, Row
 from octjepa.report.figures import curves, eyes, forest, masks, svg, tokens
 from octjepa.report.mask_statistics import single_family
@@ -153,3 +155,10 @@ def test_a_figure_without_interval_or_value_draws_no_whisker() -> None:
     assert row.result.value is None
     assert "whisker" not in row.drawing
     assert "point" not in row.drawing
+
+
+def test_a_small_store_shows_every_eye_and_a_large_store_one_per_device() -> None:
+    rows = [{"volume_id": f"{n:02d}", "device": f"d{n % 2}", "pattern": "raster", "split": "train"} for n in range(21)]
+    few, many = pd.DataFrame(rows[:20]), pd.DataFrame(rows)
+    assert len(examples.all_if_few(few)) == 20
+    assert [row["volume_id"] for row in examples.all_if_few(many)] == ["00", "01"]

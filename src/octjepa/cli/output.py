@@ -123,7 +123,7 @@ def comparison_lines(
         matches = result["probe"] in (probe, "constant") or result["pool"] == "none"
         if matches and result["pool"] in (pool, "none") and (result["name"], result["target"]) not in cells:
             cells[result["name"], result["target"]] = result
-    targets = sorted({target for _, target in cells}, key=lambda target: target != "macro")
+    targets = sorted(dict.fromkeys(target for _, target in cells), key=lambda target: target != "macro")
     names = list(dict.fromkeys(name for name, _ in cells))
     trained = [name for name in names if name.partition(":")[0] not in BASELINES]
     untrained = [name for name in names if name.partition(":")[0] == "untrained"][:1]
@@ -161,7 +161,7 @@ def conclusion_lines(results: Sequence[Mapping[str, Any]], paired: Mapping[str, 
 def ranking_lines(results: Sequence[Mapping[str, Any]], primary: Collection[str]) -> list[Sequence[str]]:
     """One line per encoder or baseline, in the order of the results, and a column for each of the first targets."""
     chosen = [result for result in results if result["metric"] in primary]
-    targets = sorted({result["target"] for result in chosen}, key=lambda target: target != "macro")[:3]
+    targets = sorted(dict.fromkeys(result["target"] for result in chosen), key=lambda target: target != "macro")[:3]
     names = list(dict.fromkeys(result["name"] for result in chosen))
     lines: list[Sequence[str]] = [("", *targets)]
     for name in names[:_MOST_TARGETS]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from octjepa.cli.options import AllowOutside, Json, Overrides, Quiet, StorePath
-from octjepa.cli.output import check_output_folder, print_result
+from octjepa.cli.output import check_output_folder, is_verbose, print_result
 from octjepa.cli.root import app
 from octjepa.errors import UsageError, counted
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from octjepa.store import Store
 
 _log = logging.getLogger(__name__)
+_PLAN_COUNTS = ("volumes", "volumes_known", "updates", "epochs", "effective_batch", "tokens", "parameters", "precision")
 FEWEST_PEOPLE = 20  # below this `pretrain` warns before it starts
 
 
@@ -35,7 +37,7 @@ def plan(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Predicts the cost of a run. Tokens, parameters, FLOPs, memory, disk, updates, learning rates before it starts."""
+    """Predicts the cost of a run. Updates, memory, disk and, with --measure, hours; `octjepa -v plan` shows all."""
     from octjepa.config import load_recipe
 
     resolved = load_recipe(recipe, overrides or ())  # a wrong name or path is refused before torch is imported
@@ -73,11 +75,29 @@ def plan(
         planned |= time_run(resolved, stream, planned["updates"])
     if not as_json:
         planned["volumes_known"] = "" if ids is not None else _whence(resolved, planned["volumes_known"])
-    print_result({**planned, **about}, as_json)
+        validated = None if opened is None else len(cohort.val.volume_ids)
+        about["verdict"] = _verdict(planned, validated, store)
+    if as_json or is_verbose():
+        print_result({**planned, **about}, as_json)
+    else:
+        shown = {"recipe": planned["recipe"]}
+        shown |= {name: planned[name] for name in _PLAN_COUNTS if name in planned}
+        shown |= {"memory": f"{planned['peak_memory_bytes'] / 1e9:.2f} GB, estimated peak"}
+        shown |= {"disk": f"{planned['disk_bytes'] / 1e9:.2f} GB of checkpoints"}
+        print_result({**shown, "hours": planned.get("hours"), **about}, as_json)
+
+
+def _verdict(planned: Mapping[str, Any], validation_volumes: int | None, store: str | None) -> str:
+    """Whether the run can be validated, and what to do next."""
+    if validation_volumes == 0:
+        return f"the run cannot be validated: no validation people; octjepa split {store} --by stratified"
+    if "hours" in planned:
+        return f"takes {planned['hours']:.2g} hours on this machine"
+    return "no hours: add --store STORE --measure to time a few updates; all values: octjepa -v plan"
 
 
 def _whence(recipe: Recipe, known: bool) -> str:
-    """What the number of volumes is, where no store was counted."""
+    """The source of the number of volumes if no store was counted."""
     if not known:
         number = "no, one batch is taken"
     elif recipe.data.max_samples is not None:

@@ -1,4 +1,4 @@
-"""Which eyes stand for a store where only a few can be shown. An eye is not chosen by its looks."""
+"""Chooses the eyes that a page shows. An eye is chosen by its id and never by its looks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
+MOST_SHOWN = 20
 _SPLIT_ORDER = {"test": 0, "val": 1, "train": 2}
 
 
@@ -23,3 +24,11 @@ def one_per_device(table: pd.DataFrame, splits: tuple[str, ...] = ("test", "val"
     for row in rows:
         chosen.setdefault(row["device"], row)
     return list(chosen.values())
+
+
+def all_if_few(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Every raster volume of a store that has at most `MOST_SHOWN` of them; otherwise one per device."""
+    rows = [row for row in records(table) if row["pattern"] == "raster"]
+    if len(rows) > MOST_SHOWN:
+        return one_per_device(table)
+    return sorted(rows, key=lambda row: (row["device"], row["volume_id"]))

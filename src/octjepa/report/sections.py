@@ -98,7 +98,9 @@ def _eyes(contents: Contents) -> Built:
     if contents.store is None:
         return None, contents.missing_parts("the store")
     store = contents.store
-    pictures = [eyes.eye_picture(store, row) for row in examples.one_per_device(store.table)]
+    is_store = contents.kind == "store"
+    rows = (examples.all_if_few if is_store else examples.one_per_device)(store.table)
+    pictures = [eyes.eye_picture(store, row) for row in rows]
     if not pictures:
         return None, [Missing("the eyes", "the store holds no raster volume", "octjepa ingest")]
     extremes = {
