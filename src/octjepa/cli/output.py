@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from octjepa.evaluate.results import ColumnScores
     from octjepa.tasks.segmenter.adapt_scans import AdaptedFolder
     from octjepa.tasks.segmenter.scan_segmentation import SegmentedScans
+    from octjepa.tasks.segmenter.single_bscans import SegmentedBScans
 
 _FIGURE = {"value", "low", "high"}  # keys of a metric with its interval
 _MOST_TARGETS = 8  # lines of a table without -v
@@ -306,6 +308,24 @@ def print_adapted(made: AdaptedFolder, as_json: bool) -> None:
     for note in made.notes:
         print(f"note: {note}")
     print(f"use it: octjepa segment SCAN... --model {made.folder} --out DIR", flush=True)
+
+
+def print_segmented_bscans(made: SegmentedBScans) -> None:
+    """Prints the first lines of the table, each note with its number of B-scans, the refused ones, and the table."""
+    lines: list[Sequence[str]] = [("image", "retina", "fluid share", "measured")]
+    for one in made.images[:_MOST_TARGETS]:
+        retina = f"{one.thickness['retina']:.0f} {one.unit}"
+        lines.append((one.image, retina, f"{one.fluid_share:.1%}", f"{one.measured_share:.0%}"))
+    if made.images:
+        print_table(lines)
+    if (more := len(made.images) - _MOST_TARGETS) > 0:
+        print(f"... and {more} more")
+    notes = Counter(note.partition(":")[0] for one in made.images for note in one.notes)
+    for note, count in notes.most_common():
+        print(f"note on {count} of {len(made.images)}: {note}")
+    for refused in made.refused:
+        print(f"refused {refused.scan}: {refused.reason}: {refused.detail}; {refused.to_do}")
+    print(f"table  {made.table}", flush=True)
 
 
 def print_table(lines: Iterable[Sequence[str]]) -> None:

@@ -171,6 +171,10 @@ def segment(
     model: Annotated[
         Path | None, typer.Option("--model", help="Folder of an adapted network; default: the packaged one.")
     ] = None,
+    images: Annotated[
+        bool,
+        typer.Option("--images", help="Every picture or one-frame DICOM file is a B-scan of its own, no volume."),
+    ] = False,
     baseline: Annotated[
         bool,
         typer.Option("--baseline/--no-baseline", help="With adapt: also train from random weights, to compare."),
@@ -206,6 +210,11 @@ def segment(
         if unused := [name for name, value in {**of_recipe, "--scan": scan}.items() if value and name != "--labels"]:
             raise UsageError(f"adapt takes scans and --labels, not {', '.join(unused)}")
         _adapt(overrides, labels, out, model, spacing, baseline, as_json)
+        return
+    if images or _are_pictures(scans):
+        if unused := [name for name, value in {**of_recipe, "--scan": scan}.items() if value]:
+            raise UsageError(f"single B-scans do not take {', '.join(unused)}")
+        _segment_bscans(scans, out, spacing, max_lost, as_json, model)
         return
     if not head and not _names_recipe(first, any(value is not None for value in of_recipe.values())):
         if scan:
@@ -245,6 +254,36 @@ def segment(
         made if as_json else {key: made[key] for key in ("faults", "metrics", "checkpoint", "etdrs", "figure", "notes")}
     )
     print_result(shown, as_json)
+
+
+def _are_pictures(sources: list[str]) -> bool:
+    """Whether all sources are pictures of one page."""
+    if not all(source.lower().endswith((".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")) for source in sources):
+        return False  # without loading a reader
+    from octjepa.read.single_bscan import is_picture
+
+    return all(is_picture(Path(source)) for source in sources)
+
+
+def _segment_bscans(
+    sources: list[str], out: Path, spacing: str | None, max_lost: float, as_json: bool, model: Path | None
+) -> None:
+    """`octjepa segment PICTURE...` and `octjepa segment FOLDER --images`."""
+    from octjepa.cli.output import print_segmented_bscans
+    from octjepa.tasks.segmenter.single_bscans import parse_bscan_spacing, segment_bscans
+
+    made = segment_bscans(sources, out, None if spacing is None else parse_bscan_spacing(spacing), model)
+    payload = made.as_dict()
+    if as_json:
+        print_result(payload, as_json)
+    else:
+        print_segmented_bscans(made)
+    if not made.images:
+        raise NothingReadError(f"none of {len(made.refused)} B-scans could be segmented", payload)
+    if made.lost_share > max_lost:
+        raise TooManyLostError(
+            f"{made.lost_share:.0%} of the B-scans were refused, more than --max-lost {max_lost:.0%}", payload
+        )
 
 
 def _names_recipe(first: str, has_recipe_options: bool) -> bool:

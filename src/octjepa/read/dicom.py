@@ -369,10 +369,13 @@ def read_with_pixels(path: Path, check: Callable[[Dataset], None]) -> Dataset:
     return header
 
 
-def to_raw_scan(header: Dataset) -> RawScan:
-    """The scan of a dataset with its pixel data. Raises VolumeRejected (pixel codes of `octjepa.reasons`)."""
+def to_raw_scan(header: Dataset, fewest: int = 4) -> RawScan:
+    """The scan of a dataset with its pixel data, of `fewest` B-scans or more.
+
+    Raises VolumeRejected (pixel codes of `octjepa.reasons`).
+    """
     check_one_eye(header)
-    decoded = decode_pixels(header)
+    decoded = decode_pixels(header, fewest)
     pair, thickness = pixel_measures((header.get("SharedFunctionalGroupsSequence") or [None])[0])
     if pair is None and thickness is None:
         pair, thickness = pixel_measures(header)  # plain multi-frame images keep them at the top
@@ -386,6 +389,17 @@ def to_raw_scan(header: Dataset) -> RawScan:
         notes=(*decoded.notes, *(["decimal_comma"] if has_decimal_comma(header) else [])),
         personal=personal_fields(header),
     )
+
+
+def read_single_frame(path: Path) -> RawScan:
+    """A DICOM file of one frame, also if that is one of a series. Raises VolumeRejected, also for several frames."""
+
+    def check(header: Dataset) -> None:
+        if (frames := integer(header, "NumberOfFrames")) > 1:
+            raise rejection("unsupported_pixels", f"{frames} frames: a volume, not a single B-scan")
+        check_size(1, read_layout(header))
+
+    return to_raw_scan(read_with_pixels(path, check), fewest=1)
 
 
 def read_dicom(path: Path) -> RawScan:

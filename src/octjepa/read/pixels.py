@@ -367,8 +367,8 @@ def _apply_rescaling(
     return out
 
 
-def decode_pixels(data: Dataset) -> DecodedPixels:
-    """All frames of a dataset read with its pixel data.
+def decode_pixels(data: Dataset, fewest: int = 4) -> DecodedPixels:
+    """All frames of a dataset read with its pixel data; at least `fewest`.
 
     Raises VolumeRejected: unsupported_pixels, broken_header, truncated, frames_missing, frames_broken,
     header_contradicts_pixels, scrambled_pixels, wrong_transfer_syntax, no_decoder, size_implausible, too_few_frames.
@@ -385,8 +385,8 @@ def decode_pixels(data: Dataset) -> DecodedPixels:
         sign = usual_sign([read_stream_header(frame) for frame in encoded])
     else:
         values = _read_native(data, layout, notes)
-    if len(values) < 4:
-        raise rejection("too_few_frames", f"{len(values)} B-scans; a volume needs 4 at least")
+    if len(values) < fewest:
+        raise rejection("too_few_frames", f"{len(values)} B-scans; a volume needs {fewest} at least")
     values = _drop_unused_bits(values, data, layout, notes)
     if sign is None:
         values = _settle_sign(values, layout, notes)

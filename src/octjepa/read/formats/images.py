@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
 from octjepa.errors import VolumeRejected
@@ -254,6 +255,24 @@ def read_images(folder: Path) -> RawScan:
     beside = (f"images_beside={others}",) if others > 0 else ()
     result = _stacked_scan("images", frames(), len(scan), beside)
     return replace(result, notes=tuple(dict.fromkeys([*result.notes, *notes])))
+
+
+def read_image(path: Path) -> tuple[UInt8[np.ndarray, "H W"], tuple[str, ...]]:
+    """(pixels, notes) of a picture of one B-scan.
+
+    Raises VolumeRejected: frames_broken, unsupported_pixels (several pages), not_structural_oct, size_implausible.
+    """
+    try:
+        with Image.open(path) as image:
+            if (pages := getattr(image, "n_frames", 1)) > 1:
+                raise rejection("unsupported_pixels", f"{pages} pages: a stack, not a single B-scan")
+            _check_pictures(1, image.size, image.mode, path.stat().st_size)
+            turned = _orientation(image) != 1
+            frame = _frame(1, _with_exif_orientation(1, image) if turned else image)
+    except _DAMAGED:
+        raise rejection("frames_broken", "the picture cannot be decoded") from None
+    scan = _stacked_scan("images", [(1, frame)], 1, ("exif_orientation_applied",) if turned else ())
+    return scan.pixels[0], scan.notes
 
 
 @dataclass(frozen=True)
