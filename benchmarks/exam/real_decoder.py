@@ -27,7 +27,7 @@ from .real_tasks import SHIFTS, Segment, Segmentation, fluid, on_real_eyes
 from .results import Finding, LeftOut
 from .truth import COLUMNS
 
-# 400 updates until 2026-11-26; fewer for the ten minutes that an exam may take (lab/LOG.md)
+# 400 updates until 2026-11-26; fewer for the ten minutes that an exam may take (lab/2026-11.md)
 SETTINGS = DecoderRecipe(width=8, updates=150, batch=2, lr=3e-3, encoder_decay=None)
 _CLASSES = 2  # background, fluid
 

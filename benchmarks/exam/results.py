@@ -27,7 +27,7 @@ Entry = dict[str, Any]
 Signature = dict[str, dict[str, float]]  # cohort -> its volumes, and means over them of what ingest measured
 Patch = tuple[int, int, int]
 NO_PATCH: Patch = (0, 0, 0)  # of a row that cuts no patches
-TOLERANCE = 1e-4  # of a mean; processors differ by 4e-6 (lab/LOG.md, 2026-11-25)
+TOLERANCE = 1e-4  # of a mean; processors differ by 4e-6 (lab/2026-11.md, 2026-11-25)
 
 
 def patch_text(patch: Patch) -> str:
@@ -69,7 +69,7 @@ def left_out_mean(task: str, metric: str, labels: int | None, missing: Sequence[
     return LeftOut(task, metric, labels, f"the mean over all of them needs {', '.join(missing)}, left out here")
 
 
-# The poolings of whole eyes that did best on training and validation people (lab/LOG.md, 2026-11-26): for what an eye
+# The poolings of whole eyes that did best on training and validation people (lab/2026-11.md, 2026-11-26): for what an eye
 # has, how much of it, and which eye it is. Not the package's default by reference: the exam stays as it is when that
 # changes.
 EYES, CENTERED, SAME_EYE = "zones_whitened", "zones_centered", "zones"

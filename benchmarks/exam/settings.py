@@ -1,6 +1,6 @@
 """What the exam is: cohorts, numbers of labels, readings and the rule of decision.
 
-Fixed before any trained encoder was read. A later change has an entry in lab/LOG.md; the networks of the ceilings are
+Fixed before any trained encoder was read. A later change has an entry in lab/2026-11.md; the networks of the ceilings are
 such a change.
 """
 

@@ -5,7 +5,7 @@ voxels before any of them is looked at. First, ridge regression from that outlin
 column of patches: the same for every row, and the row `tissue` by itself. Then ridge regression from the three tokens
 about that depth to what is missing of it, its penalty chosen by cross-validation over the labelled eyes, or over the
 slabs of one eye. So no row reads worse than the outline because its head was given too little penalty, as until
-2026-11-25 (lab/LOG.md).
+2026-11-25 (lab/2026-11.md).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ chance too.
 Testing reads all tissue of `TEST_PEOPLE` of the test people: 2 rates x 150 updates x 8 samples, 2 x 100 people of
 validation, 400 of test. That is a short training: it tells what either network gets out of few steps, not what it would
 reach after many. Until 2026-11-24 a head of attention alone learned at the encoder's rate for 100 updates, which ended
-at chance from either weights (lab/LOG.md).
+at chance from either weights (lab/2026-11.md).
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def test_links_lead_somewhere() -> None:
 def test_make_targets_exist(make_targets: set[str]) -> None:
     for path in DOCUMENTS:
         for line in command_lines(path.read_text(encoding="utf-8")):
-            if line.startswith("make ") and path.name != "LOG.md":  # the log holds commands of their day
+            if line.startswith("make ") and path.parent.name != "lab":  # the log holds commands of their day
                 named = [word for word in shlex.split(line)[1:] if "=" not in word]
                 assert set(named) <= make_targets, f"{name_of(path)}: {line}"
 

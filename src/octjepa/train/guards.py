@@ -29,7 +29,7 @@ from octjepa.views.loader import Batch
 
 SKIPPED_IN_A_ROW = 5  # after so many skipped updates the run goes back
 # Norms of healthy runs leap up to 60-fold over the first hundred updates, while the target learns to tell tokens apart;
-# after 200 none of eleven rose above 6.3 times the median (lab/LOG.md).
+# after 200 none of eleven rose above 6.3 times the median (lab/2026-11.md).
 SPIKES_FROM_UPDATE = 200
 _NORM_WINDOW = 100  # healthy updates whose median norm is the usual one
 _FEWEST_NORMS = 20  # of them before anything is called a spike
