@@ -1,7 +1,7 @@
 """What the exam is: cohorts, numbers of labels, readings and the rule of decision.
 
-Fixed before any trained encoder was read. A later change has an entry in lab/2026-11.md; the networks of the ceilings are
-such a change.
+Fixed before any trained encoder was read. A later change has an entry in lab/2026-11.md; the networks of the
+ceilings are such a change.
 """
 
 from __future__ import annotations
