@@ -70,8 +70,8 @@ def left_out_mean(task: str, metric: str, labels: int | None, missing: Sequence[
 
 
 # The poolings of whole eyes that did best on training and validation people (lab/2026-11.md, 2026-11-26): for what an
-# eye has, how much of it, and which eye it is. Not the package's default by reference: the exam stays as it is when that
-# changes.
+# eye has, how much of it, and which eye it is. The package's default is not referred to, so that the exam stays as it
+# is when the default changes.
 EYES, CENTERED, SAME_EYE = "zones_whitened", "zones_centered", "zones"
 # How a task reads a row: the same way for every row but the supervised networks, which read voxels themselves.
 READINGS = {
