@@ -179,7 +179,7 @@ def _read_floors(exam: Exam, plans: Sequence[training.Plan], about: dict[str, An
     for plan in plans:
         twin = training.untrained(plan, plan.seeds[0])
         patch = twin.recipe.tokens.patch_size
-        for floor in ("intensity", "raw_patches", "tissue"):
+        for floor in ("intensity", "raw_patches", "context", "position", "tissue"):
             exam.read(RowName(floor, patch), twin, floor, about, without)
     exam.read_covariates(RowName("covariates", load_recipe(RECIPE).tokens.patch_size), about)  # they know no patches
 

@@ -88,6 +88,7 @@ HEADLINES = (*LESION_FIGURES, *OTHER_FIGURES)
 TASKS_OF = {
     "intensity": set(READINGS) - {"added_value", *TUNED},
     "raw_patches": set(READINGS) - {"real_fluid_decoder", *TUNED},
+    "context": set(READINGS) - {"real_fluid_decoder", *TUNED}, "position": {"token_lesion"},
     "covariates": {"eye_lesion", "severity"}, "graders": {"real_surfaces"}, SUPERVISED: {"real_fluid"},
     "tissue": {"surfaces", "real_surfaces"},
 }  # fmt: skip

@@ -26,7 +26,17 @@ from .readings import Projection
 from .real_eyes import data_folder, recorded_real_eyes
 from .results import CENTERED, EYES, SAME_EYE, Finding, LeftOut, Results, RowName
 from .settings import REAL_EYES
-from .tokens import Featurise, TokenTable, of_encoder, of_intensity, of_raw_patches, of_tissue, token_table
+from .tokens import (
+    Featurise,
+    TokenTable,
+    of_context,
+    of_encoder,
+    of_intensity,
+    of_position,
+    of_raw_patches,
+    of_tissue,
+    token_table,
+)
 from .training import ENCODERS
 from .truth import COLUMNS
 from .tuning import frozen, tuning
@@ -120,7 +130,8 @@ class Exam:
     ) -> None:
         """All figures of a row that are missing, but for those of the tasks `without`.
 
-        kind: encoder, intensity, raw_patches, or tissue, which only says where surfaces are. real_eyes_seen: the row is
+        kind: encoder, intensity, raw_patches, context, position (read by token only), or tissue, which only says where
+        surfaces are. real_eyes_seen: the row is
         of an encoder that is known to have been trained on the real eyes, without their grades.
         """
         self.check_contract(encoder)
@@ -131,6 +142,8 @@ class Exam:
             "encoder": lambda: of_encoder(encoder),
             "intensity": lambda: of_intensity(encoder),
             "raw_patches": lambda: of_raw_patches(encoder, self.cohort("main")),
+            "context": lambda: of_context(encoder),
+            "position": lambda: of_position(encoder),
             "tissue": lambda: of_tissue(encoder),
         }
         reader = _Row(self, row, encoder, makers[kind], kind)
@@ -182,6 +195,10 @@ class _Row:
 
     def tasks(self) -> Iterator[tuple[str, Callable[[], Iterator[Finding | LeftOut]]]]:
         """The tasks that the row is read by."""
+        if self.kind == "position":  # the same in every eye
+            main = self.exam.cohort("main")
+            yield "token_lesion", lambda: lesion_tasks.token_lesion(main, self.main, self.exam.token_truth(self.main))
+            return
         if self.kind != "tissue":
             yield from self._tasks_of_tokens()
         yield "surfaces", lambda: measurement_tasks.surfaces(self.exam.cohort(UNFLATTENED), self.table(UNFLATTENED))
@@ -211,7 +228,7 @@ class _Row:
             yield "tuning_segmentation", lambda: tuning_segmentation(main, self.encoder, self.row.seed)
         recipe = self.encoder.recipe
         yield "real_fluid", lambda: real_tasks.read_fluid(self.exam.folder, self.kind, self.featurise, recipe)
-        if self.kind != "raw_patches":
+        if self.kind not in ("raw_patches", "context"):
             blind = self.kind == "intensity"
             yield (
                 "real_fluid_decoder",
