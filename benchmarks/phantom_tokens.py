@@ -1,13 +1,13 @@
 """What frozen tokens know of lesions in phantoms, on two cohorts: a small one of the exam's kind, and `shifted`.
 
-`python -m benchmarks.phantom_tokens --work WORK [NAME=ENCODER ...]` prints a JSON object. `exam` is the cohort `main` of
-the exam with 40 training and 150 test people and a seed of its own. `shifted` has contrast of every layer,
-reflectivity of fluid, looks and resolution redrawn for each eye, in ranges that no training uses
+`python -m benchmarks.phantom_tokens --work WORK [NAME=ENCODER ...]` prints a JSON object for each cohort. `exam` is
+the cohort `main` of the exam with 40 training and 150 test people and a seed of its own. `shifted` has contrast of
+every layer, reflectivity of fluid, looks and resolution redrawn for each eye, in ranges that no training uses
 (`octjepa.phantom.random_scene.SHIFTED`). A token is positive when a lesion fills at least 8 % of it. A logistic
 regression on 128 principal components of the features, with the token's position, learns from 30 eyes.
 
-Each value is the mean over draws of the labelled eyes. Its 95 % interval resamples test eyes and draws. `with_drusen` is
-the mean over all lesions of a cohort, `without_drusen` leaves drusen out, because they hide in a mean.
+Each value is the mean over draws of the labelled eyes. Its 95 % interval resamples test eyes and draws. `with_drusen`
+is the mean over all lesions of a cohort, `without_drusen` leaves drusen out, because they hide in a mean.
 """
 
 from __future__ import annotations
@@ -19,9 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
-from sklearn.metrics import average_precision_score
-
 from benchmarks.exam.cohorts import Cohort, make_cohorts
 from benchmarks.exam.readings import Projection, draw_labelled, interleave, logistic_scores
 from benchmarks.exam.settings import EXAM, TOKEN_SHARE
@@ -35,6 +32,9 @@ from benchmarks.exam.tokens import (
     positions_in_view,
 )
 from benchmarks.exam.truth import lesion_shares
+from jaxtyping import Bool, Float, Int
+from sklearn.metrics import average_precision_score
+
 from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.phantom import LESIONS
 from octjepa.phantom.random_scene import SHIFTED

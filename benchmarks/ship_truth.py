@@ -34,7 +34,11 @@ def ship(run: Path, about: str, target: Path = TARGET) -> None:
         raise UsageError(f"{run} has not ended: the command that began it goes on with it")
     trained = load_encoder(run / "encoder")
     named = PretrainedEncoder(
-        trained.network, trained.recipe.model_copy(update={"name": NAME}), NAME, trained.recorded_training, trained.which
+        trained.network,
+        trained.recipe.model_copy(update={"name": NAME}),
+        NAME,
+        trained.recorded_training,
+        trained.which,
     )
     lines = [line for line in read_json_lines(run / "metrics.jsonl") if "loss" in line]
     settings = TruthSettings(updates=int(lines[-1]["update"]))

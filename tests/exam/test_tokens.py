@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import octjepa
 import pytest
 from benchmarks.exam.tokens import of_context, of_position, patches_of
+
+import octjepa
 from synthetic import volume
 
 ENCODER = octjepa.load_encoder("phantom-tiny")
