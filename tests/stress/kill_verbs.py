@@ -13,6 +13,7 @@ Counts are saved after every life, and the same command goes on with those that 
     open_files         64 open files at most: it ends well, or says in one line what to do
     closed_output      stdout has no reader any more (SIGPIPE)
     hung_up            SIGHUP at random moments: one line and the code of a stop
+    asked_to_stop      SIGTERM at random moments, as job schedulers send it: the same
     at_random_moments  kill -9 at a random moment, until so many kills have met a living process
 """
 
@@ -27,7 +28,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,12 +136,18 @@ def is_killed(end: End) -> bool:
 
 
 def is_stopped(end: End) -> bool:
-    """Whether SIGHUP ended it: in its first moment as the system does, later with a message and the code of a stop."""
-    return "Traceback" not in end.message and (end.code == -signal.SIGHUP or (end.code == 143 and bool(end.message)))
+    """Whether a signal ended it: in its first moment as the system does, later with a message and the code of a stop."""
+    at_once = end.code in (-signal.SIGHUP, -signal.SIGTERM)
+    return "Traceback" not in end.message and (at_once or (end.code == 143 and bool(end.message)))
 
 
-def measure(verb: Verb, work: Path, kills: int, steps: tuple[int, int], known: dict[str, Any], save: Save) -> None:
-    """Fills the cells of a verb in `known`, and saves after each life; `steps` are those of kills and of refusals."""
+def measure(
+    verb: Verb, work: Path, kills: int, steps: tuple[int, int], only: Sequence[str], known: dict[str, Any], save: Save
+) -> None:
+    """Fills the cells of a verb in `known`, and saves after each life; `steps` are those of kills and of refusals.
+
+    `only` these cells, or all of them where it is empty.
+    """
     matrix = Matrix(verb, work)
     kill_step, refusal_step = steps
     if (known.get("every_nth_write"), known.get("every_nth_refused_write")) != steps:
@@ -160,9 +167,12 @@ def measure(verb: Verb, work: Path, kills: int, steps: tuple[int, int], known: d
         "open_files": lambda cell: matrix.once(cell, save, few_open_files(64), lambda end: end.code == 0 or end.clear),
         "closed_output": lambda cell: matrix.once(cell, save, close_stdout, lambda end: "Traceback" not in end.message),
         "hung_up": lambda cell: matrix.at_random(cell, save, signal.SIGHUP, max(1, kills // 10), is_stopped),
+        "asked_to_stop": lambda cell: matrix.at_random(cell, save, signal.SIGTERM, max(1, kills // 10), is_stopped),
         "at_random_moments": lambda cell: matrix.at_random(cell, save, signal.SIGKILL, kills, is_killed),
     }
     for name, fill in cells.items():
+        if only and name not in only:
+            continue
         started = time.monotonic()
         cell = known.setdefault(name, {"lives": 0, "ends_that_differ": 0, "unclear": 0, "hangs": 0, "first_fault": ""})
         fill(cell)
@@ -175,14 +185,20 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--step", type=int, default=1, help="kill before every n-th write only")
     parser.add_argument("--refusal-step", type=int, default=1, help="refuse from every n-th write on only")
+    parser.add_argument("--only", nargs="*", default=(), help="these disturbances only, such as asked_to_stop")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         (work / "inputs").mkdir()
-        verbs = Inputs.make(work / "inputs").verbs()
+        inputs = Inputs.make(work / "inputs")
+        verbs = inputs.verbs()
         import_all()
+        if "predict" in (given.verb or ["predict"]):
+            end = live(verbs["finetune"].command(inputs.root), work / "stderr")
+            assert end.code == 0, end.message
+            verbs["predict"] = inputs.predict()
         for verb in given.verb or verbs:
             found = _read(given.out).get(verb, {})
 
@@ -190,7 +206,7 @@ def main() -> None:
                 if given.out:  # read anew: verbs may be measured by several processes
                     write_json(given.out, _read(given.out) | {verb: found})
 
-            measure(verbs[verb], work / verb, given.kills, (given.step, given.refusal_step), found, save)
+            measure(verbs[verb], work / verb, given.kills, (given.step, given.refusal_step), given.only, found, save)
 
 
 def _read(path: Path | None) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from octjepa.checkpoint.folder import read_manifest, read_tensors, write_folder
 from octjepa.checkpoint.location import MANIFEST, Location
+from octjepa.checkpoint.tensor_file import check_weights
 from octjepa.config import science, science_hash, stored_recipe
 from octjepa.distributed.runtime import full_tensor
 from octjepa.errors import CheckpointError, WrongCheckpointError
@@ -49,12 +50,14 @@ def snapshot(network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
 def fill(folder: Location, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Fills network and optimizer in place from the files of `snapshot` in `folder`.
 
-    Raises CheckpointError when a file is damaged, and RuntimeError, as torch does, when the weights are those of
-    another network.
+    Raises CheckpointError when a file is damaged or holds NaN, and RuntimeError, as torch does, when the weights are
+    those of another network.
     """
-    network.load_state_dict(read_tensors(folder, MODEL_FILE))
+    weights, moments = (read_tensors(folder, name) for name in (MODEL_FILE, OPTIMIZER_FILE))
+    check_weights({**weights, **moments}, str(folder))
+    network.load_state_dict(weights)
     parameters = dict(network.named_parameters())
-    for key, value in read_tensors(folder, OPTIMIZER_FILE).items():
+    for key, value in moments.items():
         kind, _, name = key.partition("/")
         parameter = parameters[name]
         on_host = kind == "step" and not skips_on_device(optimizer)

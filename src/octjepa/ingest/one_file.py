@@ -44,7 +44,7 @@ def ingest_one(
     stage = "read"
     people: list[tuple[str, str]] = []
     try:
-        before = state(source, spacing_mm)  # before reading: what changes meanwhile is read again by the next run
+        before = state(source, spacing_mm)
         with source.local() as path:
             given = None if spacing_mm == "file" else spacing_mm
             volume = read_volume(
@@ -58,6 +58,8 @@ def ingest_one(
             )
         if before is None:
             raise rejection("unreadable_file", "the file came back while it was read")
+        if state(source, spacing_mm) != before:  # two halves of different files would look like a scan
+            raise rejection("unreadable_file", "it changed while it was read: ingest again when it is complete")
         stage = "canonicalise"
         try:
             result = canonicalise(volume, preprocessing, halves)

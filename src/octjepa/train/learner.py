@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from octjepa.checkpoint import state
 from octjepa.checkpoint.folder import load_newest, prune, read_manifest, read_tensors, write_folder
 from octjepa.checkpoint.location import Location
+from octjepa.checkpoint.tensor_file import check_weights
 from octjepa.errors import CheckpointError, WrongCheckpointError
 from octjepa.train.guards import SKIPPED_IN_A_ROW, SpikeGuard
 from octjepa.train.optimizer import AdamW
@@ -135,7 +136,8 @@ def host_weights(network: nn.Module) -> dict[str, Tensor]:
 
 
 def load_weights(network: nn.Module, tensors: dict[str, Tensor], folder: Any) -> None:
-    """Fills `network` with what was read from `folder`. Raises CheckpointError: tensors of other names or shapes."""
+    """Fills `network` with what was read from `folder`. Raises CheckpointError: NaN, other names or shapes."""
+    check_weights(tensors, str(folder))
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:

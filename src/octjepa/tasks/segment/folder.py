@@ -10,6 +10,7 @@ import torch
 
 from octjepa.checkpoint.folder import list_checkpoints, read_manifest, read_tensors, write_folder
 from octjepa.checkpoint.location import has_file
+from octjepa.checkpoint.tensor_file import check_weights
 from octjepa.config import science_hash, stored_recipe
 from octjepa.distributed.runtime import Runtime
 from octjepa.encoders import PretrainedEncoder, load_encoder
@@ -122,6 +123,7 @@ def _head(folder: Path, about: dict[str, Any], recipe: SegmentRecipe, encoder: P
     tensors = read_tensors(folder, HEAD_FILE)
     prior = PositionPrior(tensors.pop(_PRIOR).numpy(), recipe.columns)
     if recipe.decoder is None:
+        check_weights({"weights": tensors["weights"]}, str(folder))
         return LinearHead(encoder_tokens(encoder), tensors["weights"].numpy().astype(float), prior, encoder.recipe)
     decoder = Decoder(encoder.dim, encoder.recipe.grid, recipe.decoder.width, len(about["classes"]) + 1)
     load_weights(decoder, tensors, folder)
