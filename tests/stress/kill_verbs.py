@@ -136,7 +136,7 @@ def is_killed(end: End) -> bool:
 
 
 def is_stopped(end: End) -> bool:
-    """Whether a signal ended it: in its first moment as the system does, later with a message and the code of a stop."""
+    """Whether a signal ended it: in its first moment as the system does, later with a message and the code."""
     at_once = end.code in (-signal.SIGHUP, -signal.SIGTERM)
     return "Traceback" not in end.message and (at_once or (end.code == 143 and bool(end.message)))
 

@@ -95,12 +95,23 @@ class Inputs:
         ]  # fmt: skip
         return {verb.name: verb for verb in verbs}
 
-
     def predict(self) -> Verb:
         """`predict` on scans, with the network that the verb `finetune` leaves if its life is `root`."""
         root = self.root
-        return Verb("predict", lambda life: ["predict", root / "tuned", root / "eyes", "--max-lost", 1, "--workers", 2,
-"--out", life / "predicted"])
+        return Verb(
+            "predict",
+            lambda life: [
+                "predict",
+                root / "tuned",
+                root / "eyes",
+                "--max-lost",
+                1,
+                "--workers",
+                2,
+                "--out",
+                life / "predicted",
+            ],
+        )
 
 
 def _planted_store(path: Path) -> None:
