@@ -25,10 +25,11 @@ from typing import Any
 import torch
 from benchmarks.peers.benchmarks import BENCHMARKS, run_benchmark
 
-from octjepa.distributed.precision import choose_precision, cpu_capabilities, measured_rates
+from octjepa.distributed.precision import choose_precision, measured_rates
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import OctjepaError
 from octjepa.files import write_json
+from octjepa.machine import processor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -85,9 +86,8 @@ def machine() -> str:
     The sets are the processor's own, hidden or not: two processors of one name, hidden alike, are two machines. (A
     record of 2026-11-24 has only what hid them, and is not added to.)
     """
-    sets = [name for name in ("amx_bf16", "avx512_bf16") if cpu_capabilities().get(name)]
     hidden = [f"{name}={os.environ[name]}" for name in RESTRICTIONS if name in os.environ]
-    return ", ".join([processor(), *(sets or ["no bf16"]), *hidden])
+    return ", ".join([processor_name(), *(processor().bf16_sets or ["no bf16"]), *hidden])
 
 
 def rates() -> dict[str, Any]:
@@ -95,12 +95,12 @@ def rates() -> dict[str, Any]:
     device = Runtime("fp32").device
     bf16, fp32 = measured_rates(device)
     return {
-        "processor_name": processor(), "threads": torch.get_num_threads(), "gflops_fp32": round(fp32),
+        "processor_name": processor_name(), "threads": torch.get_num_threads(), "gflops_fp32": round(fp32),
         "gflops_bf16": round(bf16), "precision": choose_precision("auto", device)[0],
     }  # fmt: skip
 
 
-def processor() -> str:
+def processor_name() -> str:
     """The processor's name, from /proc/cpuinfo on Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -1,10 +1,87 @@
-"""What this process may use of the machine."""
+"""The processor and the memory that this process may use: cores, instruction sets, memory limit, free and used memory.
+
+Every other module asks here instead of reading /proc, cgroups or resource limits itself. Accelerators, which only torch
+knows, are in `octjepa.distributed.runtime`; this module needs no torch, because ingest uses it, too.
+"""
 
 from __future__ import annotations
 
 import os
+import platform
+import re
+import resource
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+_CPUINFO, _MEMINFO, _STATM = Path("/proc/cpuinfo"), Path("/proc/meminfo"), Path("/proc/self/statm")
+_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP_LIMITS = (_CGROUP / "memory.max", _CGROUP / "memory/memory.limit_in_bytes")  # of version 2 and of version 1
+_BF16_SETS = ("amx_bf16", "avx512_bf16")
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A CPU: its architecture ("x86_64", "aarch64") and its instruction sets by the names of Linux, if Linux lists any.
+
+    `bf16_sets` are the sets with products in bf16.
+    """
+
+    architecture: str
+    instruction_sets: frozenset[str] = frozenset()
+
+    @property
+    def bf16_sets(self) -> tuple[str, ...]:
+        """The instruction sets that multiply in bf16."""
+        return tuple(name for name in _BF16_SETS if name in self.instruction_sets)
+
+
+def processor() -> Processor:
+    """The CPU of this machine."""
+    flags = re.search(r"^flags\s*:(.*)$", _CPUINFO.read_text(), re.MULTILINE) if _CPUINFO.is_file() else None
+    return Processor(platform.machine(), frozenset(flags[1].split() if flags else ()))
 
 
 def cores() -> int:
     """CPU cores that this process may use. A job scheduler or a container can allow fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _physical_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@cache
+def memory_limit_bytes() -> int:
+    """Memory that this process could use at most: the machine's, or the limit of its container or of its shell."""
+    limits = [_physical_bytes()]
+    for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
+        if (soft := resource.getrlimit(limit)[0]) != resource.RLIM_INFINITY:
+            limits.append(soft)
+    for path in _CGROUP_LIMITS:
+        try:
+            text = path.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if text.isdecimal():  # else "max"
+            limits.append(int(text))
+    return min(limits)
+
+
+def free_memory_bytes() -> int:
+    """Memory that can still be allocated: on the machine, or in its container if that is less."""
+    free = _physical_bytes()
+    if _MEMINFO.is_file():
+        lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+        free = int(lines["MemAvailable"].split()[0]) * 1024
+    limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
+    if limit.is_file() and used.is_file() and (most := limit.read_text().strip()) != "max":
+        free = min(free, int(most) - int(used.read_text()))
+    return free
+
+
+def process_memory_bytes() -> int:
+    """Memory of this process now; on systems without /proc (macOS) the most so far."""
+    if _STATM.is_file():
+        return int(_STATM.read_text().split()[1]) * resource.getpagesize()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -40,13 +40,12 @@ def time_limit(seconds: float) -> Iterator[None]:
         "TimeUp", (TimeUp,), {}
     )  # of this context, so that an outer context's limit passes through
     thread, lock = threading.get_ident(), threading.Lock()
-    finished = fired = False
+    finished, fired = threading.Event(), threading.Event()
 
     def interrupt() -> None:
-        nonlocal fired
         with lock:
-            if not finished:
-                fired = True
+            if not finished.is_set():
+                fired.set()
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(expired))
 
     timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), interrupt)
@@ -57,9 +56,9 @@ def time_limit(seconds: float) -> Iterator[None]:
             yield
         finally:
             with lock:
-                finished = True
+                finished.set()
             timer.cancel()
-        while fired:  # the work ended as the limit did: the exception is still to come
+        while fired.is_set():  # the work ended as the limit did: the exception is still to come
             time.sleep(0.001)
     except expired:
         raise VolumeRejected("timed_out", f"not done after {seconds:g} s") from None

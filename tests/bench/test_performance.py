@@ -10,6 +10,8 @@ import pytest
 from benchmarks import performance
 from benchmarks.performance_aims import NOTES, reference_is_ahead
 
+from octjepa.machine import Processor
+
 
 def _result(ratio: float) -> dict[str, Any]:
     return {
@@ -43,14 +45,15 @@ def test_equal_results_give_an_equal_plot(tmp_path: Path) -> None:
 
 
 def test_a_machine_with_hidden_instructions_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(performance, "cpu_capabilities", lambda: {"avx512_bf16": True})
-    monkeypatch.setattr(performance, "processor", lambda: "Processor")
+    monkeypatch.setattr(performance, "processor", lambda: Processor("x86_64", frozenset({"avx512_bf16"})))
+    monkeypatch.setattr(performance, "processor_name", lambda: "Processor")
     for name in performance.RESTRICTIONS:
         monkeypatch.delenv(name, raising=False)
     assert performance.machine() == "Processor, avx512_bf16"
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
     assert performance.machine() == "Processor, avx512_bf16, ATEN_CPU_CAPABILITY=avx2"
-    monkeypatch.setattr(performance, "cpu_capabilities", lambda: {"amx_bf16": True, "avx512_bf16": True})
+    both = Processor("x86_64", frozenset({"amx_bf16", "avx512_bf16"}))
+    monkeypatch.setattr(performance, "processor", lambda: both)
     assert performance.machine() == "Processor, amx_bf16, avx512_bf16, ATEN_CPU_CAPABILITY=avx2"
 
 

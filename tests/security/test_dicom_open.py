@@ -70,7 +70,7 @@ def deflated_bomb(path: Path, kind: str, mebibytes: int = 300) -> Path:
 def test_a_deflated_bomb_is_refused_below_the_budget(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_budget, "machine_bytes", lambda: 256 * MIB)
+    monkeypatch.setattr(memory_budget, "memory_limit_bytes", lambda: 256 * MIB)
     monkeypatch.setattr(memory_budget, "LEAST_BYTES", 64 * MIB)
     bomb = deflated_bomb(tmp_path / "bomb.dcm", kind)
     assert bomb.stat().st_size < MIB

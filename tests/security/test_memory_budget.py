@@ -30,7 +30,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def _machine_of_16_gib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_budget, "machine_bytes", lambda: 16 << 30)
+    monkeypatch.setattr(memory_budget, "memory_limit_bytes", lambda: 16 << 30)
     monkeypatch.setattr(memory_budget, "_workers", 1)
 
 

@@ -136,7 +136,7 @@ def test_a_damaged_chunk_in_the_bucket_is_found(bucket: Bucket, tiny: Path, dama
         content[-1] ^= 1
         put_bytes(bytes(content), pixels)
     store = Store.open(url)
-    with pytest.raises(OctjepaError, match="is damaged .*SHA-256" if damage == "flipped" else "lacks the chunk"):
+    with pytest.raises(OctjepaError, match="changed .*SHA-256" if damage == "flipped" else "lacks the chunk"):
         store.read(first)
     assert store.read(second).volume_id == second
     assert store.damaged() == [first]

@@ -15,7 +15,7 @@ import torch
 from octjepa.distributed import precision
 from octjepa.distributed.precision import with_precision
 from octjepa.distributed.runtime import Runtime
-from octjepa.machine import cores
+from octjepa.machine import Processor, cores
 from octjepa.model import blocks
 from octjepa.progress import set_quiet
 from octjepa.recipe import Recipe
@@ -212,6 +212,6 @@ def test_one_thread_is_a_number_and_no_yes(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.cpu
 def test_the_precision_of_a_runtime_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "cpu_capabilities", lambda: {"architecture": "x86_64", "amx_bf16": True})
+    monkeypatch.setattr(precision, "processor", lambda: Processor("x86_64", frozenset({"amx_bf16"})))
     monkeypatch.setattr(precision, "measured_rates", lambda device: (400.0, 100.0))
     assert Runtime("auto").describe()["precision_reason"] == "amx_bf16: 400 GFLOP/s in bf16, 100 in fp32"

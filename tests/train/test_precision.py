@@ -14,6 +14,7 @@ from octjepa.distributed import precision
 from octjepa.distributed.precision import agree_on_precision
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import WrongCheckpointError
+from octjepa.machine import Processor
 from octjepa.recipe import Recipe
 from octjepa.train import plan as planning
 from octjepa.train.loop import pretrain
@@ -39,8 +40,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """`machine(True)`: from now on this CPU is faster in bf16; `machine(False)`: it is not."""
 
     def become(has_bf16: bool) -> None:
-        found = {"architecture": "x86_64", "amx_bf16": has_bf16}
-        monkeypatch.setattr(precision, "cpu_capabilities", lambda: found)
+        found = Processor("x86_64", frozenset(["amx_bf16"] if has_bf16 else []))
+        monkeypatch.setattr(precision, "processor", lambda: found)
         monkeypatch.setattr(precision, "measured_rates", lambda device: (400.0 if has_bf16 else 50.0, 100.0))
 
     return become

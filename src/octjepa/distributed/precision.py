@@ -1,7 +1,7 @@
 """Whether an update in bf16 is faster on a device, the precision that `auto` chooses on it, and that of a whole run.
 
 An x86 CPU without AMX-BF16 or AVX512-BF16 emulates bf16 products: an update took 2 to 12 times as long as in fp32 on
-such machines (docs/performance), so `auto` is fp32 there. The instruction sets that torch reports for a CPU are
+such machines (docs/performance), so `auto` is fp32 there. The instruction sets of a CPU are
 confirmed by timing a product in both types, for the casts of an update have to be paid for, too: where AVX512-BF16
 multiplied at 0.9 times the rate of fp32, an update in bf16 took 1.5 times as long. On other CPUs, such as those of ARM,
 the products alone decide. CUDA needs compute capability 8.0; a TPU always computes in bf16.
@@ -13,26 +13,23 @@ that resumes keeps what it began with, so that all updates of a run are computed
 from __future__ import annotations
 
 import logging
-import platform
-import re
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import zip_longest
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from octjepa.machine import processor
 from octjepa.recipe import Recipe
 
 if TYPE_CHECKING:
     from octjepa.distributed.runtime import Runtime
 
 AUTO = "auto"
-_CPUINFO = Path("/proc/cpuinfo")
 _SMALLEST, _LARGEST = 512, 4096  # sides of the square matrices that are multiplied
 _LONG_SECONDS = 1e-3  # a product that takes so long can be timed, and is often over before it is interrupted
 _SECONDS = 0.1  # for each type
@@ -83,14 +80,6 @@ def measured_rates(device: torch.device) -> tuple[float, float]:
     return bf16, fp32
 
 
-def cpu_capabilities() -> dict[str, Any]:
-    """The architecture and the instruction sets of this CPU by name, as torch reports them or, before it did, Linux."""
-    if hasattr(torch.cpu, "get_capabilities"):
-        return dict(torch.cpu.get_capabilities())
-    flags = re.search(r"^flags\s*:(.*)$", _CPUINFO.read_text(), re.MULTILINE) if _CPUINFO.is_file() else None
-    return {"architecture": platform.machine(), **dict.fromkeys(flags[1].split() if flags else (), True)}
-
-
 def bf16_is_faster(device: torch.device) -> tuple[bool, str]:
     """Whether an update in bf16 is faster on `device`, and a phrase that says what was found and measured."""
     if device.type == "xla":
@@ -102,11 +91,10 @@ def bf16_is_faster(device: torch.device) -> tuple[bool, str]:
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return major >= 8, f"CUDA compute capability {major}.{minor}: {rates}"
-    capabilities = cpu_capabilities()
-    sets = [name for name in ("amx_bf16", "avx512_bf16") if capabilities.get(name)]
-    if capabilities.get("architecture") == "x86_64" and not sets:
+    cpu = processor()
+    if cpu.architecture == "x86_64" and not cpu.bf16_sets:
         return False, f"the CPU has neither AMX-BF16 nor AVX512-BF16: {rates}"
-    return bf16 >= _LEAST_GAIN * fp32, f"{', '.join(sets) or capabilities.get('architecture', 'CPU')}: {rates}"
+    return bf16 >= _LEAST_GAIN * fp32, f"{', '.join(cpu.bf16_sets) or cpu.architecture or 'CPU'}: {rates}"
 
 
 def _three_digits(rate: float) -> str:

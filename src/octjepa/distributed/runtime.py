@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
@@ -23,6 +21,7 @@ from torch import Tensor
 from octjepa.distributed import xla
 from octjepa.distributed.precision import AUTO, choose_precision
 from octjepa.errors import OctjepaError, UsageError
+from octjepa.machine import cores, free_memory_bytes, process_memory_bytes
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -48,6 +47,30 @@ class _Outcome(NamedTuple, Generic[T]):
     failure: tuple[str, int] | None
 
 
+def current_accelerator() -> torch.device | None:
+    """The accelerator that torch uses; None without one."""
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+
+
+def best_device() -> torch.device:
+    """The accelerator where there is one, else the processor."""
+    return current_accelerator() or torch.device("cpu")
+
+
+def every_device() -> list[torch.device]:
+    """The CPU, and each accelerator that torch knows."""
+    accelerator = current_accelerator()
+    count = 0 if accelerator is None else torch.accelerator.device_count()
+    return [torch.device("cpu"), *(torch.device(accelerator.type, n) for n in range(count) if accelerator is not None)]
+
+
+def free_device_bytes(device: torch.device) -> int:
+    """Memory that can still be allocated on `device`; on a CPU that of the machine."""
+    if device.type == "cpu":
+        return free_memory_bytes()
+    return int(torch.accelerator.get_memory_info(device)[0])
+
+
 class Runtime:
     """This process's device, precision and rank; one process, unless a process group is up.
 
@@ -55,8 +78,8 @@ class Runtime:
     """
 
     def __init__(self, precision: str) -> None:
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        self.device = xla.device() if xla.is_requested() else accelerator or torch.device("cpu")
+        accelerator = current_accelerator()
+        self.device = xla.device() if xla.is_requested() else best_device()
         if accelerator is not None and dist.is_initialized():
             self.device = torch.device(accelerator.type, int(os.environ.get("LOCAL_RANK", "0")))
         self.precision, self.precision_reason = (
@@ -186,12 +209,7 @@ class Runtime:
 
     def memory(self) -> dict[str, int]:
         """Bytes of this process now, and the most that its tensors took on the accelerator; never waits."""
-        statm = Path("/proc/self/statm")
-        if statm.is_file():
-            process_bytes = int(statm.read_text().split()[1]) * resource.getpagesize()
-        else:  # macOS: the most so far, in bytes
-            process_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        memory = {"memory/process_bytes": process_bytes}
+        memory = {"memory/process_bytes": process_memory_bytes()}
         if self.device.type == "xla":
             memory |= xla.memory()
         if torch.accelerator.is_available():
@@ -229,7 +247,7 @@ class Runtime:
             "processes": self.world_size,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
-            "cores": os.cpu_count() or 0,
+            "cores": cores(),
         }
 
 

@@ -18,7 +18,7 @@ import torch
 
 from octjepa.config import load_recipe
 from octjepa.distributed.precision import AUTO, bf16_is_faster, choose_precision, with_precision
-from octjepa.distributed.runtime import Runtime
+from octjepa.distributed.runtime import Runtime, best_device, every_device, free_device_bytes
 from octjepa.doctor.checks import Check, Setup, State, attempt, gigabytes, register
 from octjepa.files import write_atomic
 from octjepa.locks import writer_lock
@@ -43,15 +43,6 @@ _EXPECTED = {
     "data_on": "views made where their voxels fit",
 }
 _GRADIENT = "a finite gradient norm above 0 after one forward and backward pass"
-
-
-def every_device() -> list[torch.device]:
-    """The CPU, and each accelerator that torch knows."""
-    devices = [torch.device("cpu")]
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if accelerator is not None:
-        devices += [torch.device(accelerator.type, n) for n in range(torch.accelerator.device_count())]
-    return devices
 
 
 @register("devices", _GRADIENT)
@@ -130,26 +121,6 @@ def choice_checks(setup: Setup) -> Iterator[Check]:
         yield Check(name.replace("_", " "), state, f"{choice.text}: {choice.reason}", _EXPECTED[name], choice.to_do)
 
 
-def free_memory() -> float:
-    """Bytes that can still be allocated: on the machine, or in the container if that is less."""
-    free = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        free = float(lines["MemAvailable"].split()[0]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.is_file() and used.is_file() and (most := limit.read_text().strip()) != "max":
-        free = min(free, float(most) - float(used.read_text()))
-    return free
-
-
-def available() -> tuple[float, str]:
-    """Bytes free where the model will be, and the name of that place."""
-    if torch.accelerator.is_available():
-        return float(torch.accelerator.get_memory_info()[0]), "the accelerator"
-    return free_memory(), "this machine"
-
-
 def _enough(name: str, found: str, enough: bool, expected: str, to_do: str, required: bool) -> Check:
     """Too little is a failure where the run is known to need it, else a warning."""
     if enough:
@@ -160,7 +131,8 @@ def _enough(name: str, found: str, enough: bool, expected: str, to_do: str, requ
 @register("memory", "what the recipe plans")
 def memory_check(setup: Setup) -> Iterator[Check]:
     """Free memory against the planned peak."""
-    free, where = available()
+    device = best_device()
+    free, where = free_device_bytes(device), "this machine" if device.type == "cpu" else "the accelerator"
     needed = _MINIMUM_BYTES if setup.planned is None else float(setup.planned["peak_memory_bytes"])
     found, expected = f"{gigabytes(free)} free on {where}", f"{gigabytes(needed)} at least"
     to_do = "use a smaller machine.micro_batch, machine.recompute=true, or a machine with more memory"

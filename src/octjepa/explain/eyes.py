@@ -112,12 +112,6 @@ def _read_predictions(path: Path) -> pd.DataFrame:
         raise OctjepaError(f"{path.name} cannot be read ({str(error).splitlines()[0]})") from None
 
 
-def best_device() -> torch.device:
-    """The accelerator where there is one, else the processor."""
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return accelerator or torch.device("cpu")
-
-
 def affordable_eyes(encoder: TunableEncoder) -> int:
     """How many eyes a page may map with `encoder`. Raises OctjepaError: none."""
     on_cpu = next(encoder.encoder.parameters()).device.type == "cpu"

@@ -10,11 +10,12 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from octjepa.distributed.runtime import best_device
 from octjepa.embed.embedding import require_same_contract
 from octjepa.encoders import load_encoder
 from octjepa.errors import UsageError
 from octjepa.explain.attention import TokenAttention, read_attention
-from octjepa.explain.eyes import OccludedVolume, best_device, occluded_cases, occluded_eyes
+from octjepa.explain.eyes import OccludedVolume, occluded_cases, occluded_eyes
 from octjepa.explain.figures import write_attention_maps, write_figure
 from octjepa.explain.occlusion import occlusion_grid, strongest_token
 from octjepa.explain.similarity import similarity_grid

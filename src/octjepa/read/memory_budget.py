@@ -14,14 +14,11 @@ are; a process that never calls it counts as the only one.
 from __future__ import annotations
 
 import math
-import os
-import resource
 import zlib
 from collections.abc import Iterator, Sequence
-from functools import cache
-from pathlib import Path
 from typing import BinaryIO
 
+from octjepa.machine import memory_limit_bytes
 from octjepa.reasons import rejection
 
 LARGEST_BYTES = 4 << 30  # of one array on any machine; the largest known cube is 512 x 992 x 512 = 0.26 GB
@@ -31,27 +28,9 @@ RUN_LENGTH_RATIO = 64  # bytes that one byte of PackBits or DICOM RLE can unpack
 SCAN_RATIO = 64  # to which speckle never compresses, even with loss; blank frames do
 _ARRAYS_PER_WORKER = 4  # copies of a scan that a worker holds at once: raw values, 8 bit, resampled, temporary
 _CHUNK_BYTES = 1 << 20  # that are unpacked at a time
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 RAW, ZLIB, GZIP = -zlib.MAX_WBITS, zlib.MAX_WBITS, zlib.MAX_WBITS + 16  # the containers of deflate
 
 _workers = 1
-
-
-@cache
-def machine_bytes() -> int:
-    """Memory that this process could use at most: the machine's, or the limit of its container or of its shell."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
-        if (soft := resource.getrlimit(limit)[0]) != resource.RLIM_INFINITY:
-            limits.append(soft)
-    for name in _CGROUP_LIMITS:
-        try:
-            text = Path(name).read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError):
-            continue
-        if text.isdecimal():  # else "max"
-            limits.append(int(text))
-    return min(limits)
 
 
 def share_memory(workers: int) -> None:
@@ -62,7 +41,7 @@ def share_memory(workers: int) -> None:
 
 def budget_bytes() -> int:
     """Bytes that one array of this process may take."""
-    share = machine_bytes() // _workers // _ARRAYS_PER_WORKER
+    share = memory_limit_bytes() // _workers // _ARRAYS_PER_WORKER
     return min(LARGEST_BYTES, max(LEAST_BYTES, share))
 
 

@@ -3,13 +3,22 @@
 Enter: addresses, and endpoint and credentials from the environment. Leave: `RemoteObject`s, local copies, bytes.
 Fails with UsageError (no such bucket or object, no access, no credentials, an extra missing) or OctjepaError (the store
 does not answer or sends damaged bodies for as long as is borne), ResourceError (the disk is full, no file is free).
+
+All names but those of addresses are imported on first use, because work on a local disk needs none of them.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from octjepa.remote.address import is_remote, join
-from octjepa.remote.bucket import RemoteObject, info, list_objects, put, put_bytes, remove
-from octjepa.remote.cache import cache_folder, local_copy, read_bytes, remembered
-from octjepa.remote.lock import bucket_lock
-from octjepa.remote.retry import retry_count
+
+if TYPE_CHECKING:
+    from octjepa.remote.bucket import RemoteObject, info, list_objects, put, put_bytes, remove
+    from octjepa.remote.cache import cache_folder, local_copy, read_bytes, remembered
+    from octjepa.remote.lock import bucket_lock
+    from octjepa.remote.retry import retry_count
 
 __all__ = [
     "RemoteObject",
@@ -27,3 +36,17 @@ __all__ = [
     "remove",
     "retry_count",
 ]
+
+_MODULES = {
+    **dict.fromkeys(("RemoteObject", "info", "list_objects", "put", "put_bytes", "remove"), "octjepa.remote.bucket"),
+    **dict.fromkeys(("cache_folder", "local_copy", "read_bytes", "remembered"), "octjepa.remote.cache"),
+    "bucket_lock": "octjepa.remote.lock",
+    "retry_count": "octjepa.remote.retry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'octjepa.remote' has no attribute {name!r}")
+    globals()[name] = value = getattr(import_module(_MODULES[name]), name)
+    return value

@@ -76,9 +76,10 @@ def run_maps(store: Store, path: Path) -> OcclusionMaps | None:
 
     Raises OctjepaError: no encoder, too costly for a page, fewer than two held-out people to scale by.
     """
+    from octjepa.distributed.runtime import best_device
     from octjepa.encoders import load_encoder
     from octjepa.explain import occlusion
-    from octjepa.explain.eyes import affordable_eyes, best_device, occluded_eyes
+    from octjepa.explain.eyes import affordable_eyes, occluded_eyes
 
     encoder = load_encoder(path).to(best_device())
     if not examples.one_per_device(store.table, splits=("test", "val")):
@@ -100,7 +101,8 @@ def tuning_maps(store: Store, path: Path) -> OcclusionMaps | None:
 
     Raises OctjepaError: no tuned network, and as `occluded_cases`.
     """
-    from octjepa.explain.eyes import best_device, occluded_cases
+    from octjepa.distributed.runtime import best_device
+    from octjepa.explain.eyes import occluded_cases
     from octjepa.tasks.finetune.predict import load_tuned
 
     tuned = load_tuned(path, best_device())

@@ -31,7 +31,6 @@ from octjepa.files import Journal, write_atomic
 from octjepa.notes import read_codes
 from octjepa.recipe import Preprocessing
 from octjepa.remote import is_remote
-from octjepa.store.bucket import BucketStorage, BucketWriter
 from octjepa.store.contract import check_same_contract, contract_text, read_contract
 from octjepa.store.index import (
     COLUMNS,
@@ -67,14 +66,21 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from octjepa.canonical.native_mapping import NativeMap
+    from octjepa.store.bucket import BucketStorage, BucketWriter
+
+    Storage = DiskStorage | BucketStorage  # where the files of a store are
+    # Publishes what the one writing process puts into a folder that is laid out as the store.
+    Writer = DiskStorage | BucketWriter
 
 SPLIT_NAMES = ("train", "val", "test")
-Storage = DiskStorage | BucketStorage  # where the files of a store are
-Writer = DiskStorage | BucketWriter  # publishes what the one writing process puts into a folder laid out as the store
 
 
 def _storage_at(location: str | Path) -> Storage:
-    return BucketStorage(str(location)) if is_remote(location) else DiskStorage(Path(location))
+    if not is_remote(location):
+        return DiskStorage(Path(location))
+    from octjepa.store.bucket import BucketStorage  # a store on a disk needs nothing of it
+
+    return BucketStorage(str(location))
 
 
 class Store:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from octjepa.distributed.runtime import free_device_bytes
 from octjepa.errors import UsageError
 from octjepa.machine import cores
 from octjepa.model.blocks import PLAIN_TOKENS, trains_by_plain_products
@@ -191,6 +192,6 @@ def choose_data_on(recipe: Recipe, device: torch.device, volumes: int) -> Choice
         return Choice("host", f"views are made on a GPU or by the host, and this is {device.type}")
     if reason is not None:
         return Choice("host", f"{reason} is for the host")
-    needed, (free, _) = stored_bytes(recipe, volumes), torch.accelerator.get_memory_info(device)
+    needed, free = stored_bytes(recipe, volumes), free_device_bytes(device)
     found = f"{needed / 1e9:.3g} GB of stored voxels, {free / 1e9:.3g} GB free"
     return Choice("device" if needed <= DEVICE_SHARE * free else "patches", found)

@@ -19,10 +19,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from octjepa import remote
 from octjepa.cohort.selection import Selection, check_not_empty, select
 from octjepa.errors import ContractError, OctjepaError, ResourceError, UsageError
 from octjepa.recipe import Recipe
-from octjepa.remote import retry_count
 from octjepa.store import Store
 from octjepa.store.contract import contract_differences
 from octjepa.store.storage import ChangedVolume
@@ -158,14 +158,14 @@ class TrainingDataset(Dataset[LoadedSample]):
     def __getitem__(self, position: int) -> LoadedSample:
         unreadable: dict[str, str] = {}
         kinds: set[type[Exception]] = set()
-        before = retry_count()
+        before = remote.retry_count()
         limit = min(_MAX_CONSECUTIVE, len(set(self.volume_ids) - self.excluded))
         while len(unreadable) < limit:
             position, (visit, volume_id) = self._first_included(position)
             if volume_id not in unreadable:
                 try:
                     sample = self.make(_read(self.store, volume_id, self.recipe.views.halves), self.recipe, visit)
-                    return LoadedSample(volume_id, sample, (*unreadable.items(),), retry_count() - before)
+                    return LoadedSample(volume_id, sample, (*unreadable.items(),), remote.retry_count() - before)
                 except ResourceError:
                     raise
                 except (OctjepaError, OSError, ValueError) as error:

@@ -21,8 +21,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from octjepa.errors import UsageError
+from octjepa.machine import memory_limit_bytes
 from octjepa.parsing import shown
-from octjepa.read.memory_budget import machine_bytes
 
 # Vision encoders of transformers that take `pixel_values` and build nothing of another library.
 MODEL_TYPES = (
@@ -363,10 +363,10 @@ def check_size(build: Callable[[], nn.Module], where: str) -> None:
     """
     with torch.device("meta"), _NumbersOnCpu():
         count = sum(parameter.numel() for parameter in build().parameters())
-    if 4 * count > machine_bytes() // 2:
+    if 4 * count > memory_limit_bytes() // 2:
         raise UsageError(
             f"{where} describes a network of {count:,} parameters, {4 * count / 2**30:,.1f} GiB in fp32: more than "
-            f"half of this machine's {machine_bytes() / 2**30:,.1f} GiB of memory"
+            f"half of this machine's {memory_limit_bytes() / 2**30:,.1f} GiB of memory"
         )
 
 

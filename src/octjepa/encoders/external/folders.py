@@ -364,12 +364,22 @@ def _check_intensities(values: object, what: str, above: float) -> None:
         raise UsageError(f"{what} is {shown(values)}: expected numbers, one for each channel")
 
 
+class _FirstOutput:
+    """A forward hook that keeps the output of the first call of its layer; None before."""
+
+    output: Tensor | None = None
+
+    def __call__(self, module: nn.Module, inputs: object, output: Tensor) -> None:
+        self.output = output if self.output is None else self.output
+
+
 def _layer_output(network: nn.Module, layer: str, volume: Float[Tensor, "1 1 d h w"]) -> Float[Tensor, "1 ..."]:
     """The output of the inner `layer` while the whole network runs."""
-    outputs: list[Tensor] = []
-    hook = network.get_submodule(layer).register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    kept = _FirstOutput()
+    hook = network.get_submodule(layer).register_forward_hook(kept)
     try:
         network(volume)
     finally:
         hook.remove()
-    return outputs[0]
+    assert kept.output is not None  # both networks run their layer
+    return kept.output
