@@ -25,7 +25,6 @@ from octjepa.errors import install_command
 from octjepa.files import Journal
 from octjepa.recipe import TRACKERS, Recipe
 from octjepa.train.tracking.base import NEEDS, TrackedRun, Tracker, in_one_line
-from octjepa.train.tracking.picture import PictureFolder, draw
 from octjepa.views.loader import Batch
 
 SECONDS_AT_THE_END = 15.0
@@ -127,6 +126,8 @@ class RunLogger:
         every = self._recipe.tracking.pictures_every_updates
         if not self._trackers or every is None or (update != self._first + 1 and update % every):
             return
+        from octjepa.train.tracking.picture import draw
+
         image = draw(batch, self._recipe)
         for tracker in self._trackers:
             tracker.picture(update, image)
@@ -163,6 +164,8 @@ def open_logger(out: Path, recipe: Recipe, rank: int, keep_until: int) -> RunLog
     settings = recipe.tracking
     trackers = []
     if settings.pictures_every_updates is not None:
+        from octjepa.train.tracking.picture import PictureFolder  # runs without pictures need nothing of it
+
         trackers.append(TrackerThread("pictures", lambda: PictureFolder(out / "pictures")))
     backends = [backend for backend in settings.backends if _is_installed(backend)]
     if backends:
