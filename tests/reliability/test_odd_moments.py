@@ -129,6 +129,10 @@ def test_heads_with_nan_are_refused() -> None:
     broken = {name: torch.full_like(value, float("inf")) for name, value in network.state_dict().items()}
     with pytest.raises(CheckpointError, match="hold NaN or infinite"):
         load_weights(network, broken, "head")
+    network.register_buffer("limit", torch.zeros(()))
+    sound = {**network.state_dict(), "limit": torch.tensor(float("nan"))}
+    load_weights(network, sound, "head")  # a buffer that was not measured yet
+    assert network.limit.isnan()
 
 
 # -- output that nobody reads --

@@ -54,9 +54,10 @@ def fill(folder: Location, network: nn.Module, optimizer: torch.optim.Optimizer)
     those of another network.
     """
     weights, moments = (read_tensors(folder, name) for name in (MODEL_FILE, OPTIMIZER_FILE))
-    check_weights({**weights, **moments}, str(folder))
-    network.load_state_dict(weights)
     parameters = dict(network.named_parameters())
+    # Only what is trained: a buffer may hold NaN until it is measured.
+    check_weights({name: value for name, value in weights.items() if name in parameters} | moments, str(folder))
+    network.load_state_dict(weights)
     for key, value in moments.items():
         kind, _, name = key.partition("/")
         parameter = parameters[name]

