@@ -115,5 +115,5 @@ def install_command(extra: str) -> str:
     if json.loads(origin).get("dir_info", {}).get("editable"):
         return f'pip install -c constraints.txt -e ".[{extra}]", in the checkout'
     mark = re.compile(rf"^(.*?)\s*;\s*extra\s*==\s*['\"]{re.escape(extra)}['\"]$")
-    libraries = [match[1] for one in installed.requires or () if (match := mark.match(one))]
+    libraries = [match[1] for require in installed.requires or () if (match := mark.match(require))]
     return "pip install " + " ".join(f'"{library}"' for library in libraries)

@@ -31,7 +31,7 @@ class Record:
 
     @classmethod
     def _keys(cls) -> tuple[str, ...]:
-        return cls.KEYS or tuple(one.name for one in fields(cls))  # type: ignore[arg-type]
+        return cls.KEYS or tuple(field.name for field in fields(cls))  # type: ignore[arg-type]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -42,7 +42,7 @@ class Record:
     def from_json(cls: type[R], data: Mapping[str, Any]) -> R:
         """The record with this JSON form; unknown keys are ignored. Raises UsageError: a required key is missing."""
         names = {key: cls.ALIASES.get(key, key) for key in data}
-        known = {one.name: one for one in fields(cls)}  # type: ignore[arg-type]
+        known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
         hints: Mapping[str, Any] = _hints(cls)  # type: ignore[arg-type]  # classes are hashable
         values = {names[key]: _typed(hints[names[key]], value) for key, value in data.items() if names[key] in known}
         missing = [
@@ -82,7 +82,7 @@ def _typed(hint: Any, value: Any) -> Any:
         return None
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        return _typed(next(one for one in arguments if one is not type(None)), value)
+        return _typed(next(argument for argument in arguments if argument is not type(None)), value)
     if isinstance(hint, type) and issubclass(hint, Record):
         return hint.from_json(value)
     if hint is Path:

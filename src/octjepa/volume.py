@@ -81,8 +81,8 @@ class OCTVolume:
 def hash_pixels(pixels: np.ndarray) -> str:
     """SHA-256 (hex) of shape, dtype and values."""
     digest = hashlib.sha256(f"{pixels.dtype.str}{pixels.shape}".encode())
-    for one in pixels:  # a reversed scan is not copied as a whole
-        digest.update(np.ascontiguousarray(one).data)
+    for bscan in pixels:  # a reversed scan is not copied as a whole
+        digest.update(np.ascontiguousarray(bscan).data)
     return digest.hexdigest()
 
 

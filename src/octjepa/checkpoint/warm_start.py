@@ -131,12 +131,12 @@ def _check(model: VJEPA3D, weights: dict[str, Tensor], heads: int, key: str, pat
 def _heads(folder: Path) -> int:
     """The number of attention heads in a Hugging Face folder's config.json."""
     try:
-        found = read_object(folder / "config.json")["num_attention_heads"]
+        heads = read_object(folder / "config.json")["num_attention_heads"]
     except (OSError, ValueError, KeyError, TypeError):
-        found = None
-    if not isinstance(found, int):
+        heads = None
+    if not isinstance(heads, int):
         raise CheckpointError(f"{folder}/config.json has no num_attention_heads: fetch the folder again")
-    return found
+    return heads
 
 
 def _read_folder(folder: Path) -> dict[str, Tensor]:

@@ -298,10 +298,10 @@ def print_adapted(made: AdaptedFolder, as_json: bool) -> None:
         print_result(made.as_dict(), as_json)
         return
     lines: list[Sequence[str]] = [("network", "mean um", "fluid Dice", "step", "CPU seconds")]
-    for one in made.adaptation.candidates:
-        um, dice = (math.nan, math.nan) if one.score is None else (one.score.mean_um, one.score.dice)
+    for candidate in made.adaptation.candidates:
+        um, dice = (math.nan, math.nan) if candidate.score is None else (candidate.score.mean_um, candidate.score.dice)
         shown = (f"{um:.1f}" if math.isfinite(um) else "-", f"{dice:.3f}" if math.isfinite(dice) else "-")
-        lines.append((one.name, *shown, str(one.step), f"{one.cpu_seconds:.0f}"))
+        lines.append((candidate.name, *shown, str(candidate.step), f"{candidate.cpu_seconds:.0f}"))
     print_table(lines)
     count = made.adaptation
     print(f"learned from {count.training_bscans} B-scans; measured on {count.held_out_bscans} that were held out")

@@ -120,7 +120,7 @@ class Embedder:
         yield "histogram", [intensity_histogram(volume, self.encoder.preprocessing) for volume in volumes]
         patches = [one for one in selected if isinstance(one, SelectedTokens)]
         if patches:  # an encoder of another project is given images
-            yield "intensity", [intensity_features(one) for one in patches]
+            yield "intensity", [intensity_features(patch) for patch in patches]
         yield "token_count", [np.array([len(volume.grid_index)]) for volume in tokens["vector"]]
         if self.options.per_bscan:
             means, counts = zip(*map(slice_means, tokens["vector"]), strict=True)

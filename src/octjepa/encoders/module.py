@@ -82,7 +82,7 @@ def collate_images(volumes: Sequence[CanonicalVolume], preprocessing: Preprocess
     """Prepared volumes as a batch: the centre of each, in z-scores over its tissue, as the encoder was trained on."""
     crop, size = geometry.center_crop(preprocessing), preprocessing.image_size
     images = [
-        intensity.lookup_table(one.tissue_mean, one.tissue_std)[geometry.strided_view(one.pixels, crop, size)]
-        for one in volumes
+        intensity.lookup_table(volume.tissue_mean, volume.tissue_std)[geometry.strided_view(volume.pixels, crop, size)]
+        for volume in volumes
     ]
     return torch.from_numpy(np.stack(images)[:, None])

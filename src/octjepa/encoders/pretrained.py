@@ -171,6 +171,6 @@ def load_encoder(path: str | Path, which: Which | None = None) -> PretrainedEnco
         vector = encoder.embed("scan.dcm", pool="mean_std_max")
     """
     weights = read_weights(path, which)
-    found = PretrainedEncoder(weights.network, weights.recipe, weights.name, weights.recorded_training, weights.which)
-    found.location = parse_location(path)
-    return found
+    encoder = PretrainedEncoder(weights.network, weights.recipe, weights.name, weights.recorded_training, weights.which)
+    encoder.location = parse_location(path)
+    return encoder

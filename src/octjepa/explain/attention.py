@@ -20,7 +20,7 @@ from octjepa.evaluate.attention import VolumeAttention
 from octjepa.files import write_atomic
 from octjepa.parsing import read_parquet
 
-_COLUMNS = [one.name for one in fields(VolumeAttention)]
+_COLUMNS = [field.name for field in fields(VolumeAttention)]
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ Grid = Float[np.ndarray, "d h w"]
 
 def tokens_to_native(grid: Grid, native: NativeMap, recipe: Recipe) -> Float[np.ndarray, "N R C"]:
     """The value of its token at every voxel of the scan, B-scans in spatial order; NaN outside the token grid."""
-    found = np.empty(native.shape, np.float32)
+    voxels = np.empty(native.shape, np.float32)
     for number in range(native.shape[0]):
         cell = token_at(_canonical(native, number), native.preprocessing, recipe)
-        found[number] = _look_up(grid, cell, np.nan).reshape(native.shape[1:])
-    return found
+        voxels[number] = _look_up(grid, cell, np.nan).reshape(native.shape[1:])
+    return voxels
 
 
 def token_at(
@@ -48,6 +48,6 @@ def _canonical(native: NativeMap, number: int) -> Float[np.ndarray, "P 3"]:
 
 def _look_up(values: Shaped[np.ndarray, "a b c"], cell: np.ndarray, outside: float) -> Shaped[np.ndarray, " P"]:
     inside = ((cell >= 0) & (cell < values.shape)).all(axis=1)
-    found = np.full(len(cell), outside, values.dtype)
-    found[inside] = values[tuple(cell[inside].T)]
-    return found
+    cell_values = np.full(len(cell), outside, values.dtype)
+    cell_values[inside] = values[tuple(cell[inside].T)]
+    return cell_values

@@ -151,14 +151,14 @@ def _fault(info: ZipInfo, parts: Sequence[str]) -> tuple[str, str]:
 def _overlapping(infos: Sequence[ZipInfo], size: int) -> set[int]:
     """Indices of members whose bytes reach into the next one's, or beyond the archive."""
     order = sorted(range(len(infos)), key=lambda index: infos[index].header_offset)
-    found: set[int] = set()
+    overlapping: set[int] = set()
     for index, following in zip(order, [*order[1:], None], strict=True):
         end = infos[index].header_offset + _LOCAL_HEADER_BYTES + infos[index].compress_size
         if following is None:
-            found.update({index} if end > size else ())
+            overlapping.update({index} if end > size else ())
         elif end > infos[following].header_offset:
-            found.update({index, following})
-    return found
+            overlapping.update({index, following})
+    return overlapping
 
 
 def _target_path(archive: PurePosixPath, names: Sequence[Sequence[str]]) -> Callable[[Sequence[str]], list[str]]:

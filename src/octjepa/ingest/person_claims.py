@@ -35,6 +35,8 @@ class PersonClaims:
     def contradicted(self) -> set[str]:
         """The ids with two names that share no word, or with birth dates of two years."""
         found = {
-            person for person, names in self._names.items() if any(not one & other for one in names for other in names)
+            person
+            for person, names in self._names.items()
+            if any(not name & other for name in names for other in names)
         }
         return found | {person for person, births in self._births.items() if len({born[:4] for born in births}) > 1}

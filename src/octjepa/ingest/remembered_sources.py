@@ -28,9 +28,9 @@ def remember_sources(folder: str | Path, sources: Sequence[str | Path], model: P
 
     A cache that cannot be written is no error: the note is a convenience.
     """
-    given = [str(one) if is_remote(one) else str(_folder(Path(one).resolve())) for one in sources]
+    given = [str(source) if is_remote(source) else str(_folder(Path(source).resolve())) for source in sources]
     with suppress(OSError, OctjepaError):
-        known = [one for one in _texts(folder, "sources") if one not in given]
+        known = [text for text in _texts(folder, "sources") if text not in given]
         models = [] if model is None else [str(model.resolve())]
         write_json(_note(folder), {"sources": [*known, *given][-_MOST:], "models": models})
 
@@ -38,7 +38,7 @@ def remember_sources(folder: str | Path, sources: Sequence[str | Path], model: P
 def sources_of(folder: str | Path) -> list[str]:
     """The sources that `folder` was made from and that are still there; [] if this machine does not know them."""
     with suppress(OSError, OctjepaError):
-        return [one for one in _texts(folder, "sources") if is_remote(one) or Path(one).exists()]
+        return [text for text in _texts(folder, "sources") if is_remote(text) or Path(text).exists()]
     return []
 
 

@@ -88,14 +88,14 @@ def _parts_shown(header: Dataset) -> list[str]:
     datasets = [header]
     for group in (header.get("SharedFunctionalGroupsSequence") or [])[:1]:
         datasets += list(group.get("FrameAnatomySequence") or [])
-    found = []
+    parts_shown = []
     for dataset in datasets:
         for name in ("AnatomicRegionSequence", "PrimaryAnatomicStructureSequence"):
             for region in dataset.get(name) or []:
                 code, meaning = (str(region.get(key) or "").strip() for key in ("CodeValue", "CodeMeaning"))
                 if code not in _WHOLE_EYE:
-                    found.append(_OTHER_PARTS.get(code) or other_part(meaning))
-    return found
+                    parts_shown.append(_OTHER_PARTS.get(code) or other_part(meaning))
+    return parts_shown
 
 
 def _species(header: Dataset) -> str:

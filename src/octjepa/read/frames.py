@@ -130,12 +130,12 @@ def _numbers(frames: np.ndarray) -> str:
 
 def _orientation(group: Dataset | None) -> tuple[list[float], np.ndarray] | None:
     """(direction along a B-scan's row, normal), the last that is given."""
-    found = None
+    orientation = None
     for item in _items(group, _PLANE_ORIENTATION):
         cosines = floats(_value(item, _ORIENTATION), 6)
         if cosines:
-            found = cosines[:3], np.cross(cosines[:3], cosines[3:])
-    return found
+            orientation = cosines[:3], np.cross(cosines[:3], cosines[3:])
+    return orientation
 
 
 def _is_en_face(group: Dataset | None) -> bool:

@@ -109,12 +109,12 @@ def leaderboard_markdown(board: Board) -> str:
         lines += _section("Against the strongest baseline", head, table)
     table = [
         (
-            one.name,
-            *map(str, (one.seed, one.target, one.checkpoint, one.pool, one.probe)),
-            "" if one.validation is None else f"{one.validation:.3f}",
-            figure_text(one),
+            training.name,
+            *map(str, (training.seed, training.target, training.checkpoint, training.pool, training.probe)),
+            "" if training.validation is None else f"{training.validation:.3f}",
+            figure_text(training),
         )
-        for one in board.trainings
+        for training in board.trainings
     ]
     head = ("row", "seed", "target", "checkpoint", "pool", "probe", "validation", "test")
     lines += _section("What validation chose", head, table)

@@ -15,15 +15,15 @@ from octjepa.tasks.segmenter.scan_segmentation import SegmentedScans
 def write_page(made: SegmentedScans, out: Path) -> Path:
     """Writes `index.html` into `out`; the pictures are embedded, so the file can be passed on alone."""
     pictures = {
-        one.scan: "data:image/png;base64," + base64.b64encode(Path(one.files["picture"]).read_bytes()).decode()
-        for one in made.scans
+        scan.scan: "data:image/png;base64," + base64.b64encode(Path(scan.files["picture"]).read_bytes()).decode()
+        for scan in made.scans
     }
     page = render_template(
         "segmented_scans.html.j2",
         made=made,
         pictures=pictures,
         sectors=SECTORS,
-        files={one.scan: {kind: Path(path).name for kind, path in one.files.items()} for one in made.scans},
+        files={scan.scan: {kind: Path(path).name for kind, path in scan.files.items()} for scan in made.scans},
         version=version("octjepa"),
     )
     path = out / "index.html"

@@ -60,7 +60,9 @@ def _one_word(contents: Contents, headlines: Sequence[Headline], faults: Sequenc
     """One word for all results together."""
     broken = [fault.what for fault in faults if fault.kind not in SMALL_FAULTS]
     broken += _training_faults(contents)
-    broken += [_reason(one) for one in headlines if one.title == "Files read" and one.verdict == "bad"]
+    broken += [
+        _reason(headline) for headline in headlines if headline.title == "Files read" and headline.verdict == "bad"
+    ]
     if broken:
         return OverallVerdict(
             "broken", "Do not use these results until the following problems are fixed.", tuple(dict.fromkeys(broken))
@@ -69,16 +71,16 @@ def _one_word(contents: Contents, headlines: Sequence[Headline], faults: Sequenc
         sentence = "Too few people have these labels. Collect more labelled people before you draw a conclusion."
         reasons = tuple(dict.fromkeys(fault.what for fault in faults))
         return OverallVerdict("too small to conclude", sentence, reasons)
-    weak = [one for one in headlines if one.verdict in ("bad", "open")]
+    weak = [headline for headline in headlines if headline.verdict in ("bad", "open")]
     if weak:
         sentence = "The software ran without a problem. The following results do not hold or are not shown."
         return OverallVerdict("suspicious", sentence, tuple(map(_reason, weak)))
-    unmeasured = [one for one in headlines if one.verdict == "none"]
+    unmeasured = [headline for headline in headlines if headline.verdict == "none"]
     if unmeasured:
         sentence = "No measured result fails, but the following results are missing."
         return OverallVerdict("not known", sentence, tuple(one.title for one in unmeasured))
     sentence = "Every result holds, including the comparison with the strongest baseline."
-    return OverallVerdict("healthy", sentence, tuple(_reason(one) for one in headlines))
+    return OverallVerdict("healthy", sentence, tuple(_reason(headline) for headline in headlines))
 
 
 def _software_answer(verdict: OverallVerdict) -> Answer:
@@ -92,13 +94,13 @@ def _software_answer(verdict: OverallVerdict) -> Answer:
 def _training_answer(headlines: Sequence[Headline], faults: Sequence[Fault]) -> Answer:
     """Whether the encoder learned something; the results of the files and of packaged models play no part."""
     question = "Did this training teach something?"
-    results = [one for one in headlines if one.title not in ("Files read", "Packaged segmenter")]
+    results = [headline for headline in headlines if headline.title not in ("Files read", "Packaged segmenter")]
     reasons = tuple(map(_reason, results))
     small = [fault for fault in faults if fault.kind in SMALL_FAULTS]
-    if small or any(one.too_few_people for one in results):
+    if small or any(result.too_few_people for result in results):
         text = f"Unknown. There are too few test people to conclude anything; use at least {FEWEST_TEST_PEOPLE}."
         return Answer(question, text, reasons)
-    measured = [one for one in results if one.verdict != "none"]
+    measured = [result for result in results if result.verdict != "none"]
     if not measured:
         return Answer(question, "Unknown. It was not measured.", reasons)
     if all(one.verdict == "good" for one in measured):

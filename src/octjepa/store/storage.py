@@ -105,11 +105,11 @@ class ShardPart:
 
     def files(self, path: Path, start: int) -> dict[str, ChunkFile]:
         """{file name: file}, where the first begins at byte `start` of `path`."""
-        found = {}
+        files = {}
         for name, size in self.sizes.items():
-            found[name] = ChunkFile(path, start, size)
+            files[name] = ChunkFile(path, start, size)
             start += size
-        return found
+        return files
 
 
 @contextmanager

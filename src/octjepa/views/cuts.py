@@ -86,7 +86,10 @@ def make_patches(volume: CanonicalVolume, recipe: Recipe, epoch: int) -> Cut:
 
 
 def _cut(volume: CanonicalVolume, draw: Draw, patches: UInt8[np.ndarray, "k voxels"]) -> Cut:
-    tables = [intensity.lookup_table(volume.tissue_mean, volume.tissue_std, one) for one in draw.augmentations]
+    tables = [
+        intensity.lookup_table(volume.tissue_mean, volume.tissue_std, augmentation)
+        for augmentation in draw.augmentations
+    ]
     transform = draw.transform
     flips = (transform.flip_slow, transform.flip_fast)
     return Cut(draw.sample, transform.corner, flips, np.stack(tables), patches)

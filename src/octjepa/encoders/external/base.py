@@ -212,13 +212,15 @@ def load_external(location: str | Path) -> ExternalEncoder:
             f"NAME:PATH with one of {', '.join(ENCODERS.names())}"
         )
     create = ENCODERS.get(name)
-    made = create(path)
-    if isinstance(made, nn.Module):
-        made = ModuleEncoder(made, create, path or Path(name))
-    if not isinstance(made, ExternalEncoder):
-        raise UsageError(f"encoder {name} makes a {type(made).__name__}: expected an nn.Module or an ExternalEncoder")
-    made.kind = name
-    return made
+    external = create(path)
+    if isinstance(external, nn.Module):
+        external = ModuleEncoder(external, create, path or Path(name))
+    if not isinstance(external, ExternalEncoder):
+        raise UsageError(
+            f"encoder {name} makes a {type(external).__name__}: expected an nn.Module or an ExternalEncoder"
+        )
+    external.kind = name
+    return external
 
 
 def _tuned(location: str | Path) -> Path | None:

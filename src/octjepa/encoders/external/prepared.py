@@ -88,12 +88,12 @@ class PreparedExternal(EncoderBase[UInt8[np.ndarray, "d h w"]]):
 
     def encode_tokens(self, selected: Sequence[UInt8[np.ndarray, "d h w"]]) -> list[TokenFeatures]:
         """All tokens of each view. Raises UsageError: features that are not finite."""
-        found = []
+        encoded = []
         for view in selected:
             features = self.external.tokens(view)
             count = np.arange(len(features))
-            found.append(TokenFeatures(features, count, self.token_grid(len(count)), np.ones(len(count), np.float32)))
-        return found
+            encoded.append(TokenFeatures(features, count, self.token_grid(len(count)), np.ones(len(count), np.float32)))
+        return encoded
 
     def token_grid(self, count: int) -> tuple[int, int, int]:
         """(slices, depth, columns) of `count` tokens. Raises OctjepaError: the encoder's grid has another number."""

@@ -160,7 +160,7 @@ class LeaderboardRow:
                 measured.high,
             )
             for training, measured in zip(
-                self.trainings, [one.measured() for one in self.estimates(self.primary_metric)], strict=True
+                self.trainings, [estimate.measured() for estimate in self.estimates(self.primary_metric)], strict=True
             )
         ]
 
@@ -237,7 +237,7 @@ def compare_with_strongest(rows: Sequence[LeaderboardRow]) -> list[RecipePaired]
         if strongest is not None:
             differences += [row.difference(strongest) for row in members if not is_baseline(row.name)]
     names = [one.name for one in fields(RecipePaired)]
-    return [RecipePaired(**{name: getattr(one, name) for name in names}) for one in differences]
+    return [RecipePaired(**{name: getattr(difference, name) for name in names}) for difference in differences]
 
 
 def training_details(

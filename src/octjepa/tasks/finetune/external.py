@@ -94,11 +94,11 @@ class TunedExternal(TunedNetwork):
 
 def load_start(location: str | Path, preprocessing: Preprocessing | None) -> TunableEncoder:
     """The encoder at `location`, octjepa's or another project's, as `encoders.locate.open_encoder` finds it."""
-    found = open_encoder(location, preprocessing)
-    if isinstance(found, PreparedExternal):
-        return TunableExternal(found.external, found.preprocessing)
-    assert isinstance(found, PretrainedEncoder)
-    return found
+    start = open_encoder(location, preprocessing)
+    if isinstance(start, PreparedExternal):
+        return TunableExternal(start.external, start.preprocessing)
+    assert isinstance(start, PretrainedEncoder)
+    return start
 
 
 def tuned_network(pretrained: TunableEncoder, tasks: Sequence[tuple[Task, int]]) -> TunedNetwork:

@@ -122,19 +122,19 @@ def finetune_with_fewer_labels(
     Returns by count, as text, the rows and paired differences, or why there are none; `out/labelled.json` holds the
     same. What is finished there is not tuned again, and what was stopped goes on.
     """
-    found: dict[str, Any] = {}
+    by_count: dict[str, Any] = {}
     for count in counts:
         folder, limited = out / f"labelled-{count}", recipe.model_copy(update={"labelled": count})
         try:
             shared = replace(inputs, frozen=out / _FROZEN, subgroups=())
             made = finetune_store(limited, shared, folder, is_begun(folder))
         except TooFewLabelsError as error:
-            found[str(count)] = {"rows": [], "paired": [], "left_out": [str(error)]}
+            by_count[str(count)] = {"rows": [], "paired": [], "left_out": [str(error)]}
             continue
         left_out = [note for note in made["notes"] if note.startswith(f"{count} labelled people: ")]
-        found[str(count)] = {"rows": made["rows"], "paired": made["paired"], "left_out": left_out}
-    write_json(out / LABELLED, found)
-    return found
+        by_count[str(count)] = {"rows": made["rows"], "paired": made["paired"], "left_out": left_out}
+    write_json(out / LABELLED, by_count)
+    return by_count
 
 
 def _finetune(recipe: FinetuneRecipe, inputs: FinetuneInputs, out: Path, runtime: Runtime) -> dict[str, Any]:

@@ -105,10 +105,10 @@ class TunedNetwork(nn.Module):
     def encode_batch(self, batch: Any, paths: Tensor | None = None) -> TokenBatch:
         """`forward` of a batch as `collate` makes it, on the network's device."""
         device = self.mean.device
-        found: TokenBatch = self(
+        tokens: TokenBatch = self(
             batch.context_view.to(device), batch.positions.to(device), None if paths is None else paths.to(device)
         )
-        return found
+        return tokens
 
     @property
     def depth(self) -> int:

@@ -289,10 +289,10 @@ def _spacing(file: Dataset) -> tuple[float, float, float] | None:
 
 
 def _item(**fields: Any) -> Dataset:
-    made = Dataset()
+    item = Dataset()
     for name, value in fields.items():
-        setattr(made, name, value)
-    return made
+        setattr(item, name, value)
+    return item
 
 
 def _unreadable(path: Path, error: Exception) -> UsageError:

@@ -50,11 +50,11 @@ def find_centre(
     `retina_um` is the thickness from the ILM to the RPE, `inner_um` that to the outer plexiform layer. NaN is an
     unknown A-scan.
     """
-    found = _thinnest(retina_um, slice_mm, column_mm)
-    if found.kind == "fovea":
-        return found
+    centre = _thinnest(retina_um, slice_mm, column_mm)
+    if centre.kind == "fovea":
+        return centre
     inner = _thinnest(inner_um, slice_mm, column_mm)
-    return inner if inner.kind == "fovea" else found
+    return inner if inner.kind == "fovea" else centre
 
 
 def _thinnest(

@@ -98,7 +98,7 @@ class SegmentedScans:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {"scans": [one.as_dict() for one in self.scans], "refused": [vars(one) for one in self.refused]}
+        return {"scans": [scan.as_dict() for scan in self.scans], "refused": [vars(one) for one in self.refused]}
 
 
 def segment_sources(

@@ -53,15 +53,15 @@ def _columns_and_lines(name: str, size: int) -> tuple[int, int]:
         if size > columns * lines * _ZEISS_DEPTH:
             raise rejection("unsupported_pixels", f"{size} bytes are more than the cube that its name gives")
         return columns, lines
-    known = _ZEISS_CUBES.get(voxels)
+    columns_and_lines = _ZEISS_CUBES.get(voxels)
     side = round(voxels**0.5)
-    if known is None and _FIELD.search(name) and side * side == voxels:
-        known = (side, side)  # angiography cubes are square
-    if known is None or rest:
+    if columns_and_lines is None and _FIELD.search(name) and side * side == voxels:
+        columns_and_lines = (side, side)  # angiography cubes are square
+    if columns_and_lines is None or rest:
         raise rejection(
             "unsupported_pixels", f"{size} bytes are those of no Cirrus cube, and the name gives no columns x lines"
         )
-    return known
+    return columns_and_lines
 
 
 def _zeiss_spacing(name: str, columns: int, lines: int, model: str) -> AxisSpacing:
