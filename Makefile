@@ -1,6 +1,6 @@
 # Each target does its own set-up: a fresh clone needs nothing but make, bash and Python 3.11 to 3.13.
 .DEFAULT_GOAL := help
-.PHONY: help core setup demo test test-all test-xla check format bench structure exam docs lock
+.PHONY: help core setup demo test test-all test-xla check format bench structure exam real docs lock
 
 PY := .venv/bin/python
 WORKERS ?= 2
@@ -58,6 +58,9 @@ structure: setup  ## compute how easy the code is to take over, and write the ta
 
 exam: setup  ## go on with the exam of encoders in docs/exam (ARGS="--list")
 	@$(PY) -m benchmarks.exam $(ARGS)
+
+real: setup  ## score layers, fluid and thickness on real eyes in ../shared, write docs/real (ARGS="--weights DIR")
+	@$(PY) -m benchmarks.real_eyes $(ARGS)
 
 lock: setup  ## choose the newest versions that fit pyproject.toml and pin them in constraints.txt
 	@scripts/lock

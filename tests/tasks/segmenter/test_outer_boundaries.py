@@ -28,7 +28,7 @@ def alone(volume: OCTVolume) -> np.ndarray:
 
 def test_the_finder_decides_and_the_other_boundaries_stay_between() -> None:
     volume = bright_band()
-    network = np.broadcast_to(np.linspace(80, 140, 8, dtype=np.float32)[:, None, None], (8, 4, 96)).copy()
+    network = np.broadcast_to(np.linspace(80, 122, 8, dtype=np.float32)[:, None, None], (8, 4, 96)).copy()
     rows, error_um = with_outer_boundaries(network, np.full((8, 4, 96), 2, np.float32), volume, alone(volume))
     assert np.abs(rows[0] - 59.5).max() < 2
     assert np.abs(rows[7] - 119.5).max() < 3
@@ -36,6 +36,16 @@ def test_the_finder_decides_and_the_other_boundaries_stay_between() -> None:
     # The methods are 20 rows apart at the ILM: an error of at least half of that is expected.
     assert error_um[0].min() > 35
     assert (error_um[3] == 2).all()
+
+
+def test_over_drusen_bruchs_membrane_is_that_of_the_network() -> None:
+    volume = bright_band()
+    network = np.broadcast_to(np.linspace(60, 120, 8, dtype=np.float32)[:, None, None], (8, 4, 96)).copy()
+    network[7, :, 30:50] += 12  # 47 um below the bright layer that the finder follows
+    rows, error_um = with_outer_boundaries(network, np.zeros((8, 4, 96), np.float32), volume, alone(volume))
+    assert (rows[7, :, 30:50] == network[7, :, 30:50]).all()
+    assert error_um[7, :, 30:50].min() > 15  # the methods differ
+    assert np.abs(rows[7, :, 55:] - 119.5).max() < 3
 
 
 def test_the_network_keeps_blank_bscans_and_cut_off_ascans() -> None:

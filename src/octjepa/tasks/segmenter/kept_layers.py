@@ -26,7 +26,7 @@ from octjepa.remote.cache import cache_folder
 from octjepa.tasks.segmenter.inference import PACKAGED, Segmentation, Segmenter
 from octjepa.volume import OCTVolume
 
-_METHOD: Final = 1  # changes whenever the same weights give other boundaries
+_METHOD: Final = 2  # changes whenever the same weights give other boundaries
 
 
 @dataclass(frozen=True, eq=False)
