@@ -177,9 +177,9 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], set[str]]] = {
 }
 
 
-def tried(path: Path) -> tuple[str, int]:
+def tried(path: Path, child: str = CHILD) -> tuple[str, int]:
     """(reason, peak memory in bytes) of reading a file in a process of its own."""
-    command = [sys.executable, "-W", "ignore", "-c", CHILD, str(path)]
+    command = [sys.executable, "-W", "ignore", "-c", child, str(path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     reason, peak = done.stdout.split()[-2:] if done.stdout else (f"ended with {done.returncode}", "0")
@@ -194,6 +194,47 @@ def test_a_bomb_takes_little_memory(tmp_path: Path, kind: str) -> None:
     reason, peak = tried(path)
     assert reason in reasons
     assert peak < ALLOWED, f"{peak >> 20} MiB"
+
+
+def xml_tags(folder: Path) -> Path:
+    path = folder / "export.xml"
+    path.write_bytes(b"<HEDX><BODY><Series>" + b"<a/>" * 8_000_000 + b"</Series></BODY></HEDX>")
+    return path
+
+
+def xml_attributes(folder: Path) -> Path:
+    path = folder / "export.xml"
+    names = b" ".join(b'a%x=""' % number for number in range(3_000_000))
+    path.write_bytes(b"<HEDX><BODY><Series " + names + b"></Series></BODY></HEDX>")
+    return path
+
+
+@pytest.mark.parametrize("bomb", [xml_tags, xml_attributes])
+def test_an_xml_of_very_many_parts_is_refused_before_it_is_parsed(tmp_path: Path, bomb: Callable[[Path], Path]) -> None:
+    reason, peak = tried(bomb(tmp_path))
+    assert reason == "size_implausible"
+    assert peak < ALLOWED
+
+
+LABELS = CHILD.replace("read_volume(sys.argv[1], spacing_mm=(0.1, 0.004, 0.01))", "labels(Path(sys.argv[1]))").replace(
+    "from octjepa.read.reader import read_volume",
+    """from octjepa.errors import UsageError
+from octjepa.tasks.segment.label_files import LabelFolder
+def labels(path):
+    try:
+        LabelFolder(path.parent).names(path)
+    except UsageError as error:
+        raise VolumeRejected(str(error).partition(": ")[2].partition(":")[0].replace(" ", "_"), "")""",
+)
+
+
+def test_label_archives_are_checked_before_they_are_read(tmp_path: Path) -> None:
+    header = npy_header("|u1", (5 << 30, 1, 1))
+    members = {"labels.npy": zeros(header), "names.npy": iter([npy(np.array(["a"]))])}
+    path = zip_member(tmp_path / "labels.npz", members)
+    reason, peak = tried(path, LABELS)
+    assert reason == "its_arrays"
+    assert peak < 3 * ALLOWED  # with torch imported; the file declares 5 GiB
 
 
 def test_an_archive_of_very_many_members_is_refused_before_they_are_read(tmp_path: Path) -> None:

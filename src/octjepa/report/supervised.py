@@ -16,7 +16,7 @@ from zipfile import BadZipFile
 import numpy as np
 from markupsafe import Markup
 
-from octjepa.errors import OctjepaError
+from octjepa.errors import OctjepaError, VolumeRejected
 from octjepa.evaluate.results import HeadPaired, TunedPaired
 from octjepa.report.contents import Missing, ProbeContents, Training
 from octjepa.report.figures import forest, svg
@@ -128,12 +128,14 @@ def _b_scans(path: Path, entries: Sequence[Mapping[str, Any]] | None) -> list[BS
         raise OctjepaError("results.json names none: the head was made by an older version")
     if not entries:
         return []
+    from octjepa.read.formats.arrays import check_npz
     from octjepa.tasks.segment.bscans import PARTS
 
     try:
+        check_npz(path)
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return [_b_scan(entry, *(arrays[f"{entry['which']}_{part}"] for part in PARTS)) for entry in entries]
-    except (OSError, ValueError, KeyError, BadZipFile) as error:
+    except (OSError, ValueError, KeyError, BadZipFile, NotImplementedError, VolumeRejected) as error:
         raise OctjepaError(f"{path} cannot be read ({type(error).__name__})") from None
 
 

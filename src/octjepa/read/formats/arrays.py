@@ -340,6 +340,25 @@ def _member_values(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, header: _He
     return np.ndarray(header.shape, header.dtype, buffer, order=order)
 
 
+def check_npz(path: Path) -> None:
+    """Checks an archive that is no scan (labels, truth) before `np.load` allocates what its headers declare.
+
+    Raises VolumeRejected: size_implausible, truncated, broken_header, unsupported_pixels. OSError, BadZipFile,
+    NotImplementedError: no archive that NumPy writes.
+    """
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        check_members(len(entries))
+        total = 0
+        for entry in entries:
+            header = _member_header(archive, entry)
+            if header.dtype.hasobject:
+                raise rejection("unsupported_pixels", "an array of Python objects, which are never loaded")
+            total += header.data_bytes
+            check_memory(total, "its arrays")
+            check_memory(header.data_bytes, "its arrays", entry.compress_size, _ratio(entry), is_scan=False)
+
+
 def read_npz(path: Path) -> RawScan:
     """The scan of an archive, with labels from its small members.
 

@@ -373,10 +373,23 @@ def _key(file: Path) -> str:
 @contextmanager
 def _arrays(file: Path) -> Iterator[Any]:
     """The arrays of an .npz. Raises UsageError: none, or damaged."""
+    _check_size(file)
     try:
         with file.open("rb") as opened, np.load(opened, allow_pickle=False) as found:
             yield found
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise UsageError(f"{file} is no label file: it cannot be read as .npz ({type(error).__name__})") from None
+
+
+def _check_size(file: Path) -> None:
+    """Raises UsageError where an .npz declares more than the memory budget, or more than its bytes can hold."""
+    from octjepa.read.formats.arrays import check_npz
+
+    try:
+        check_npz(file)
+    except VolumeRejected as error:
+        raise UsageError(f"{file} is no label file: {error.detail}") from None
+    except (OSError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise UsageError(f"{file} is no label file: it cannot be read as .npz ({type(error).__name__})") from None
 
 

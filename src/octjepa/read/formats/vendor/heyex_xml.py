@@ -38,6 +38,9 @@ from octjepa.read.raw_scan import HeaderFields, RawScan
 from octjepa.reasons import error_origin, rejection
 
 _MAX_XML_BYTES = 256 << 20  # 512 B-scans with 18 layer lines of 1536 points each are 170 MB
+# Of tags and attributes: 512 B-scans with 18 layer lines have fewer than 100,000. A tag takes 4 bytes in the file and
+# over 100 in memory.
+_MAX_XML_MARKS = 2_000_000
 MAKE = "Heidelberg Engineering"
 _DEVICE_TAG = re.compile(r"device|equipment|instrument|manufacturer|model", re.IGNORECASE)
 _CONTEXT = "OphthalmicAcquisitionContext"
@@ -50,6 +53,8 @@ def _root(path: Path) -> Element:
     raw = path.read_bytes()
     if b"<!ENTITY" in raw.replace(b"\0", b""):  # UTF-16 puts a zero beside every letter
         raise rejection("broken_header", "the XML declares entities; no HEYEX export does")
+    if raw.count(b"<") + raw.count(b"=") > _MAX_XML_MARKS:
+        raise rejection("size_implausible", f"an XML of more than {_MAX_XML_MARKS:,} tags and attributes")
     try:
         root = fromstring(_decodable(raw))
     except (ParseError, ValueError, LookupError) as error:
