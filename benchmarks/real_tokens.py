@@ -278,7 +278,8 @@ def rows_of(
     for name, make in makers.items():
         featurise = make()
         fluid, single = (None, None) if name == "outline" else read_fluid(eye_tokens(featurise, flat, encoder))
-        surfaces = None if name == "segmenter" else read_surfaces(featurise, tilted, encoder)
+        without = name == "segmenter" or not tilted
+        surfaces = None if without else read_surfaces(featurise, tilted, encoder)
         found[name] = Row(fluid, single, surfaces)
     return found
 
@@ -300,7 +301,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("encoders", nargs="*", metavar="NAME=ENCODER", help="more rows")
     parser.add_argument("--only", nargs="*", help="names of rows")
-    parser.add_argument("--no-surfaces", action="store_true")
+    parser.add_argument("--no-surfaces", action="store_true", help="read fluid only")
     parser.add_argument("--work", type=Path, help="folder that keeps the prepared eyes; default: a temporary one")
     arguments = parser.parse_args()
     data = data_folder()
