@@ -21,8 +21,9 @@ from synthetic import volume
 NAME = "phantom-tiny"
 
 
-def test_the_files_are_whole_and_small() -> None:
-    folder = shipped(NAME)
+@pytest.mark.parametrize("name", shipped_names())
+def test_the_files_are_whole_and_small(name: str) -> None:
+    folder = shipped(name)
     assert folder is not None
     for line in (folder / "SHA256SUMS").read_text().splitlines():
         expected, file = line.split()
@@ -34,9 +35,10 @@ def test_the_files_are_whole_and_small() -> None:
     assert not about["alarms"]
 
 
-def test_it_is_loaded_by_name_and_gives_features() -> None:
-    encoder = octjepa.load_encoder(NAME)
-    assert encoder.name == NAME
+@pytest.mark.parametrize("name", shipped_names())
+def test_it_is_loaded_by_name_and_gives_features(name: str) -> None:
+    encoder = octjepa.load_encoder(name)
+    assert encoder.name == name
     eye = volume(encoder.recipe.preprocessing, 3)
     vector = encoder.embed(eye)
     assert vector.shape == (encoder.dim,)
@@ -77,6 +79,6 @@ def test_a_path_of_that_name_comes_first_and_another_name_is_reported(
     monkeypatch.chdir(tmp_path)
     (tmp_path / NAME).mkdir()
     assert shipped(NAME) is None
-    assert shipped_names() == [NAME]
+    assert shipped_names() == [NAME, "phantom-truth"]
     with pytest.raises(WrongCheckpointError, match=NAME):
         octjepa.load_encoder("phantom-large")

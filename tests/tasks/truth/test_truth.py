@@ -145,6 +145,7 @@ def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(tmp_path: Path, m
             run(tmp_path / "parts", 3)
     assert run(tmp_path / "parts", 3) == 0
     assert [line["update"] for line in read_json_lines(tmp_path / "parts" / "metrics.jsonl")] == [1, 2, 3, 3]
+    assert [line["update"] for line in read_json_lines(tmp_path / "parts" / "validation.jsonl")] == [3]
 
     whole, parts = (load_encoder(tmp_path / name / "encoder") for name in ("whole", "parts"))
     assert whole.name == "truth"

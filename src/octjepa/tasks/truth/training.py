@@ -149,7 +149,8 @@ class TruthTask(SupervisedTask[TruthBatch]):
         scores = score(self.network, self.recipe, self._validation(), self.runtime)
         if self.log is not None:
             with self.log.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(scores)) + "\n")
+                # The loop counts the update after its validation.
+                file.write(json.dumps({"update": learners[0].update + 1, **asdict(scores)}) + "\n")
         return [scores.loss for _ in learners]
 
     def _draw(self, number: int) -> LabelledVolume:
