@@ -270,5 +270,7 @@ def split(
 
         if labels is None or target is None:
             raise UsageError("--labels and --target belong together: name the file and its column")
-        values = read_labels(labels, [target]).values[target]
+        table = read_labels(labels, [target])
+        table.require_no_visits("a split by person is balanced over one label per person and eye")
+        values = table.values[target]
     print_result(apply_split(opened, by, seed, read_shares(shares), assign_rest, values), as_json)

@@ -12,7 +12,7 @@ import typer
 from octjepa.cli.options import AllowOutside, Json, Labelled, Ledger, Quiet, StorePath, Subgroups
 from octjepa.cli.output import check_output_file, print_probe, print_result, print_subgroups
 from octjepa.cli.root import app
-from octjepa.errors import counted
+from octjepa.errors import UsageError, counted
 
 Level = Annotated[Literal["volume", "eye", "person"], typer.Option("--level", help="Unit of a case.")]
 POOLS = "mean, mean_std_max, mean_std_max_min, tissue_mean, layers, zones, zones_centered, zones_whitened"
@@ -51,6 +51,46 @@ def embed(
         raise ours_alone(checkpoint)
     made = embed_store(checkpoint, Store.open(store), out, pool or (), tokens, per_bscan, Division(engine, workers))
     print_result(made, as_json)
+
+
+@app.command()
+def visits(
+    embeddings: Annotated[Path, typer.Argument(help="An embedding table of scans of several visits.")],
+    visit_order: Annotated[
+        Path,
+        typer.Option("--visit-order", help="TSV with visit and order (a number or date), and person_id if needed."),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Parquet file for the changes, an embedding table.")],
+    labels: Annotated[
+        Path | None, typer.Option("--labels", help="TSV or CSV with a row per person, eye and visit.")
+    ] = None,
+    target: Annotated[list[str] | None, typer.Option("--target", help="A label column; repeatable.")] = None,
+    pairing: Annotated[
+        Literal["consecutive", "first"],
+        typer.Option("--pairing", help="Each visit with the next one, or the first one with each later one."),
+    ] = "consecutive",
+    as_json: Json = False,
+) -> None:
+    """Pairs the visits of each eye. Writes the change of features, and of labels beside it as a TSV."""
+    from octjepa.embed.table import read_embeddings, write_table
+    from octjepa.evaluate.cases import read_visit_order
+    from octjepa.evaluate.labels import read_labels
+    from octjepa.evaluate.visits import change_labels, pair_visits
+    from octjepa.files import write_atomic
+    from octjepa.tables import format_table
+
+    check_output_file(out)
+    if (labels is None) == bool(target):
+        raise UsageError("--labels and --target belong together: name the file and at least one of its columns")
+    made = pair_visits(read_embeddings(embeddings), read_visit_order(visit_order), pairing)
+    payload: dict[str, object] = {"pairs": len(made.pairs), "changes": str(out), "notes": list(made.notes)}
+    if labels is not None:
+        text = format_table(*change_labels(made.pairs, read_labels(labels, target or []), target or []))
+        table = out.with_suffix(".labels.tsv")
+        write_atomic(table, lambda file: file.write(text.encode()))
+        payload["labels"] = str(table)
+    write_table(out, made.table)
+    print_result(payload, as_json)
 
 
 @app.command()

@@ -193,6 +193,13 @@ def write_embeddings(path: str | Path, frame: pd.DataFrame, facts: TableFacts) -
     return path
 
 
+def write_table(path: str | Path, table: Embeddings) -> Path:
+    """`write_embeddings` of a table in memory."""
+    blocks = {name: list(getattr(table, name)) for name in ("vector", "untrained", *table.unpooled)}
+    facts = TableFacts(**{name: getattr(table, name) for name in _METADATA})
+    return write_embeddings(path, table.frame.assign(**blocks), facts)
+
+
 def _stack(column: pd.Series, path: Path) -> Float[np.ndarray, "volumes features"]:
     lengths = {len(values) for values in column}
     if len(lengths) != 1:

@@ -5,13 +5,15 @@ person first within each eye, so that an eye scanned often does not outweigh the
 volumes, and their scores are averaged over a case), `best_quality` (the volume with the highest quality in the store)
 or `first_visit` (the volumes of a person's first visit, then the mean of their features). A person's label is that of
 the scanned eyes: where they differ the worse one if labels have an order, the mean of a quantity; where classes have no
-order the person is left out and counted. A volume in no split belongs to no eye's or person's case.
+order the person is left out and counted. A volume in no split belongs to no eye's or person's case. If labels are
+given by visit, a case is one visit of an eye.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,13 @@ from jaxtyping import Float, Int
 from octjepa.embed.table import FEATURE_COLUMNS, Embeddings
 from octjepa.errors import UsageError
 from octjepa.evaluate.features import Selection, plan_selection
-from octjepa.evaluate.labels import LabelTable, numbers_of, read_table
+from octjepa.evaluate.labels import PERSON_COLUMNS, LabelTable, numbers_of, read_table, visit_pseudonyms
 from octjepa.evaluate.results import CaseProtocol
 from octjepa.evaluate.subgroups import GROUP_COLUMNS, coverage_faults
 from octjepa.evaluate.targets import Target, join_labels, task_of
 from octjepa.metrics.findings import Fault, Findings
 from octjepa.metrics.scores import Predictions
+from octjepa.read.manifest import clean_person_id
 
 LEVELS = ("volume", "eye", "person")
 RULES = {
@@ -42,13 +45,16 @@ RULES = {
 class Cases:
     """The cases of a volume table.
 
-    names: of the cases. members: positions of each case's volumes in the table. about: the protocol.
+    names: of the cases. members: positions of each case's volumes in the table. about: the protocol. joined: notes on
+    visits and volumes that the rule joins or leaves out. by_visit: each visit is a case.
     """
 
     level: str
     names: list[str]
     members: list[Int[np.ndarray, " _"]]
     about: CaseProtocol
+    joined: tuple[str, ...] = ()
+    by_visit: bool = False
 
     @property
     def averages_scores(self) -> bool:
@@ -84,7 +90,7 @@ class Cases:
 
     def notes(self) -> list[str]:
         """What the protocol leaves out or cannot tell."""
-        about, notes = self.about, []
+        about, notes = self.about, list(self.joined)
         if about.volumes_in_no_split:
             notes.append(f"{about.volumes_in_no_split} volumes are in no split and belong to no {self.level}'s case")
         if self.level == "person" and about.people_with_one_eye:
@@ -95,26 +101,36 @@ class Cases:
         return notes
 
 
-def case_names(frame: pd.DataFrame, level: str) -> list[str]:
-    """The case of each volume; a volume of unknown eye is an eye of its own."""
+def case_names(frame: pd.DataFrame, level: str, by_visit: bool = False) -> list[str]:
+    """The case of each volume; a volume of unknown eye is an eye of its own. `by_visit`: each visit is a case."""
     if level != "eye":
         return list(frame["volume_id" if level == "volume" else "person_id"])
     keys = zip(frame["person_id"], frame["eye"], frame["volume_id"], strict=True)
-    return [f"{person} {eye or volume}" for person, eye, volume in keys]
+    names = [f"{person} {eye or volume}" for person, eye, volume in keys]
+    return [f"{name} {visit}".strip() for name, visit in zip(names, frame["visit"], strict=True)] if by_visit else names
 
 
-def group_cases(frame: pd.DataFrame, level: str, several: str, visit_order: Mapping[str, float] | None = None) -> Cases:
+def group_cases(
+    frame: pd.DataFrame,
+    level: str,
+    several: str,
+    visit_order: Mapping[str, float] | None = None,
+    by_visit: bool = False,
+) -> Cases:
     """The cases of a table's volumes under the rule `several`; of eyes and people those with a volume in a split.
 
-    People have one split (`targets.check_people`), and so do the volumes of a case. Raises UsageError: an unknown level
-    or rule, visits without a known order, no quality to select by.
+    `by_visit`: labels differ between the visits of an eye, so each visit is a case. People have one split
+    (`targets.check_people`), and so do the volumes of a case. Raises UsageError: an unknown level or rule, visits
+    without a known order, no quality to select by, people as cases of labels by visit.
     """
     for kind, name, known in (("level", level, LEVELS), ("rule for several volumes", several, tuple(RULES))):
         if name not in known:
             raise UsageError(f"no {kind} {name!r}: known are {', '.join(known)}")
+    if by_visit and level == "person":
+        raise UsageError("labels by visit are those of an eye at a visit: use --level volume or eye")
     in_split = np.arange(len(frame)) if level == "volume" else np.flatnonzero(frame["split"] != "")
     used = in_split[_first_visits(frame.iloc[in_split], visit_order)] if several == "first_visit" else in_split
-    names = np.array(case_names(frame.iloc[used], level))
+    names = np.array(case_names(frame.iloc[used], level, by_visit))
     if level == "volume":
         members = [np.array([position]) for position in used]
     else:
@@ -137,7 +153,29 @@ def group_cases(frame: pd.DataFrame, level: str, several: str, visit_order: Mapp
         volumes_of_unknown_eye=int((known_volumes["eye"] == "").sum()),
         text=f"a case is a{'n' * (level == 'eye')} {level}" + (f": {RULES[several]}" if level != "volume" else ""),
     )
-    return Cases(level, names.tolist(), members, about)
+    joined = _joined_notes(frame, in_split, members, about)
+    return Cases(level, names.tolist(), members, about, joined, by_visit)
+
+
+def _joined_notes(
+    frame: pd.DataFrame, in_split: Int[np.ndarray, " n"], members: Sequence[np.ndarray], about: CaseProtocol
+) -> tuple[str, ...]:
+    """Notes on volumes that the rule leaves out, and on cases that join several visits."""
+    notes = []
+    used = np.concatenate(members) if members else np.array([], dtype=int)
+    if left_out := len(in_split) - len(used):
+        volumes = frame.iloc[np.setdiff1d(in_split, used)]
+        visits = len(set(zip(volumes["person_id"], volumes["visit"], strict=True)))
+        what = f"of {visits} later visits" if about.several == "first_visit" else "that are not the best of their case"
+        people = volumes["person_id"].nunique()
+        notes.append(f"{about.several} leaves out {left_out} of {len(in_split)} volumes {what} ({people} people)")
+    several_visits = sum(len(set(frame["visit"].iloc[positions]) - {""}) > 1 for positions in members)
+    if several_visits:
+        notes.append(
+            f"{several_visits} of {len(members)} cases join several visits: name visits in the labels, or use "
+            "--several first_visit, if the state of an eye may change between them"
+        )
+    return tuple(notes)
 
 
 def _first_visits(frame: pd.DataFrame, visit_order: Mapping[str, float] | None) -> Int[np.ndarray, " n"]:
@@ -157,20 +195,41 @@ def _first_visits(frame: pd.DataFrame, visit_order: Mapping[str, float] | None) 
 
 
 def read_visit_order(path: Path) -> dict[str, float]:
-    """visit -> order of a TSV or CSV with these columns. Raises UsageError."""
+    """Pseudonym of a visit -> its order, of a TSV or CSV with the columns visit and order, and person_id if visits have
+    the names that the scans' files state. Dates become days. Raises UsageError.
+    """
     expected = (
-        "expected a TSV with the columns visit (as in the store, each once) and order (a number, such as days since "
-        "the first)"
+        "expected a TSV with the columns visit (as in the store, each once; or with person_id as the scans' files name "
+        "it) and order (a number, such as days since the first, or a date such as 2024-03-05)"
     )
     try:
         frame = read_table(path)
-        visits, numbers = frame["visit"].str.strip().tolist(), numbers_of(frame["order"].tolist())
+        cells, orders = frame["visit"].str.strip().tolist(), frame["order"].str.strip().tolist()
     except (UsageError, KeyError, AttributeError) as error:
         raise UsageError(f"{path} is no order of visits ({type(error).__name__}): {expected}") from None
-    if numbers is None or len(set(visits)) < len(visits):
-        what = "an order that is no number" if numbers is None else "a visit more than once"
+    column = next((name for name in PERSON_COLUMNS if name in frame), None)
+    people = [""] * len(cells) if column is None else frame[column].map(clean_person_id).tolist()
+    numbers = _days(orders)
+    keys = list(zip(people, cells, strict=True))
+    if numbers is None or len(set(keys)) < len(keys):
+        what = "an order that is neither number nor date" if numbers is None else "a visit more than once"
         raise UsageError(f"{path} is no order of visits, it has {what}: {expected}")
-    return dict(zip(visits, numbers.tolist(), strict=True))
+    return {
+        name: number
+        for (person, cell), number in zip(keys, numbers, strict=True)
+        for name in (visit_pseudonyms(person, cell) if person else (cell,))
+    }
+
+
+def _days(texts: Sequence[str]) -> list[float] | None:
+    """The texts as numbers, or dates as days; None where one of them is neither."""
+    numbers = numbers_of(texts)
+    if numbers is not None:
+        return numbers.tolist()
+    try:
+        return [float(date.fromisoformat(text).toordinal()) for text in texts]
+    except ValueError:
+        return None
 
 
 def _best_volume(frame: pd.DataFrame, positions: Int[np.ndarray, " n"]) -> Int[np.ndarray, "1"]:

@@ -1,8 +1,9 @@
-"""Label tables: read from TSV or CSV and keyed by person and eye, with every loss counted.
+"""Label tables: read from TSV or CSV and keyed by person, eye and visit, with every loss counted.
 
-A label file is TSV or CSV with `person_id` (or `participant_id`), optionally `eye` (or `laterality`), and a column per
-target. A row without an eye applies to both eyes. Nothing is dropped silently: repeated and missing labels are counted
-in notes; two rows that disagree are an error. Messages hold counts, never an id.
+A label file is TSV or CSV with `person_id` (or `participant_id`), optionally `eye` (or `laterality`) and `visit`, and a
+column per target. A row without an eye applies to both eyes. A row that names a visit applies to that visit, and a row
+that does not to every visit without a row of its own. Nothing is dropped silently: repeated and missing labels are
+counted in notes, and two rows that disagree are an error. Messages hold counts, never an id.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from octjepa.errors import UsageError, did_you_mean
+from octjepa.read.identity import visit_pseudonym
 from octjepa.read.manifest import clean_person_id
 from octjepa.read.personal_data import names_nobody
 from octjepa.tables import plain_cell
@@ -26,6 +28,9 @@ from octjepa.tables import plain_cell
 PERSON_COLUMNS = ("person_id", "participant_id")
 EYE_COLUMNS = ("eye", "laterality")
 SITE_COLUMNS = ("clinical_site", "site")
+VISIT_COLUMNS = ("visit",)
+_PSEUDONYM = re.compile(r"v-[0-9a-f]{12}")
+_DATE = re.compile(r"(\d{4})-(\d{2})-(\d{2})")
 # Cells of other programs without a value. None is a class where others are words, and no value among numbers.
 PLACEHOLDERS = {".", "?", "-", "--", "unknown", "missing", "not available"}
 CODES = {"-9", "-99", "-999", "-9999", "-999.0", "-99.0"}  # for a missing number, among numbers that are not negative
@@ -47,7 +52,8 @@ _EYES = {
 class LabelTable:
     """A label file as read: `values[target]` maps (person_id, eye) to the text of the label; both eyes written out.
 
-    sites: person -> clinical site, where the file says it.
+    sites: person -> clinical site, where the file says it. visits: as `values`, of the rows that name a visit, by
+    (person_id, eye, pseudonym of the visit in the store). visit_names: (person_id, cell) -> possible pseudonyms.
     """
 
     path: Path
@@ -55,6 +61,29 @@ class LabelTable:
     values: dict[str, dict[tuple[str, str], str]]
     notes: tuple[str, ...]
     sites: dict[str, str]
+    visits: Mapping[str, Mapping[tuple[str, str, str], str]] = field(default_factory=dict)
+    visit_names: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def by_visit(self) -> bool:
+        """Whether a row of the file names a visit."""
+        return bool(self.visit_names)
+
+    def texts(self, target: str, frame: pd.DataFrame) -> list[str | None]:
+        """The label of each volume of `frame`, of its visit first; None where there is none."""
+        values, visits = self.values[target], self.visits.get(target, {})
+        names = frame["visit"] if "visit" in frame else [""] * len(frame)
+        keys = zip(frame["person_id"], frame["eye"], names, strict=True)
+        return [visits.get((person, eye, visit), values.get((person, eye))) for person, eye, visit in keys]
+
+    def people(self, target: str) -> set[str]:
+        """The people with a label of `target`."""
+        return {person for person, *_ in (*self.values[target], *self.visits.get(target, ()))}
+
+    def require_no_visits(self, purpose: str) -> None:
+        """Raises UsageError where labels differ between visits and `purpose` needs one label per person and eye."""
+        if self.by_visit:
+            raise UsageError(f"{self.path} has labels by visit, and {purpose}: leave out or rename its column visit")
 
 
 def read_labels(path: str | Path, targets: Sequence[str]) -> LabelTable:
@@ -67,7 +96,9 @@ def read_labels(path: str | Path, targets: Sequence[str]) -> LabelTable:
     if not targets:
         raise UsageError("no target was named: give at least one column of the label file with --target")
     frame = read_table(path)
-    person, eye, site = (_find_column(frame, names) for names in (PERSON_COLUMNS, EYE_COLUMNS, SITE_COLUMNS))
+    person, eye, site, visit = (
+        _find_column(frame, names) for names in (PERSON_COLUMNS, EYE_COLUMNS, SITE_COLUMNS, VISIT_COLUMNS)
+    )
     if person is None:
         similar = [str(column) for column in frame.columns if _PERSON_LIKE.match(str(column))]
         rename = f"; rename {similar[0]!r} to person_id" if similar else ""
@@ -78,7 +109,7 @@ def read_labels(path: str | Path, targets: Sequence[str]) -> LabelTable:
     if absent:
         hint = did_you_mean(absent[0], map(str, frame.columns))
         raise UsageError(f"{path} has no column {', '.join(absent)}; its columns are {_listed(frame.columns)}{hint}")
-    used = {name for name in (*targets, person, eye, site) if name is not None}
+    used = {name for name in (*targets, person, eye, site, visit) if name is not None}
     if repeated := sorted(used & set(frame.columns[frame.columns.duplicated()])):
         raise UsageError(f"{path} has the column {', '.join(repeated)} more than once: keep one, or rename the others")
     people = frame[person].map(clean_person_id)  # as ingest does: AIREADI-1001 is 1001
@@ -87,10 +118,34 @@ def read_labels(path: str | Path, targets: Sequence[str]) -> LabelTable:
         raise UsageError(f"{path}: {nameless} of {len(frame)} rows have no {person}; fill it in or remove them")
     eyes = pd.Series([""] * len(frame)) if eye is None else _eyes(frame[eye], path, str(eye))
     notes: list[str] = []
+    cells = pd.Series([""] * len(frame)) if visit is None or visit in targets else frame[visit].str.strip()
+    cells = cells.mask(cells.str.lower().isin(MISSING), "")
     columns = {name: _without_placeholders(frame[name].str.strip(), name, path, notes) for name in targets}
-    values = {name: _unique(people, eyes, column, name, path, notes) for name, column in columns.items()}
+    rows = pd.DataFrame({"person": people, "eye": eyes, "visit": cells})
+    labelled = {name: _unique(rows, column, name, path, notes) for name, column in columns.items()}
+    names = {(p, cell): visit_pseudonyms(p, cell) for p, cell in zip(people, cells, strict=True) if cell}
+    values = {
+        name: {(p, side): text for (p, side, cell), text in found.items() if not cell}
+        for name, found in labelled.items()
+    }
+    visits = {
+        name: {(p, side, one): text for (p, side, cell), text in found.items() if cell for one in names[p, cell]}
+        for name, found in labelled.items()
+    }
     sites = {} if site is None else dict(zip(people, frame[site].str.strip(), strict=True))
-    return LabelTable(path, eye is not None and bool((eyes != "").any()), values, tuple(notes), sites)
+    by_eye = eye is not None and bool((eyes != "").any())
+    return LabelTable(path, by_eye, values, tuple(notes), sites, visits, names)
+
+
+def visit_pseudonyms(person_id: str, cell: str) -> tuple[str, ...]:
+    """The pseudonyms that a store may have for a visit of a person: by its own pseudonym, or by the file's text.
+
+    The text of a file is a study UID, a date or a name; a date 2024-03-05 is also tried as DICOM writes it, 20240305.
+    """
+    if _PSEUDONYM.fullmatch(cell):
+        return (cell,)
+    texts = [cell, "".join(date.groups())] if (date := _DATE.fullmatch(cell)) else [cell]
+    return tuple(visit_pseudonym(person_id, text) for text in texts)
 
 
 def _without_placeholders(column: pd.Series, target: str, path: Path, notes: list[str]) -> pd.Series:
@@ -135,8 +190,9 @@ def _find_column(frame: pd.DataFrame, names: Sequence[str]) -> str | None:
 
 
 def label_columns(path: str | Path) -> list[str]:
-    """The columns of a label table, but those of person and eye. Raises UsageError as `read_labels` does."""
-    return [name for name in read_table(Path(path)).columns if name.lower() not in (*PERSON_COLUMNS, *EYE_COLUMNS)]
+    """The columns of a label table, but those of person, eye and visit. Raises UsageError as `read_labels` does."""
+    keys = (*PERSON_COLUMNS, *EYE_COLUMNS, *VISIT_COLUMNS)
+    return [name for name in read_table(Path(path)).columns if name.lower() not in keys]
 
 
 def read_table(path: Path) -> pd.DataFrame:
@@ -183,11 +239,12 @@ def split_multilabel(labels: LabelTable, targets: Sequence[str]) -> tuple[LabelT
     Returns the table with the new columns `target=label` and their names. Raises UsageError: more than MAX_CLASSES
     labels, or labels that differ by case alone.
     """
-    values = dict(labels.values)
+    values, visits = dict(labels.values), dict(labels.visits)
     names: list[str] = []
     for target in targets:
         cells = {key: _label_set(text) for key, text in labels.values[target].items()}
-        found = sorted(set().union(*cells.values()), key=str.lower)
+        of_visits = {key: _label_set(text) for key, text in labels.visits.get(target, {}).items()}
+        found = sorted(set().union(*cells.values(), *of_visits.values()), key=str.lower)
         check_spelling(target, found)
         if not found or len(found) > MAX_CLASSES:
             raise UsageError(
@@ -196,7 +253,8 @@ def split_multilabel(labels: LabelTable, targets: Sequence[str]) -> tuple[LabelT
         for label in found:
             names.append(f"{target}={label}")
             values[names[-1]] = {key: str(int(label in cell)) for key, cell in cells.items()}
-    return replace(labels, values=values), names
+            visits[names[-1]] = {key: str(int(label in cell)) for key, cell in of_visits.items()}
+    return replace(labels, values=values, visits=visits), names
 
 
 def check_spelling(target: str, texts: Iterable[str]) -> None:
@@ -235,18 +293,21 @@ def _eyes(column: pd.Series, path: Path, name: str) -> pd.Series:
 
 
 def _unique(
-    people: pd.Series, eyes: pd.Series, column: pd.Series, target: str, path: Path, notes: list[str]
-) -> dict[tuple[str, str], str]:
-    """{(person, eye): label text}, with notes on repeated and missing labels. Raises UsageError where two differ."""
-    found: dict[tuple[str, str], str] = {}
-    disagreeing: set[tuple[str, str]] = set()
+    rows: pd.DataFrame, column: pd.Series, target: str, path: Path, notes: list[str]
+) -> dict[tuple[str, str, str], str]:
+    """{(person, eye, visit): label text}, with notes on repeated and missing labels; `rows` holds the keys.
+
+    Raises UsageError where two labels of a key differ.
+    """
+    found: dict[tuple[str, str, str], str] = {}
+    disagreeing: set[tuple[str, str, str]] = set()
     repeated = missing = 0
-    for person, eye, value in zip(people, eyes, column, strict=True):
+    for (person, eye, visit), value in zip(rows.itertuples(index=False, name=None), column, strict=True):
         if value.lower() in MISSING:
             missing += 1
             continue
         # Volumes of unknown laterality ("") take a label only from a row that speaks of the whole person.
-        keys = [(person, eye)] if eye else [(person, "OD"), (person, "OS"), (person, "")]
+        keys = [(person, side, visit) for side in ((eye,) if eye else ("OD", "OS", ""))]
         repeated += any(key in found for key in keys)
         for key in keys:
             if key in found:
@@ -257,7 +318,7 @@ def _unique(
     if disagreeing:
         raise UsageError(
             f"{path}: {target} is given twice with different values for {len(disagreeing)} of {len(found)} person-eye "
-            "keys; keep one row per person and eye"
+            "keys; keep one row per person and eye, or name the visit of each row in a column visit"
         )
     if repeated:
         notes.append(f"{target}: {repeated} label(s) are given more than once with equal values; one of each is used")

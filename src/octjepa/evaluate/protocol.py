@@ -181,7 +181,7 @@ def prepare_evaluation(
     if task == "multilabel":
         labels, names = split_multilabel(labels, names)
         task = "binary"
-    cases = group_cases(volumes, settings.level, settings.several, settings.visit_order)
+    cases = group_cases(volumes, settings.level, settings.several, settings.visit_order, labels.by_visit)
     prepared, left_out = prepare_targets(labels, volumes, cases, names, task, settings.seed)
     test_sets = {target.name: test_set_hash(labels, volumes, target.name) for target in prepared}
     groups = read_groups(settings.subgroups, labels.path, cases.frame(volumes))

@@ -289,7 +289,7 @@ def coverage_faults(
         for name in sorted(train - test):
             text = f"{column} {name} is trained on and never tested: the figures do not describe it"
             yield one_sided, f"{target.name}: {text}"
-    labelled = {person for person, _ in labels.values[target.name]}
+    labelled = labels.people(target.name)
     by_site = Counter(labels.sites.get(person, "") for person in labelled)
     scanned = Counter(labels.sites.get(person, "") for person in labelled & set(frame["person_id"]))
     for site, count in sorted(by_site.items()):

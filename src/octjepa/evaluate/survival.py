@@ -29,6 +29,7 @@ def join_events(labels: LabelTable, times: Sequence[str], event: str) -> LabelTa
     A person without a time or an event has no label. Raises UsageError: a time that is not above 0, an event that is
     neither yes nor no.
     """
+    labels.require_no_visits("a time to an event needs one row per person and eye")
     happened = {key: text.lower() for key, text in labels.values[event].items()}
     if wrong := sorted(set(happened.values()) - _YES - _NO):
         raise UsageError(f"{event} holds {wrong[0]!r}: an event is 1 (it happened) or 0 (it was not seen until then)")

@@ -176,27 +176,34 @@ def join_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: str 
     """
     if task not in TASKS:
         raise UsageError(f"no task {task!r}: known are {', '.join(TASKS)}")
-    values = labels.values[target]
-    if not values:
+    values, labelled_people = labels.values[target], labels.people(target)
+    if not labelled_people:
         raise UsageError(f"{labels.path}: {target} holds no label at all, every row is empty or NaN")
     keys = list(zip(frame["person_id"], frame["eye"], strict=True))
-    labelled = np.array([key in values for key in keys])
+    texts_of_volumes = labels.texts(target, frame)
+    labelled = np.array([text is not None for text in texts_of_volumes])
     if not labelled.any():
-        count = len(values if labels.by_eye else {person for person, _ in values})
+        if labels.by_visit and labelled_people & set(frame["person_id"]):
+            raise UsageError(
+                f"{labels.path}: its people are in the table, but none of its {len(labels.visit_names)} visits is: "
+                "expected in the column visit the pseudonym of the store (v-...), or the text that the scan's file "
+                "states (study UID, date, or visit of its JSON file)"
+            )
+        count = len(values if labels.by_eye else labelled_people)
         raise UsageError(
             f"{labels.path}: none of its {count} labels of {target} meets one of the {len(frame)} embedded "
-            f"volumes; person ids look like {_id_pattern([person for person, _ in values])} there and "
-            f"{_id_pattern(frame['person_id'])} here{_without_zeros({person for person, _ in values}, frame)}"
+            f"volumes; person ids look like {_id_pattern(sorted(labelled_people))} there and "
+            f"{_id_pattern(frame['person_id'])} here{_without_zeros(labelled_people, frame)}"
         )
     scanned = set(keys)
-    if labels.by_eye:
+    if labels.by_eye and not labels.by_visit:
         without_scan, unit = sum(key not in scanned for key in values if key[1]), "person-eye labels"
     else:
         people = {person for person, _ in keys}
-        without_scan, unit = len({person for person, _ in values} - people), "people with a label"
-    notes: list[str] = []
+        without_scan, unit = len(labelled_people - people), "people with a label"
+    notes = _visit_notes(labels, frame, target)
     if without_scan:
-        zeros = _without_zeros({person for person, _ in values}, frame)
+        zeros = _without_zeros(labelled_people, frame)
         notes.append(f"{target}: {without_scan} {unit} have no embedded scan and are left out{zeros}")
     if not labelled.all():
         people = {person for (person, _), has_label in zip(keys, labelled, strict=True) if not has_label}
@@ -209,7 +216,7 @@ def join_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: str 
     if unsplit:
         notes.append(f"{target}: {unsplit} labelled volumes are in no split and are left out")
     used = np.flatnonzero(labelled & (splits != ""))
-    texts = [values[keys[position]] for position in used]
+    texts = [str(texts_of_volumes[position]) for position in used]
     kind, classes, codes = task_of(texts, target, task)
     indices = {split: used[splits[used] == split] for split in SPLITS}
     by_split = {split: codes[splits[used] == split] for split in SPLITS}
@@ -232,13 +239,31 @@ def join_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: str 
 
 def test_set_hash(labels: LabelTable, frame: pd.DataFrame, target: str) -> str:
     """Hash of the labelled test volumes of `target` and their labels, the same for every unit of analysis."""
-    values = labels.values[target]
     pairs = []
-    for person, eye, volume, split in zip(*(frame[c] for c in ("person_id", "eye", "volume_id", "split")), strict=True):
-        if split == "test" and (person, eye) in values:
-            numbers = numbers_of([values[person, eye]])
-            pairs.append((str(volume), values[person, eye] if numbers is None else repr(float(numbers[0]))))
+    for text, volume, split in zip(labels.texts(target, frame), frame["volume_id"], frame["split"], strict=True):
+        if split == "test" and text is not None:
+            numbers = numbers_of([text])
+            pairs.append((str(volume), text if numbers is None else repr(float(numbers[0]))))
     return _hash(target, pairs)
+
+
+def _visit_notes(labels: LabelTable, frame: pd.DataFrame, target: str) -> list[str]:
+    """Notes on labels by visit: visits without a scan, and volumes whose file names no visit."""
+    if not labels.by_visit:
+        visits = frame[frame["visit"] != ""].groupby("person_id")["visit"].nunique() if "visit" in frame else None
+        several = 0 if visits is None else int((visits > 1).sum())
+        text = f"{target}: {several} people have several visits, and each has one label for all of them"
+        return [f"{text} (a column visit in the labels tells them apart)"] if several else []
+    scanned = set(zip(frame["person_id"], frame["visit"], strict=True))
+    absent = sum(
+        not any((person, name) in scanned for name in names) for (person, _), names in labels.visit_names.items()
+    )
+    notes = []
+    if absent:
+        notes.append(f"{target}: {absent} of {len(labels.visit_names)} visits with a label have no embedded scan")
+    if nameless := int((frame["visit"] == "").sum()):
+        notes.append(f"{target}: {nameless} volumes name no visit and take labels of rows without a visit only")
+    return notes
 
 
 def _hash(target: str, pairs: Sequence[tuple[str, str]]) -> str:

@@ -169,6 +169,11 @@ def _without_personal_texts(header: HeaderFields) -> tuple[HeaderFields, list[st
     return without, [f"personal_text_dropped={len(dropped)}"]
 
 
+def visit_pseudonym(person_id: str, visit: str) -> str:
+    """The pseudonym of a visit; `visit` is the text that the file states: a study UID, a date or a name."""
+    return "v-" + hashlib.sha256(f"{person_id} {visit}".encode()).hexdigest()[:12]
+
+
 def identify(header: HeaderFields, path: PurePath, row: ManifestRow | None) -> Identity:
     """Person (`_person_ids`), eye (as most sources say), device (manifest first), protocol and region."""
     header, notes = _without_personal_texts(header)
@@ -205,7 +210,7 @@ def identify(header: HeaderFields, path: PurePath, row: ManifestRow | None) -> I
     region = (row.region if row else "") or header.region or named_region
     if header.burned_in:
         notes.append("burned_in_text")
-    visit = "v-" + hashlib.sha256(f"{person} {header.visit}".encode()).hexdigest()[:12] if header.visit else ""
+    visit = visit_pseudonym(person, header.visit) if header.visit else ""
     of_ai_readi = (
         device_folder != "" or bool(name and parse_device(name["protocol"])) or _PREFIX.match(header.person_id)
     )

@@ -252,7 +252,7 @@ def _check_before_embedding(
     prepare_evaluation(index, labels, targets, settings.protocol(), Findings())
     if by_tokens:
         rasters = index[store.table["pattern"].isin(PATTERNS).to_numpy()].reset_index(drop=True)
-        token_volumes(group_cases(rasters, settings.level, "features"), rasters)
+        token_volumes(group_cases(rasters, settings.level, "features", by_visit=labels.by_visit), rasters)
 
 
 def _without_leaks(candidates: Sequence[EmbeddedCandidate], board: Board) -> list[EmbeddedCandidate]:

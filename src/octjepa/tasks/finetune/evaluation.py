@@ -161,7 +161,8 @@ def _at_level(
     balanced: Float[np.ndarray, "n classes"],
 ) -> list[dict[str, Any]]:
     at, values = target.fit_target.indices[split], target.fit_target.values[split]
-    names = np.array(case_names(data.frame, each), dtype=object)
+    by_visit = data.evaluation.cases.by_visit
+    names = np.array(case_names(data.frame, each, by_visit), dtype=object)
     case_truth: dict[str, float] = {}
     if each == level and target.members is not None:
         cases = zip(target.test_target.indices[split], target.test_target.values[split], strict=True)
@@ -180,6 +181,7 @@ def _at_level(
                 "person_id": first["person_id"],
                 "eye": "" if each == "person" else first["eye"],
                 "volume_id": first["volume_id"] if each == "volume" else "",
+                **({"visit": first["visit"]} if by_visit else {}),
                 "volumes": int(here.sum()),
                 "truth": "" if truth is None else _as_text(target, truth),
                 "predicted": _as_text(target, decision),
