@@ -96,7 +96,7 @@ def visits(
 @app.command()
 def probe(
     embeddings: Annotated[list[Path], typer.Argument(help="Embedding tables.")],
-    labels: Annotated[Path, typer.Option("--labels", help="TSV or CSV keyed by person_id, and eye if per eye.")],
+    labels: Annotated[Path, typer.Option("--labels", help="TSV or CSV keyed by person_id, also eye and visit.")],
     target: Annotated[list[str], typer.Option("--target", help="A label column; repeatable.")],
     task: Annotated[
         Literal["auto", "classification", "binary", "multiclass", "ordinal", "multilabel", "regression", "survival"],
@@ -195,7 +195,7 @@ def leaderboard(
     entries: Annotated[
         list[str], typer.Argument(help="PATH or NAME=PATH: runs, checkpoints, weights, other encoders, tables.")
     ],
-    labels: Annotated[Path, typer.Option("--labels", help="TSV or CSV keyed by person_id, and eye if per eye.")],
+    labels: Annotated[Path, typer.Option("--labels", help="TSV or CSV keyed by person_id, also eye and visit.")],
     target: Annotated[list[str], typer.Option("--target", help="A label column; repeatable.")],
     store: Annotated[str | None, typer.Option("--store", help="The store; not needed for tables.")] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for the board and its embeddings.")] = Path("leaderboard"),

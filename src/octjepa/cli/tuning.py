@@ -35,7 +35,7 @@ def finetune(
         ),
     ],
     store: StorePath,
-    labels: Annotated[Path, typer.Option("--labels", help="TSV or CSV keyed by person_id, and eye if per eye.")],
+    labels: Annotated[Path, typer.Option("--labels", help="TSV or CSV keyed by person_id, also eye and visit.")],
     out: Annotated[Path, typer.Option("--out", help="A new folder for the tuned encoder and its results.")],
     overrides: Overrides = None,
     target: Annotated[
