@@ -162,14 +162,16 @@ def _joined_notes(
 ) -> tuple[str, ...]:
     """Notes on volumes that the rule leaves out, and on cases that join several visits."""
     notes = []
+    names = frame["visit"].to_numpy() if "visit" in frame else np.full(len(frame), "")  # older tables have none
     used = np.concatenate(members) if members else np.array([], dtype=int)
     if left_out := len(in_split) - len(used):
-        volumes = frame.iloc[np.setdiff1d(in_split, used)]
-        visits = len(set(zip(volumes["person_id"], volumes["visit"], strict=True)))
+        others = np.setdiff1d(in_split, used)
+        volumes = frame.iloc[others]
+        visits = len(set(zip(volumes["person_id"], names[others], strict=True)))
         what = f"of {visits} later visits" if about.several == "first_visit" else "that are not the best of their case"
         people = volumes["person_id"].nunique()
         notes.append(f"{about.several} leaves out {left_out} of {len(in_split)} volumes {what} ({people} people)")
-    several_visits = sum(len(set(frame["visit"].iloc[positions]) - {""}) > 1 for positions in members)
+    several_visits = sum(len(set(names[positions]) - {""}) > 1 for positions in members)
     if several_visits:
         notes.append(
             f"{several_visits} of {len(members)} cases join several visits: name visits in the labels, or use "

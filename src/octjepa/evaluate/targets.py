@@ -254,14 +254,15 @@ def _visit_notes(labels: LabelTable, frame: pd.DataFrame, target: str) -> list[s
         several = 0 if visits is None else int((visits > 1).sum())
         text = f"{target}: {several} people have several visits, and each has one label for all of them"
         return [f"{text} (a column visit in the labels tells them apart)"] if several else []
-    scanned = set(zip(frame["person_id"], frame["visit"], strict=True))
+    names_of_volumes = frame["visit"] if "visit" in frame else pd.Series([""] * len(frame))
+    scanned = set(zip(frame["person_id"], names_of_volumes, strict=True))
     absent = sum(
         not any((person, name) in scanned for name in names) for (person, _), names in labels.visit_names.items()
     )
     notes = []
     if absent:
         notes.append(f"{target}: {absent} of {len(labels.visit_names)} visits with a label have no embedded scan")
-    if nameless := int((frame["visit"] == "").sum()):
+    if nameless := int((names_of_volumes == "").sum()):
         notes.append(f"{target}: {nameless} volumes name no visit and take labels of rows without a visit only")
     return notes
 
