@@ -4,8 +4,10 @@
 the cohort `main` of the exam with 40 training and 150 test people and a seed of its own. `shifted` has contrast of
 every layer, reflectivity of fluid, looks and resolution redrawn for each eye
 (`octjepa.phantom.random_scene.SHIFTED`). Its seeds are used nowhere else; its ranges overlap those of the objective
-`truth` and are those of its validation, so it favours encoders of that objective. A token is positive when a lesion fills at least 8 % of it. A logistic
-regression on 128 principal components of the features, with the token's position, learns from 30 eyes.
+`truth` and are those of its validation, so it favours encoders of that objective.
+
+A token is positive when a lesion fills at least 8 % of it. A logistic regression on 128 principal components of the
+features, with the token's position, learns from 30 eyes.
 
 Each value is the mean over draws of the labelled eyes. Its 95 % interval resamples test eyes and draws. `with_drusen`
 is the mean over all lesions of a cohort, `without_drusen` leaves drusen out, because they hide in a mean.
