@@ -47,7 +47,7 @@ PATTERNS = {
     "mend": r"\bmend(?:s|ed|ing)?\b",  # "fix"
     "harm": r"\b(?:did|does|do) harm\b",  # "reduced performance"
     "twin": r"\btwins?\b",  # "randomly initialised encoder"
-    "floor": r"\bfloors?\b|\bceilings?\b",  # "baseline", "reference", "upper bound"
+    "floor": r"(?<!noise )\bfloors?\b|\bceilings?\b",  # "baseline", "reference", "upper bound"
     "reading": r"\breadings?\b(?! (?:order|scans|files|a file))",  # "evaluation run"
     "figure as number": r"\bfigures?\b",  # "metric", "value"; a picture is an exception
     "comma too": r", too\b",  # "also", or nothing
@@ -58,7 +58,9 @@ PATTERNS = {
     "by which": r"\b(?:by|with|of|from|on|to|at) which\b",  # two sentences
 }
 # (file, words around the phrase): why the phrase is right there.
-EXCEPTIONS: dict[tuple[str, str], str] = {}
+EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("src/octjepa/canonical/plausibility.py", "the floor of a macular hole"): "anatomy",
+}
 
 
 @dataclass(frozen=True)

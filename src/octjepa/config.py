@@ -191,7 +191,7 @@ def stored_recipe(data: dict[str, Any], where: str) -> Recipe:
         return PRETRAINING.read(with_earlier_defaults(data), where)
     except RecipeError as error:
         raise RecipeError(
-            f"{error}\nThis octjepa ({version('octjepa')}) never stored such a recipe: if nobody edited it, use the "
+            f"{error}\nThis octjepa ({version('octjepa')}) never stored such a recipe: if it was not edited, use the "
             "octjepa that did; the run.json of a run names its version"
         ) from None
 

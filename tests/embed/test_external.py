@@ -173,4 +173,4 @@ def test_the_verb_refuses_what_other_encoders_do_not_give(tmp_path, caplog):
     caplog.set_level(logging.ERROR)
     done = call("embed", "retfound:w.pth", "--store", tmp_path, "--out", tmp_path / "e.parquet", "--per-bscan")
     assert done.code == 2
-    assert "work with encoders of octjepa alone" in done.err
+    assert "work only with encoders of octjepa" in done.err

@@ -1,4 +1,4 @@
-"""Text, scale bars and frames that a viewer painted into the B-scans, found by what no eye has.
+"""Finds text, scale bars and frames that a viewer painted into the B-scans, from features that anatomy does not have.
 
 Two signs. What is painted stays: a bright pixel that is the same in all B-scans, speckle and motion notwithstanding.
 And glyphs have upright strokes: bright pixels whose neighbour two columns on is dark, over several rows, several such

@@ -79,7 +79,7 @@ def coverage_notes(shares: Mapping[str, float]) -> list[str]:
 
 
 def cohort_coverage(table: pd.DataFrame, volume_ids: Sequence[str], preprocessing: Preprocessing) -> dict[str, Any]:
-    """What `octjepa plan` reports of the volumes `volume_ids` of a store's table.
+    """The coverage that `octjepa plan` reports for the volumes `volume_ids` of a store's table.
 
     Mean shares by axis, how many volumes are above `NOTE_FIELD` and above `NOTE_DEPTH`, and `image_size_needed`: the
     slices and columns that would hold 95 % of the volumes whole. Volumes of a store made before these columns are left

@@ -204,7 +204,7 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing, halves: bool =
     columns = _covered_range(columns_mm, volume.shape[2] * dx)  # the stored columns that the scan covers, C of them
     _check_size(volume, preprocessing, columns.stop - columns.start)
 
-    # What is not tissue: fill, damaged B-scans, painted text, blank B-scans. D' B-scans are left.
+    # Remove fill, damaged B-scans, painted text and blank B-scans, which are not tissue. D' B-scans are left.
     pixels, filled = remove_fill(volume.pixels)
     if filled:
         notes.append("fill_masked")

@@ -1,4 +1,4 @@
-"""Are the surfaces that were found those of a human retina, though smooth? By thickness, curvature, and what is above.
+"""Checks whether the surfaces are those of a human retina, from thickness, curvature, and the voxels above.
 
 A search that takes the pigment epithelium for the inner limiting membrane (ILM) may do so over whole B-scans without a
 jump. Two signs are independent of its path: a retina as thin as that is none at its place in the scan, and tissue
@@ -130,7 +130,7 @@ def _curvature_per_mm(depth_mm: Float[np.ndarray, " C"], column_mm: float) -> fl
 
 @dataclass(frozen=True)
 class RetinaEvidence:
-    """What speaks for a retina, besides its shape.
+    """Evidence for a retina in addition to its shape.
 
     `similarity`: median correlation, over A-scans, of the intensity between ILM and Bruch's membrane with the profile
     of a retina. `extent_mm`: how far bright tissue reaches below the ILM, in the deepest tenth of the A-scans.

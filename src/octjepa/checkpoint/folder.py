@@ -144,7 +144,7 @@ def list_checkpoints(parent: Location) -> list[Location]:
 
 
 def load_newest(parent: Location, load: Callable[[Location], Loaded]) -> Loaded | None:
-    """What `load` returns for the newest checkpoint under `parent`; None where there is no checkpoint.
+    """The result of `load` for the newest checkpoint under `parent`; None where there is no checkpoint.
 
     A damaged one is logged, and the one before it is loaded. Raises CheckpointError where none is whole, and
     WrongCheckpointError as `load` does.
@@ -178,7 +178,7 @@ def _score(folder: Location) -> float | None:
 
 
 def prune(parent: Location, keep_last: int, keep_every: int | None = None) -> None:
-    """Removes all checkpoints but the `keep_last` newest, the best and every `keep_every`-th update's.
+    """Removes all checkpoints except the `keep_last` newest, the best, and those of every `keep_every`-th update.
 
     Incomplete ones older than the newest, left by killed uploads, are removed too.
     """

@@ -75,7 +75,7 @@ def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
 
 @dataclass(frozen=True)
 class Record:
-    """What a checkpoint of a pretraining records with its weights.
+    """Metadata that a checkpoint of a pretraining records with its weights.
 
     recipe: that of the run. skipped_updates: how many were not taken. trained_on: ids (content hashes) of the training
     volumes, and the `uid_key` of those that have a UID; they are stored with the weights, so that no encoder is tested

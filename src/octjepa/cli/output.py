@@ -33,7 +33,7 @@ _MOST_TARGETS = 8  # lines of a table without -v
 
 
 def is_verbose() -> bool:
-    """Whether the user asked for everything with `octjepa -v`."""
+    """Whether the user requested all results with `octjepa -v`."""
     return logging.getLogger("octjepa").isEnabledFor(logging.INFO)
 
 

@@ -300,7 +300,7 @@ def view(
         str | None, typer.Option("--from", help="The encoder to show with a store or a segmentation head.")
     ] = None,
     predictions: Annotated[
-        Path | None, typer.Option("--predictions", help="What probe --predictions wrote: lists who was misread.")
+        Path | None, typer.Option("--predictions", help="A file of probe --predictions: lists wrongly classified eyes.")
     ] = None,
     embeddings: Annotated[
         Path | None, typer.Option("--embeddings", help="An embedding table: lists each eye's nearest neighbours.")

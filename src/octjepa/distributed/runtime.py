@@ -41,7 +41,7 @@ class RankZeroError(OctjepaError):
 
 
 class _Outcome(NamedTuple, Generic[T]):
-    """What a function returned on rank 0, or the message and exit code of its error."""
+    """The result of a function on rank 0, or the message and exit code of its error."""
 
     result: T | None
     failure: tuple[str, int] | None
@@ -290,7 +290,7 @@ def _join(processes: int) -> None:
         count = torch.accelerator.device_count()
         if local >= count:
             raise UsageError(
-                f"process {local} of this machine has no device of its own: there are {count}. Start torchrun with "
+                f"process {local} of this machine has no device, because there are only {count}. Start torchrun with "
                 f"--nproc-per-node {count}"
             )
         torch.accelerator.set_device_index(local)

@@ -52,7 +52,7 @@ def stop_request() -> Iterator[StopRequest]:
 
 
 class StepFlags(NamedTuple):
-    """What the ranks report before an optimizer step, each a count over the ranks.
+    """Reports of the ranks before an optimizer step, each a count over the ranks.
 
     `out_of_memory`, `interrupted`, `terminated`, `write_failed` and `without_batch` count ranks; `unreadable` counts
     volumes, `retried` reads that were repeated.

@@ -1,4 +1,4 @@
-"""What octjepa uses of torch_xla: a TPU's device, when its graph is run, sums over replicas, peak memory.
+"""The parts of torch_xla that octjepa uses: a TPU's device, when its graph is run, sums over replicas, peak memory.
 
 torch_xla records what is computed and runs it when `sync` is called or a value is read. A graph is compiled once for
 its shapes. So an update has fixed shapes and ends in `sync`, and nothing is read in between: a value that is read early
@@ -111,5 +111,5 @@ def _library(name: str) -> ModuleType:
     except ModuleNotFoundError:
         raise UsageError(
             f"PJRT_DEVICE={os.environ.get('PJRT_DEVICE', '')} asks for torch_xla, which is not installed here: it has "
-            "an environment of its own (docs/tpu.md). To train without it, unset PJRT_DEVICE"
+            "a separate environment (docs/tpu.md). To train without it, unset PJRT_DEVICE"
         ) from None

@@ -26,7 +26,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a run would use. `planned` is what `octjepa plan` prints for `recipe`; `store` is a path or URL."""
+    """The inputs of the checks. `planned` is what `octjepa plan` prints for `recipe`; `store` is a path or URL."""
 
     out: Path
     recipe: Recipe | None = None

@@ -1,4 +1,4 @@
-"""What the run would be made of: the recipe, its trackers, and the store it would read."""
+"""Checks the inputs of a run: the recipe, its trackers and the store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STORE = "a store that opens, a volume that reads, the recipe's preprocessing, p
 
 @register("recipe", "a recipe that can be planned")
 def recipe_check(setup: Setup) -> Iterator[Check]:
-    """What `octjepa plan` computed: it went through, so rates, batch and masks are sound."""
+    """The result of `octjepa plan`: if it succeeds, rates, batch and masks are valid."""
     if setup.planned is None:
         return
     batch, lr = setup.planned["batch"], setup.planned["lr"]

@@ -83,7 +83,7 @@ def _extra(extra: str, requirements: list[tuple[str, str]]) -> Check:
 
 
 def _fault(name: str, limits: str) -> str:
-    """What is wrong with the library `name`, or "". `limits` are those of pyproject.toml: >= and <."""
+    """The problem with the library `name`, or "". `limits` are those of pyproject.toml: >= and <."""
     try:
         found = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

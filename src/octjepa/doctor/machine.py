@@ -110,7 +110,7 @@ def nearest(out: Path) -> Path:
 
 @register("choices", "threads, compile, attention, loader processes and place of the views that suit the machine")
 def choice_checks(setup: Setup) -> Iterator[Check]:
-    """What the recipe's run takes of this machine; without a recipe, a long run of the small model."""
+    """Hardware settings and memory of the recipe's run; without a recipe, of a long run of the small model."""
     recipe, device = setup.recipe or load_recipe("smoke_test"), Runtime("fp32").device
     recipe = with_precision(recipe, choose_precision(recipe.train.precision, device)[0])
     updates, volumes = COMPILE_FROM, recipe.train.global_batch

@@ -109,7 +109,7 @@ def embed_store(
         runtime.run_on_rank_zero(partial(lock_outputs, locks, out, tokens, job.folder))
         todo = [number for number in range(len(parts)) if not job.file(number).is_file()]
         before = len(parts) - len(todo)
-        runtime.sum_numbers([before])  # nobody writes before everybody has seen what there is
+        runtime.sum_numbers([before])  # barrier: all ranks list the existing parts before any writes
         with bar("embed", len(ids), "volume", done=sum(map(len, parts)) - sum(len(parts[n]) for n in todo)) as shown:
             if division.engine == "ray":
                 from octjepa.embed.ray_tasks import embed_on_ray
@@ -151,8 +151,8 @@ def embed_store(
 
 
 def ours_alone(name: str) -> UsageError:
-    """The error of an encoder of another project that is asked for more than vectors and tokens."""
-    return UsageError(f"{name}: --per-bscan and --engine ray work with encoders of octjepa alone")
+    """The error if an external encoder has to give more than vectors and tokens."""
+    return UsageError(f"{name}: --per-bscan and --engine ray work only with encoders of octjepa")
 
 
 def _opened(source: str | Path | FrozenEncoder | ExternalEncoder, store: Store) -> FrozenEncoder:

@@ -1,4 +1,4 @@
-"""What a run, a weights file or a store was pretrained on, so that an evaluation can exclude it."""
+"""Lists the people that an encoder was pretrained on, so that an evaluation can exclude them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def training_volumes(source: str | Path) -> TrainingSet:
 
 
 def recorded_training_set(recorded: Collection[str], location: Location | None) -> TrainingSet:
-    """What weights at `location` record of their training, with the rows of their store where it is at hand."""
+    """The training record of the weights at `location`, with the rows of their store if the store is available."""
     ids, uid_keys = split_recorded(recorded)
     index = _store_of(location) if isinstance(location, Path) else None
     rows = None if index is None else index[index["volume_id"].isin(ids)]

@@ -35,7 +35,7 @@ VERSION = 5  # of the contents of a part
 
 @dataclass(frozen=True)
 class EmbeddingOptions:
-    """What is computed of each volume. tokens: folder for token features, "" for none; batch: volumes a forward."""
+    """The outputs for each volume. tokens: folder for token features, "" for none; batch: volumes a forward."""
 
     pools: tuple[str, ...] = pooling.DEFAULT_POOLS
     tokens: str = ""

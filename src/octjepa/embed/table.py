@@ -44,7 +44,7 @@ _METADATA = ("dim", "encoder", "contract", "leaked", "pools", "weights", "tokens
 
 @dataclass(frozen=True)
 class TableFacts:
-    """What a table says of its encoder and its volumes; the fields as in `Embeddings`."""
+    """The metadata of a table about its encoder and its volumes; the fields as in `Embeddings`."""
 
     dim: int
     encoder: str

@@ -1,4 +1,4 @@
-"""What a result reports in words: faults, which a reader must see before any number, and notes on what was left out."""
+"""Findings of a result in words: faults, which a reader must see before any number, and notes on left-out data."""
 
 from __future__ import annotations
 

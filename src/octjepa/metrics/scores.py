@@ -1,4 +1,4 @@
-"""What is measured, each figure in one definition for the value and for its bootstrap.
+"""Metrics, each with one definition for the value and for its bootstrap.
 
 A metric takes `Predictions` of n test volumes and weights [n, resamples] (how often each volume is drawn) and returns a
 figure per resample; weights of one give the figure itself. All agree with scikit-learn under `sample_weight` (tested);

@@ -1,4 +1,4 @@
-"""How often a test set was used. A result chosen among many uses is too good, and nobody remembers the uses.
+"""Counts the uses of a test set, because a result that was chosen among many uses is too good.
 
 One line per use is added to a file named after the hash of the test volumes and their labels
 (`targets.test_set_hash`), in a folder that the user names; beside the label table it counts for everyone who shares the
@@ -67,7 +67,7 @@ def check_writable(folder: Path) -> None:
 
 
 def fingerprint(features: Float[np.ndarray, "volumes features"], probe: str) -> str:
-    """What distinguishes one thing measured from another: the features themselves, and the probe that reads them."""
+    """Identifies an evaluated predictor: a hash of its features, and the name of the probe."""
     return f"{hashlib.sha256(np.ascontiguousarray(features).data).hexdigest()} {probe}"
 
 

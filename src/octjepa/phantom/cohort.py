@@ -115,7 +115,7 @@ class WrittenEye(NamedTuple):
 
 @dataclass(frozen=True)
 class CohortDesign:
-    """What a cohort consists of, in addition to its people and devices.
+    """The options of a cohort, in addition to its people and devices.
 
     `broken` is the number of broken files, which go through the defects of `octjepa.phantom.broken` in turn, each of an
     additional person. `difficulty` and `group_effect` are as in `octjepa.phantom.make_eye`; `group_effect` 0 makes the

@@ -74,7 +74,7 @@ class Eye:
 
 @dataclass(frozen=True)
 class Visit:
-    """Which scan of an eye: visit `number`, 0 for the first, and the device that scanned the eye at visit 0.
+    """Identifies a scan of an eye: visit `number`, 0 for the first, and the device that scanned the eye at visit 0.
 
     `home_device` matters only after visit 0; None is the device which `write_cohort` gives the person when it spreads
     people over all devices.

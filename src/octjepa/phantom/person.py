@@ -1,4 +1,4 @@
-"""Who the people are: site, study group, age, and which lesions each eye has, how common and how large.
+"""Draws people: site, study group, age, and the lesions of each eye with their frequency and size.
 
 Lesions follow a liability model: a person's general burden (higher study group, greater age), a part per lesion shared
 by the two eyes, and a part of the eye alone. An eye has a lesion where its liability exceeds the threshold that gives

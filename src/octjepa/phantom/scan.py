@@ -51,7 +51,7 @@ class Ripple:
 
 @dataclass(frozen=True)
 class ScanDraws:
-    """What chance decides about a scan, and the two ripples, which belong to the eye."""
+    """The random values of a scan, and the two ripples, which belong to the eye."""
 
     offset_mm: np.ndarray
     saccade_mm: np.ndarray

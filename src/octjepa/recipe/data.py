@@ -24,7 +24,7 @@ from octjepa.volume import AXES, Laterality, Pattern
 
 
 class DataRecipe(Section):
-    """Which volumes of the store take part, and how often each domain is drawn; docs/cohort.md explains every key.
+    """Selects the volumes of the store, and how often each domain is drawn; docs/cohort.md explains every key.
 
     A criterion that is null (or empty) accepts every volume; a volume must meet all that are given. `strategy`
     single_domain takes one `device`, multi_domain every one or those of `devices`.
@@ -127,7 +127,7 @@ class Preprocessing(Section):
 
 
 class TokenRecipe(Section):
-    """Which patches become tokens. `budget` tokens a volume with select: tissue; every patch with select: all."""
+    """Selects patches as tokens. `budget` tokens a volume with select: tissue; every patch with select: all."""
 
     patch_size: Size3 = (4, 16, 16)
     select: Literal["all", "tissue"] = "tissue"
@@ -165,7 +165,7 @@ class MaskRecipe(Section):
 
 
 class ViewRecipe(Section):
-    """What is random. Geometry is shared by the two views; photometric changes differ. 0 switches a change off.
+    """Random augmentations. Geometry is shared by the two views; photometric changes differ. 0 switches a change off.
 
     The default crops and flips alone, as V-JEPA 2 does: where each view has another gain or blur, the encoder is taught
     to ignore brightness, which tells of disease.

@@ -100,7 +100,7 @@ def local_copy(source: str | RemoteObject) -> Iterator[Path]:
 
 
 def remembered(kind: str, objects: Iterable[RemoteObject], find: Callable[[], tuple[Any, bool]]) -> Any:
-    """What `find()` says of `objects` in plain JSON data, remembered in the cache for as long as they stay the same.
+    """The result of `find()` on `objects` as JSON data, remembered in the cache for as long as they stay the same.
 
     `kind` names the question; the second value of `find()` is whether the answer may be remembered.
     """
@@ -257,7 +257,7 @@ def _make_room(size: int) -> None:
 
 
 def _evict(path: Path) -> bool:
-    """Removes a copy that nobody has locked; False where somebody has."""
+    """Removes a copy unless a process has locked it; False if a process has."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -60,7 +60,7 @@ def bucket_lock(folder: str) -> Iterator[None]:
 
 
 def _holder(url: str) -> dict[str, Any] | None:
-    """What the lock object says of its process; {} where it is unreadable, None where there is no lock."""
+    """The record of the lock's process; {} if it is unreadable, None without a lock."""
     try:
         content = parse_json(read_bytes(url))
         return content if isinstance(content, dict) else {}
