@@ -116,10 +116,10 @@ class RecipeKind(Generic[Model]):
         try:
             return self.model.model_validate(data)
         except ValidationError as error:
-            found = error.errors(include_url=False)
-            faults = [f"  {_fault(self.model, dict(item))}" for item in found[:_MOST_FAULTS]]
-            if len(found) > _MOST_FAULTS:
-                faults.append(f"  and {len(found) - _MOST_FAULTS:,} more")
+            errors = error.errors(include_url=False)
+            faults = [f"  {_fault(self.model, dict(item))}" for item in errors[:_MOST_FAULTS]]
+            if len(errors) > _MOST_FAULTS:
+                faults.append(f"  and {len(errors) - _MOST_FAULTS:,} more")
             raise RecipeError("\n".join([f"{self.noun} {where} is refused:", *faults])) from None
 
     def _apply(self, data: dict[str, Any], override: str) -> None:

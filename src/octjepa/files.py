@@ -50,8 +50,8 @@ def open_temporary(path: Path) -> IO[bytes]:
     """
     while True:
         with suppress(FileNotFoundError):
-            found = path.lstat()
-            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
                 path.unlink()
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         try:
@@ -225,8 +225,8 @@ class Journal:
 
         Creates the file where there is none. Raises OctjepaError (a damaged line, disk full).
         """
-        known = read_json_lines(self.path) if self.path.exists() else []
-        entries = [*(entry for entry in known if entry["update"] <= update), *added]
+        lines = read_json_lines(self.path) if self.path.exists() else []
+        entries = [*(entry for entry in lines if entry["update"] <= update), *added]
         text = "".join(json.dumps(entry) + "\n" for entry in entries)
         write_atomic(self.path, lambda file: file.write(text.encode()))
 

@@ -123,10 +123,10 @@ def _run(path: Path) -> dict[str, Any]:
     about = read_json_object(path / "run.json", _ANEW)
     if "kind" not in about:
         return {"kind": "run", **about, **_results(path)}
-    found = _task_folder(path)
-    if found is None:
+    folder = _task_folder(path)
+    if folder is None:
         raise UsageError(f"{path} is a run of the kind {about['kind']!r}, which no installed task describes")
-    return found
+    return folder
 
 
 def _task_folder(path: Path) -> dict[str, Any] | None:

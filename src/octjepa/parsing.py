@@ -74,7 +74,10 @@ def printable(text: str, limit: int = 20_000) -> str:
     text = text if len(text) <= limit else f"{text[:limit]} ... ({len(text) - limit:,} more characters)"
     allowed = "\n\t"
     return "".join(
-        one if one.isprintable() or one in allowed else one.encode("unicode_escape", "replace").decode() for one in text
+        character
+        if character.isprintable() or character in allowed
+        else character.encode("unicode_escape", "replace").decode()
+        for character in text
     )
 
 
@@ -240,11 +243,11 @@ def read_arrow(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         budget = PARQUET_FREE_BYTES + PARQUET_EXPANSION * about.st_size
         limits = {"thrift_string_size_limit": 64 << 20, "thrift_container_size_limit": 4_000_000}
         try:
-            found = pq.ParquetFile(file, **limits)
-            wanted = list(found.schema_arrow.names if columns is None else columns)
-            if absent := [name for name in wanted if name not in found.schema_arrow.names]:
+            table_file = pq.ParquetFile(file, **limits)
+            wanted = list(table_file.schema_arrow.names if columns is None else columns)
+            if absent := [name for name in wanted if name not in table_file.schema_arrow.names]:
                 raise Malformed(f"column {shown(absent[0])} is absent")
-            texts = _check_declared(found.metadata, wanted, budget)
+            texts = _check_declared(table_file.metadata, wanted, budget)
             file.seek(0)
             # Texts are read as numbers into a list of different ones: a million equal ones take the memory of one.
             table = pq.ParquetFile(file, read_dictionary=texts, **limits).read(wanted)

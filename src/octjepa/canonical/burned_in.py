@@ -111,11 +111,11 @@ def _strokes(pixels: UInt8[np.ndarray, "D H W"], lines: _Mask | None) -> Bool[np
         for index in np.flatnonzero(np.count_nonzero(_runs(edges), axis=(1, 2)) >= _EDGES):
             whole = np.zeros((height, width - 2), bool)
             whole[rows] = edges[index]
-            found = _lines_of_text(whole, _runs(whole[None])[0], (height, width))
-            if found is not None:
+            is_text = _lines_of_text(whole, _runs(whole[None])[0], (height, width))
+            if is_text is not None:
                 if mask is None:
                     mask = np.zeros(pixels.shape, bool)
-                mask[first + index] = found
+                mask[first + index] = is_text
     return mask
 
 
@@ -149,9 +149,9 @@ def _lines_of_text(
     aligned = sliding_window_view(begins, _ALIGNED_ROWS, axis=1).sum(axis=2).max(axis=1)
     height = np.array([1, *(rows.stop - rows.start for rows, _ in find_objects(parts))])
     begun = begins.sum(axis=1)
-    found = (begun >= _EDGES) & (aligned >= np.maximum(_ALIGNED, _PEAK * _ALIGNED_ROWS * begun / height))
-    found[0] = False
-    return np.asarray(found[parts]) if found.any() else None
+    is_line = (begun >= _EDGES) & (aligned >= np.maximum(_ALIGNED, _PEAK * _ALIGNED_ROWS * begun / height))
+    is_line[0] = False
+    return np.asarray(is_line[parts]) if is_line.any() else None
 
 
 def _boxes(ink: _Mask, reach: tuple[int, int], margin: tuple[int, int]) -> tuple[_Mask, _Mask]:

@@ -177,7 +177,7 @@ def _dark_throughout(frame: UInt8[np.ndarray, "H W"], black: int) -> bool:
 
 def _black_fill(pixels: UInt8[np.ndarray, "D H W"], whites: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
     """B-scan -> mask [H, W] of its black fill; `whites` are those of its white fill."""
-    found: dict[int, np.ndarray] = {}
+    masks: dict[int, np.ndarray] = {}
     votes: list[bool] = []
     touching = np.flatnonzero(_touches_border(pixels, least=0)).tolist()
     for index in touching:
@@ -195,12 +195,12 @@ def _black_fill(pixels: UInt8[np.ndarray, "D H W"], whites: Mapping[int, np.ndar
         else:
             rest[0] -= np.count_nonzero(zeros)
         if rest.any() and percentile_of_counts(rest, 5) > _FAINT:
-            found[index] = zeros
+            masks[index] = zeros
             vote = _is_vitreous(frame, zeros, rest)
             votes += [] if vote is None else [vote]
             if sum(votes) > len(touching) / 2:
                 return {}  # those still to come cannot outvote these
-    return {} if votes and sum(votes) > len(votes) / 2 else found
+    return {} if votes and sum(votes) > len(votes) / 2 else masks
 
 
 def remove_fill(pixels: UInt8[np.ndarray, "D H W"]) -> tuple[UInt8[np.ndarray, "D H W"], float]:

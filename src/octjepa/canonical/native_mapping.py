@@ -72,8 +72,8 @@ class NativeMap:
         return np.interp(slices, mm[order], index[order])
 
     def _mm(self, index: np.ndarray) -> np.ndarray:
-        known, mm = self._ends()
-        return np.interp(index, known, mm)
+        indices, mm = self._ends()
+        return np.interp(index, indices, mm)
 
     def _shift(self, index: np.ndarray, columns: np.ndarray) -> np.ndarray:
         # Slightly below one half, so that positions a rounding error apart around it round to the same side both ways.

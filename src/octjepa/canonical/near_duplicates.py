@@ -40,8 +40,8 @@ def enface_hash(image: Float[np.ndarray, "D W"], slice_mm: float, column_mm: flo
     """
     from scipy.fft import dctn
 
-    known = np.isfinite(image)
-    value = np.where(known, image - image[known].mean(), 0.0).astype(np.float32)  # outside the scan: the mean
+    is_finite = np.isfinite(image)
+    value = np.where(is_finite, image - image[is_finite].mean(), 0.0).astype(np.float32)  # outside the scan: the mean
     for axis, (step, (count, pitch)) in enumerate(zip((slice_mm, column_mm), _GRID, strict=True)):
         source, target = centred_positions(image.shape[axis], step), centred_positions(count, pitch)
         matrix = resampling_matrix(source, target, pitch, reach_mm=step / 2)
@@ -65,9 +65,9 @@ def near_duplicates(table: pd.DataFrame, bits: int = NEAR_BITS) -> list[tuple[st
     first: dict[str, int] = {}
     pairs: list[tuple[str, str, int]] = []
     for index, digits in enumerate(hashed["enface_hash"]):
-        known = first.setdefault(digits, index)
-        if known != index:
-            pairs.append((names[known], names[index], 0))
+        group = first.setdefault(digits, index)
+        if group != index:
+            pairs.append((names[group], names[index], 0))
     if len(first) > 1:
         unique = np.fromiter(first.values(), np.int64)
         codes = np.array([np.frombuffer(bytes.fromhex(digits), np.uint8) for digits in first])
@@ -122,15 +122,15 @@ def _popcount(words: UInt64[np.ndarray, "N 4"]) -> np.ndarray:
 def _close_pairs(codes: UInt8[np.ndarray, "N 32"], bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(i, j, distance), i < j, of the pairs at most `bits` apart, each once."""
     words: UInt64[np.ndarray, "N 4"] = np.ascontiguousarray(codes).view(np.uint64)
-    found: list[np.ndarray] = []
+    close: list[np.ndarray] = []
     for key in _keys(codes):
-        for some, others in _candidates(key):
-            distance = _popcount(words[some] ^ words[others])
+        for lefts, others in _candidates(key):
+            distance = _popcount(words[lefts] ^ words[others])
             near = distance <= bits
             if near.any():
-                pair = some[near], others[near]
-                found.append(np.stack([np.minimum(*pair), np.maximum(*pair), distance[near]]))
-    if not found:
+                pair = lefts[near], others[near]
+                close.append(np.stack([np.minimum(*pair), np.maximum(*pair), distance[near]]))
+    if not close:
         return (np.empty(0, np.int64),) * 3
-    left, right, distance = np.unique(np.concatenate(found, axis=1), axis=1)
+    left, right, distance = np.unique(np.concatenate(close, axis=1), axis=1)
     return left, right, distance

@@ -162,8 +162,8 @@ def looks_radial(
     profiles = np.take_along_axis(image, np.clip(np.rint(at), 0, image.shape[1] - 1).astype(np.int64), axis=1)
     profiles = gaussian_filter1d(blocks(profiles), 1, axis=2)  # [D, 16, c]
     near = float(np.median([distance(one, other) for one, other in pairwise(profiles)]))
-    some = profiles[:: max(1, count // 12)]
-    pairs = [distance(one, other) for index, one in enumerate(some) for other in some[index + 1 :]]
+    subset = profiles[:: max(1, count // 12)]
+    pairs = [distance(one, other) for index, one in enumerate(subset) for other in subset[index + 1 :]]
     half_turn = distance(profiles[-1], profiles[0, :, ::-1])
     if half_turn >= _HALF_TURN * near or float(np.median(pairs)) < _APART * near:
         return False
@@ -188,30 +188,31 @@ def check_neighbours(
 
     Raises VolumeRejected: frames_unrelated, one_position.
     """
-    found = compare_neighbours(image, surfaces, depth_mm, column_mm)
-    if found is None:
+    differences = compare_neighbours(image, surfaces, depth_mm, column_mm)
+    if differences is None:
         return []
     close = float(np.median(np.abs(np.diff(positions_mm)))) <= _CLOSE_MM
     wide = float(np.ptp(positions_mm)) >= _FIELD_MM
-    steady = found.shadows_all > _SAME_SHADOWS or found.uneven > _SAME_PIT * found.all
-    if wide and steady and found.all < _ONE_POSITION_UM and found.near > _ONE_POSITION * found.all:
+    steady = differences.shadows_all > _SAME_SHADOWS or differences.uneven > _SAME_PIT * differences.all
+    if wide and steady and differences.all < _ONE_POSITION_UM and differences.near > _ONE_POSITION * differences.all:
         raise rejection(
             "one_position",
-            f"{len(image)} B-scans of one thickness, to {found.all:.1f} um (shadows of vessels correlate by "
-            f"{found.shadows_all:.2f})",
+            f"{len(image)} B-scans of one thickness, to {differences.all:.1f} um (shadows of vessels correlate by "
+            f"{differences.shadows_all:.2f})",
         )
-    found_well = torn_share < _TORN and found.uneven < _UNEVEN_UM
+    found_well = torn_share < _TORN and differences.uneven < _UNEVEN_UM
     # Lines that are far apart may be unlike, but so many of one eye are not in the order of chance.
-    comparable = close or (len(image) >= _MANY and found.disorder > _SCRAMBLED)
-    unrelated = comparable and found_well and found.near > _UNRELATED * found.all
-    if unrelated and found.near > max(_UNRELATED_UM, _STEADY * found.uneven):
+    comparable = close or (len(image) >= _MANY and differences.disorder > _SCRAMBLED)
+    unrelated = comparable and found_well and differences.near > _UNRELATED * differences.all
+    if unrelated and differences.near > max(_UNRELATED_UM, _STEADY * differences.uneven):
         raise rejection(
             "frames_unrelated",
-            f"neighbouring B-scans differ by {found.near:.0f} um of retinal thickness, any two by {found.all:.0f} um",
+            f"neighbouring B-scans differ by {differences.near:.0f} um of retinal thickness, any two by "
+            f"{differences.all:.0f} um",
         )
     radial = [RADIAL_NOTE] if looks_radial(image, surfaces, torn_share, depth_mm, column_mm) else []
-    if (close or len(image) >= _MANY) and found.near > _ONE_POSITION_UM and found.disorder > _DISORDER:
+    if (close or len(image) >= _MANY) and differences.near > _ONE_POSITION_UM and differences.disorder > _DISORDER:
         return [UNLIKE_NOTE, *radial]
     if radial:
         return radial
-    return [f"repeats_per_position={found.repeats}"] if found.repeats > 1 else []
+    return [f"repeats_per_position={differences.repeats}"] if differences.repeats > 1 else []

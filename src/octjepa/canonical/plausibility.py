@@ -103,16 +103,16 @@ def implausible_share(
     total = running_sums(image)
     above = _mean_between(total, ilm - _ABOVE_MM[0] / depth_mm, ilm - _ABOVE_MM[1] / depth_mm)
     vitreous = _mean_between(total, np.zeros_like(ilm), ilm - _VITREOUS_MM / depth_mm)
-    known = np.isfinite(vitreous).any(axis=1)
-    if known.any():
+    has_vitreous = np.isfinite(vitreous).any(axis=1)
+    if has_vitreous.any():
         level = np.full(len(image), np.nan)
         # NumPy leaves NaN out row by row in Python: most B-scans have none.
         whole = np.isfinite(vitreous).all(axis=1)
         if whole.any():
             level[whole] = np.percentile(vitreous[whole], 25, axis=1)
-        if (partly := known & ~whole).any():
+        if (partly := has_vitreous & ~whole).any():
             level[partly] = np.nanpercentile(vitreous[partly], 25, axis=1)
-        level[~known] = np.nanmedian(level)
+        level[~has_vitreous] = np.nanmedian(level)
         bright = np.nan_to_num(above - level[:, None], nan=0.0)
         wrong |= uniform_filter(bright, (_FRAMES, across), mode="nearest") > _BRIGHT * surfaces.contrast
     return float(median_filter(wrong.view(np.uint8), (_FRAMES, across), mode="nearest").mean())
@@ -167,12 +167,12 @@ def retina_evidence(
     level = np.percentile(mean, 20, axis=(1, 2))[:, None, None]
     smooth = (mean[:, :-2] + mean[:, 1:-1] + mean[:, 2:]) / 3  # three depth indices
     bright = smooth - level > max(_BRIGHT_TISSUE * surfaces.contrast, _NOISE_LEVELS * surfaces.noise)
-    known = bright.any(axis=1)
-    if not known.any():
+    has_tissue = bright.any(axis=1)
+    if not has_tissue.any():
         return RetinaEvidence(similarity, 0.0)
     deepest = last - 1 - bright[:, ::-1].argmax(axis=1)
     highest = np.maximum(bright.argmax(axis=1) + 1, ilm)
-    return RetinaEvidence(similarity, float(np.percentile((deepest - highest)[known], 90)) * depth_mm)
+    return RetinaEvidence(similarity, float(np.percentile((deepest - highest)[has_tissue], 90)) * depth_mm)
 
 
 def score_retina(

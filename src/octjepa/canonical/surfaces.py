@@ -340,8 +340,8 @@ def _refine(
     offsets = (
         _best_path(np.concatenate(scores, axis=1), _CLIMB_COST * depth_mm / 0.0078 * 0.047 / fine.column_mm) - near
     )
-    found = np.clip(np.concatenate([bm, ilm]) + offsets, 0, fine.image.shape[1] - 1).astype(np.float32)
-    smooth = _median_along(found, max(3, round(0.15 / fine.column_mm) | 1))
+    edges = np.clip(np.concatenate([bm, ilm]) + offsets, 0, fine.image.shape[1] - 1).astype(np.float32)
+    smooth = _median_along(edges, max(3, round(0.15 / fine.column_mm) | 1))
     return smooth[: len(bm)], smooth[len(bm) :]
 
 

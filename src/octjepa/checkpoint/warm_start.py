@@ -80,14 +80,14 @@ def warm_start(model: VJEPA3D, recipe: Recipe) -> frozenset[str]:
     _check(model, weights, heads, "model.warm_start", path, recipe.model.size)
     for encoder in (model.context_encoder, model.target_encoder):
         encoder.load_state_dict(weights)
-    for name, theirs in source_recipe.items():
+    for name, source_value in source_recipe.items():
         ours = getattr(recipe.model, name)
-        if ours != theirs:
+        if ours != source_value:
             _log.warning(
                 "the weights of %s were trained with model.%s=%s, the recipe says %s: expect slower convergence",
                 path,
                 name,
-                theirs,
+                source_value,
                 ours,
             )
     if model.context_encoder.rope != rope and recipe.model.positions != "sincos":
@@ -103,21 +103,21 @@ def warm_start(model: VJEPA3D, recipe: Recipe) -> frozenset[str]:
 
 def _check(model: VJEPA3D, weights: dict[str, Tensor], heads: int, key: str, path: str | Path, size: str) -> None:
     """Raises UsageError where stem, shapes or number of heads of the weights differ from those of the model."""
-    own = model.context_encoder.state_dict()
-    if ("embed.weight" in own) != ("embed.weight" in weights):
-        stem, other = ("linear", "patch_mlp") if "embed.weight" in own else ("patch_mlp", "linear")
+    tensors = model.context_encoder.state_dict()
+    if ("embed.weight" in tensors) != ("embed.weight" in weights):
+        stem, other = ("linear", "patch_mlp") if "embed.weight" in tensors else ("patch_mlp", "linear")
         raise UsageError(
             f"{key} {path} embeds patches by a {other} stem, the recipe by model.stem={stem}, and one "
             f"cannot be carried over to the other: set model.stem={other}"
         )
-    odd = [name for name, value in own.items() if name not in weights or weights[name].shape != value.shape]
-    extra = weights.keys() - own.keys()
+    odd = [name for name, value in tensors.items() if name not in weights or weights[name].shape != value.shape]
+    extra = weights.keys() - tensors.keys()
     if odd or extra:
         named = (odd or sorted(extra))[0]
-        theirs = tuple(weights[named].shape) if named in weights else "absent"
-        ours = tuple(own[named].shape) if named in own else "absent"
+        shape = tuple(weights[named].shape) if named in weights else "absent"
+        ours = tuple(tensors[named].shape) if named in tensors else "absent"
         raise UsageError(
-            f"{key} {path} is of another size: {named} is {theirs} there and {ours} with model.size={size} "
+            f"{key} {path} is of another size: {named} is {shape} there and {ours} with model.size={size} "
             f"and patches {model.patch_size}. Choose model.size (or width, depth and heads) and tokens.patch_size "
             "to fit."
         )

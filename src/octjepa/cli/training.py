@@ -169,9 +169,9 @@ def export(
     """Exports encoder weights. With their preprocessing contract, a model card and checksums."""
     from octjepa.encoders.export import export as write
 
-    made: dict[str, object] = {"files": [str(out / name) for name in write(checkpoint, form, out, licence)]}
+    written: dict[str, object] = {"files": [str(out / name) for name in write(checkpoint, form, out, licence)]}
     if push is not None:
         from octjepa.encoders.hub import upload_folder
 
-        made["repository"] = upload_folder(out, push, private=not public)
-    print_result(made, as_json)
+        written["repository"] = upload_folder(out, push, private=not public)
+    print_result(written, as_json)

@@ -61,15 +61,15 @@ def finetune(
     counts, groups = parse_counts(labelled), parse_subgroups(subgroups)
     settings = load_recipe(recipe, overrides or ())
     inputs = FinetuneInputs(checkpoint, Store.open(store), labels, target or (), ledger, subgroups=groups)
-    made = finetune_store(settings, inputs, out, resume)
+    results = finetune_store(settings, inputs, out, resume)
     if counts:
-        made["labelled"] = finetune_with_fewer_labels(settings, counts, inputs, out)
+        results["labelled"] = finetune_with_fewer_labels(settings, counts, inputs, out)
     parts = ("rows", "notes", "checkpoint", "predictions", "summary", *(("labelled",) if counts else ()))
-    shown = made if as_json else {key: made[key] for key in parts}
-    primary = {pair["metric"] for pair in made["paired"]}
+    shown = results if as_json else {key: results[key] for key in parts}
+    primary = {pair["metric"] for pair in results["paired"]}
     print_result(shown, as_json, "rows", primary)
     if not as_json:
-        scored = [SubgroupResult.from_json(one) for one in made.get("subgroups", ())]
+        scored = [SubgroupResult.from_json(one) for one in results.get("subgroups", ())]
         print_subgroups((((one.name, one.target), one) for one in scored), primary)
 
 

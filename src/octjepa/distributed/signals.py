@@ -83,7 +83,7 @@ def sync_flags(
     without_batch: bool = False,
 ) -> StepFlags:
     """Sums the flags of all ranks, so that every rank takes the same branch. `signal_number` is this rank's signal."""
-    mine = (
+    counts = (
         out_of_memory,
         unreadable,
         signal_number == signal.SIGINT,
@@ -92,4 +92,4 @@ def sync_flags(
         retried,
         without_batch,
     )
-    return StepFlags(*(round(number) for number in runtime.sum_numbers(mine)))
+    return StepFlags(*(round(number) for number in runtime.sum_numbers(counts)))

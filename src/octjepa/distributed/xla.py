@@ -88,7 +88,7 @@ def adamw(groups: list[dict[str, Any]], rate: float, betas: tuple[float, float])
 
 def _complete(optimizer: torch.optim.AdamW) -> None:
     """Adds what is missing of moments: all of them at first, after a checkpoint those that none holds."""
-    for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+    for parameter in (weight for group in optimizer.param_groups for weight in group["params"]):
         state = optimizer.state[parameter]
         if "max_exp_avg_sq" not in state:  # of AMSGrad; it has to be there
             state["max_exp_avg_sq"] = torch.empty(0, device=parameter.device)

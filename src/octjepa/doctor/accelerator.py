@@ -39,9 +39,9 @@ def _without_gpu() -> Check:
     if not DEVICE_FILE.exists():
         return Check("accelerator", "ok", "no NVIDIA GPU: torch computes on the CPU", _EXPECTED)
     if torch.version.cuda is None:
-        found = f"{DEVICE_FILE} is there, but torch {torch.__version__} is a build for the CPU"
+        finding = f"{DEVICE_FILE} is there, but torch {torch.__version__} is a build for the CPU"
         return Check(
-            "accelerator", "warning", found, _EXPECTED, "install a CUDA build of torch (pytorch.org says which)"
+            "accelerator", "warning", finding, _EXPECTED, "install a CUDA build of torch (pytorch.org says which)"
         )
     try:
         with warnings.catch_warnings():
@@ -50,8 +50,8 @@ def _without_gpu() -> Check:
         reason = "torch gives no reason"
     except (RuntimeError, AssertionError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-    found = f"{DEVICE_FILE} is there, but torch (CUDA {torch.version.cuda}) cannot use it: {reason}"
-    return Check("accelerator", "failed", found, _EXPECTED, _TO_DRIVER)
+    finding = f"{DEVICE_FILE} is there, but torch (CUDA {torch.version.cuda}) cannot use it: {reason}"
+    return Check("accelerator", "failed", finding, _EXPECTED, _TO_DRIVER)
 
 
 def _gpu(index: int, needed_bytes: float | None) -> Check:
@@ -60,27 +60,27 @@ def _gpu(index: int, needed_bytes: float | None) -> Check:
         name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
         free, total = torch.cuda.mem_get_info(index)
     except RuntimeError as error:  # exclusive mode, and another process has it
-        found = f"GPU {index} cannot be opened: {' '.join(str(error).split())[:200]}"
-        return _outcome("failed", found, "another process holds it: nvidia-smi names it; wait for it, or end it")
+        finding = f"GPU {index} cannot be opened: {' '.join(str(error).split())[:200]}"
+        return _outcome("failed", finding, "another process holds it: nvidia-smi names it; wait for it, or end it")
     label = f"GPU {index}, {name}, compute capability {capability[0]}.{capability[1]}, "
     label += f"{gigabytes(free)} of {gigabytes(total)} free"
     if capability < OLDEST:
-        found = f"{label}: too old for this torch, which needs {OLDEST[0]}.{OLDEST[1]}"
-        return _outcome("failed", found, "hide it (CUDA_VISIBLE_DEVICES=) and train on the CPU, or use a newer GPU")
+        finding = f"{label}: too old for this torch, which needs {OLDEST[0]}.{OLDEST[1]}"
+        return _outcome("failed", finding, "hide it (CUDA_VISIBLE_DEVICES=) and train on the CPU, or use a newer GPU")
     needed = MINIMUM_BYTES if needed_bytes is None else needed_bytes
     state = "warning" if needed_bytes is None else "failed"
     if total < needed:
         to_do = "lower machine.micro_batch, set machine.recompute=true, or take a smaller model.size or tokens.budget"
         return _outcome(state, f"{label}: too small for {gigabytes(needed)}", to_do)
     if total - free > TAKEN_SHARE * total:
-        found = f"{label}: {gigabytes(total - free)} are taken by other processes"
+        finding = f"{label}: {gigabytes(total - free)} are taken by other processes"
         state = "failed" if needed_bytes is not None and free < needed else "warning"
-        return _outcome(state, found, "nvidia-smi names them: wait for them, or lower machine.micro_batch")
+        return _outcome(state, finding, "nvidia-smi names them: wait for them, or lower machine.micro_batch")
     if capability < BF16_FROM:
-        found = f"{label}: no bf16 before 8.0, so train.precision=auto is fp32"
-        return _outcome("warning", found, "nothing, unless a recipe asks for bf16: set train.precision=fp32 there")
+        finding = f"{label}: no bf16 before 8.0, so train.precision=auto is fp32"
+        return _outcome("warning", finding, "nothing, unless a recipe asks for bf16: set train.precision=fp32 there")
     return _outcome("ok", label, "")
 
 
-def _outcome(state: str, found: str, to_do: str) -> Check:
-    return Check("accelerator", state, found, _EXPECTED, to_do)  # type: ignore[arg-type] # a State
+def _outcome(state: str, finding: str, to_do: str) -> Check:
+    return Check("accelerator", state, finding, _EXPECTED, to_do)  # type: ignore[arg-type] # a State

@@ -44,8 +44,8 @@ def attempt(name: str, expected: str, to_do: str, function: Callable[[], Iterabl
         return list(function())
     except Exception as error:
         message = " ".join(str(error).split())[:300]
-        found = f"{type(error).__name__}: {message}" if message else type(error).__name__
-        return [Check(name, "failed", found, expected, to_do)]
+        finding = f"{type(error).__name__}: {message}" if message else type(error).__name__
+        return [Check(name, "failed", finding, expected, to_do)]
 
 
 def register(name: str, expected: str, to_do: str = "") -> Callable[[CheckFunction], CheckFunction]:

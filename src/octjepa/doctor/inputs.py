@@ -20,12 +20,12 @@ def recipe_check(setup: Setup) -> Iterator[Check]:
     if setup.planned is None:
         return
     batch, lr = setup.planned["batch"], setup.planned["lr"]
-    found = (
+    finding = (
         f"{setup.planned['recipe']}: batch {setup.planned['effective_batch']} = {batch['devices']} (devices) x "
         f"{batch['micro']} (micro-batch) x {batch['accumulation']} (accumulation), {setup.planned['updates']} updates, "
         f"rate {lr['first']:.2g} to {lr['peak']:.2g} to {lr['last']:.2g}, precision {setup.planned['precision']}"
     )
-    yield Check("recipe", "ok", found, "a batch that divides evenly, a rate that is positive and falls after warm-up")
+    yield Check("recipe", "ok", finding, "a batch that divides evenly, a rate that is positive and falls after warm-up")
 
 
 @register("trackers", "installed")
@@ -47,18 +47,18 @@ def store_check(setup: Setup) -> Iterator[Check]:
     store = Store.open(setup.store)
     described = store.describe()
     splits = ", ".join(f"{name or 'no split'} {count}" for name, count in described["by_split"].items())
-    found, to_do = f"{described['volumes']} volumes ({splits})", ""
+    finding, to_do = f"{described['volumes']} volumes ({splits})", ""
     if not len(store.table):
         to_do = "octjepa ingest scans into it; its quarantine says why none are in"
-        yield Check("store", "failed", found, _STORE, to_do)
+        yield Check("store", "failed", finding, _STORE, to_do)
         return
     store.read(str(store.table["volume_id"].iloc[0]))
     differences = [] if setup.recipe is None else contract_differences(store.preprocessing, setup.recipe.preprocessing)
     if differences:
-        found = f"{found}; made otherwise: {'; '.join(differences)}"
+        finding = f"{finding}; made otherwise: {'; '.join(differences)}"
         to_do = "ingest into a new store with --recipe, or choose one that fits"
-        yield Check("store", "failed", found, _STORE, to_do)
+        yield Check("store", "failed", finding, _STORE, to_do)
     elif not described["by_split"].get("train"):
-        yield Check("store", "warning", found, _STORE, "octjepa split assigns people to train, val and test")
+        yield Check("store", "warning", finding, _STORE, "octjepa split assigns people to train, val and test")
     else:
-        yield Check("store", "ok", f"{found}; one was read", _STORE)
+        yield Check("store", "ok", f"{finding}; one was read", _STORE)

@@ -76,8 +76,8 @@ def _extra(extra: str, requirements: list[tuple[str, str]]) -> Check:
     name, to_do = f"extra {extra}", install_command(extra)
     faults = [fault for library, limits in requirements if (fault := _fault(library, limits))]
     if not faults:
-        found = ", ".join(f"{library} {importlib.metadata.version(library)}" for library, _ in requirements)
-        return Check(name, "ok", found, "optional")
+        versions = ", ".join(f"{library} {importlib.metadata.version(library)}" for library, _ in requirements)
+        return Check(name, "ok", versions, "optional")
     absent = all(fault.endswith("is not installed") for fault in faults) and len(faults) == len(requirements)
     return Check(name, "ok" if absent else "warning", "; ".join(faults), "optional", to_do)
 
@@ -85,12 +85,12 @@ def _extra(extra: str, requirements: list[tuple[str, str]]) -> Check:
 def _fault(name: str, limits: str) -> str:
     """The problem with the library `name`, or "". `limits` are those of pyproject.toml: >= and <."""
     try:
-        found = importlib.metadata.version(name)
+        installed = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return f"{name} is not installed"
     for sign, limit in re.findall(r"(>=|<)\s*([\w.]+)", limits):
-        if (_numbers(found) >= _numbers(limit)) != (sign == ">="):
-            return f"{name} {found} is not {sign} {limit}"
+        if (_numbers(installed) >= _numbers(limit)) != (sign == ">="):
+            return f"{name} {installed} is not {sign} {limit}"
     return ""
 
 

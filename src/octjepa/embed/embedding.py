@@ -257,8 +257,8 @@ def add_participants(rows: pd.DataFrame, participants: pd.DataFrame) -> pd.DataF
     """The keys of an embedding table for a store's volumes, with age and clinical site where they are known."""
     columns = ["person_id", "eye", "volume_id", "content_hash", "device", "split", "visit", "quality"]
     frame = rows[columns].reset_index(drop=True)
-    known = participants.set_index("person_id") if len(participants) else pd.DataFrame()
-    age, site = (dict(known[name]) if name in known else {} for name in ("age", "clinical_site"))
+    by_person = participants.set_index("person_id") if len(participants) else pd.DataFrame()
+    age, site = (dict(by_person[name]) if name in by_person else {} for name in ("age", "clinical_site"))
     ages = pd.Series([age.get(person) for person in frame["person_id"]])
     frame["age"] = pd.to_numeric(ages, errors="coerce").astype(float)
     frame["clinical_site"] = [str(site.get(person) or "") for person in frame["person_id"]]

@@ -62,8 +62,8 @@ def count_leaked_people(rows: pd.DataFrame, trained: TrainingSet) -> int:
     if not (trained.volume_ids or trained.uid_keys):
         return 0
     exact = rows.drop(columns="enface_hash", errors="ignore")
-    known = None if trained.entries is None else trained.entries.drop(columns="enface_hash", errors="ignore")
-    leaks = pretraining_overlap(exact, replace(trained, entries=known))["leaks"]
+    entries = None if trained.entries is None else trained.entries.drop(columns="enface_hash", errors="ignore")
+    leaks = pretraining_overlap(exact, replace(trained, entries=entries))["leaks"]
     leaked = {volume for leak in leaks for volume in leak["volumes"]}
     return int(rows.loc[rows["volume_id"].isin(leaked), "person_id"].nunique())
 

@@ -81,19 +81,19 @@ class VolumeEmbedder(TransformerMixin, BaseEstimator):
         """
         check_is_fitted(self, "encoder_")
         scans = _listed(X)
-        rows, known = [], 0
+        rows, seen = [], 0
         with bar("embed", len(scans), "volume") as shown:
-            for some in _batched(scans, self.batch):
-                volumes = [self._canonical(scan, number) for number, scan in some]
-                known += sum(volume.volume_id in self.encoder_.trained_on for volume in volumes)
+            for batch in _batched(scans, self.batch):
+                volumes = [self._canonical(scan, number) for number, scan in batch]
+                seen += sum(volume.volume_id in self.encoder_.trained_on for volume in volumes)
                 for volume, tokens in zip(volumes, self.encoder_.encode_volumes(volumes), strict=True):
                     rows.append(self.encoder_.pool(volume, tokens, [self.pool]))
                     shown.advance()
-        if known:
+        if seen:
             _log.warning(
                 "%s was pretrained on %d of these %d volumes: what is measured on them is too good",
                 self.encoder_.name,
-                known,
+                seen,
                 len(scans),
             )
         return np.stack(rows)

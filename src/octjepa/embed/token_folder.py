@@ -127,27 +127,27 @@ class TokenFolder:
     def features(self, view: str, volume_id: str) -> Float16[np.ndarray, "k dim"]:
         """The tokens of one volume. Raises UsageError as `read`."""
         self._require([volume_id])
-        part, own = self.index[volume_id]
-        return self.parts[view][part][own]
+        part, rows = self.index[volume_id]
+        return self.parts[view][part][rows]
 
     def grid_index(self, volume_id: str) -> Int32[np.ndarray, " k"]:
         """The position of each token of one volume in the raster order of the grid. Raises UsageError as `read`."""
         self._require([volume_id])
-        part, own = self.index[volume_id]
-        return self.positions[part][own]
+        part, rows = self.index[volume_id]
+        return self.positions[part][rows]
 
     def read(self, view: str, volume_ids: Sequence[str]) -> PaddedTokens:
         """Tokens of these volumes, in this order. Raises UsageError for a volume that is not here."""
         self._require(volume_ids)
         where = [self.index[name] for name in volume_ids]
-        counts = np.array([own.stop - own.start for _, own in where], dtype=np.int64)
+        counts = np.array([rows.stop - rows.start for _, rows in where], dtype=np.int64)
         # Always the same length: a volume's sums are taken in one order, whatever volumes are read beside it.
-        longest = max((own.stop - own.start for _, own in self.index.values()), default=0)
+        longest = max((rows.stop - rows.start for _, rows in self.index.values()), default=0)
         features = np.zeros((len(where), longest, self.dim), np.float16)
         coordinates = np.zeros((len(where), longest, 3), np.float32)
-        for number, (part, own) in enumerate(where):
-            features[number, : counts[number]] = self.parts[view][part][own]
-            coordinates[number, : counts[number]] = grid_coordinates(self.positions[part][own], self.grid)
+        for number, (part, rows) in enumerate(where):
+            features[number, : counts[number]] = self.parts[view][part][rows]
+            coordinates[number, : counts[number]] = grid_coordinates(self.positions[part][rows], self.grid)
         return PaddedTokens(features, coordinates, np.arange(longest) < counts[:, None])
 
     def _require(self, volume_ids: Sequence[str]) -> None:

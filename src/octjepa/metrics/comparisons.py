@@ -156,11 +156,11 @@ def benjamini_hochberg(p: Sequence[float | None]) -> list[float | None]:
 
 def _over_family(p: Sequence[float | None], adjust: Callable[[np.ndarray], np.ndarray]) -> list[float | None]:
     """`adjust` applied to the p-values that are known. Raises UsageError for one outside 0..1."""
-    known = [index for index, value in enumerate(p) if value is not None]
-    values = np.array([p[index] for index in known], dtype=np.float64)
+    tested = [index for index, value in enumerate(p) if value is not None]
+    values = np.array([p[index] for index in tested], dtype=np.float64)
     if ((values < 0) | (values > 1) | np.isnan(values)).any():
         raise UsageError("a family of comparisons holds a p-value outside 0..1")
     adjusted: list[float | None] = [None] * len(p)
-    for index, value in zip(known, adjust(values) if known else (), strict=True):
+    for index, value in zip(tested, adjust(values) if tested else (), strict=True):
         adjusted[index] = float(value)
     return adjusted

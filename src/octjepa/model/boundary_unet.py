@@ -78,13 +78,13 @@ def boundary_loss(logits: Float[Tensor, "N K H W"], boundaries: Float[Tensor, "N
     `boundaries` holds fractional rows, NaN where unknown; rows outside the image count as unknown.
     """
     rows = logits.shape[2]
-    known = torch.isfinite(boundaries) & (boundaries >= 0) & (boundaries <= rows - 1)
-    target = torch.where(known, boundaries, torch.zeros_like(boundaries))
+    is_labelled = torch.isfinite(boundaries) & (boundaries >= 0) & (boundaries <= rows - 1)
+    target = torch.where(is_labelled, boundaries, torch.zeros_like(boundaries))
     row = torch.arange(rows, device=logits.device, dtype=torch.float32).view(1, 1, rows, 1)
     log_p = functional.log_softmax(logits.float(), dim=2)
     gauss = torch.exp(-0.5 * ((row - target[:, :, None]) / 0.8) ** 2)
     gauss = gauss / gauss.sum(2, keepdim=True)
-    weight = known.float() / known.sum().clamp(min=1)
+    weight = is_labelled.float() / is_labelled.sum().clamp(min=1)
     cross_entropy = -((gauss * log_p).sum(2) * weight).sum()
     mean_row = (log_p.exp() * row).sum(2)
     absolute = ((mean_row - target).abs().clamp(max=20) * weight).sum()
@@ -134,7 +134,7 @@ def decode_boundaries(logits: Float[Tensor, "N K H W"], temperature: float | Flo
     rows = torch.arange(p.shape[2], device=p.device, dtype=torch.float32).view(1, 1, -1, 1)
     mode = p.argmax(2, keepdim=True)
     near = p * ((rows - mode).abs() <= _DECODE_ROWS)
-    found = (near * rows).sum(2) / near.sum(2)
+    positions = (near * rows).sum(2) / near.sum(2)
     mean = (p * rows).sum(2)
     spread = ((p * rows * rows).sum(2) - mean * mean).clamp(min=0).sqrt()
-    return Decoded(torch.cummax(found, 1).values, spread)
+    return Decoded(torch.cummax(positions, 1).values, spread)

@@ -42,23 +42,27 @@ def to_vjepa2(encoder: Encoder, patch_size: tuple[int, int, int]) -> Weights:
         f"rotary frequencies {encoder.rope}": encoder.rope != ROPE_BASE,
         "a non-linear stem": not isinstance(encoder.embed, nn.Linear),
     }
-    found = next((name for name, differs in differences.items() if differs), None)
-    if found is not None:
-        raise ValueError(f"{found}: VJEPA2Model has square patches, a linear stem and rope_tiled of base {ROPE_BASE:g}")
-    own = encoder.state_dict()
-    theirs = {
-        f"{_KERNEL}.weight": own["embed.weight"].reshape(-1, 1, slices, depth, columns),
-        f"{_KERNEL}.bias": own["embed.bias"],
-        "layernorm.weight": own["norm.weight"],
-        "layernorm.bias": own["norm.bias"],
+    difference = next((name for name, differs in differences.items() if differs), None)
+    if difference is not None:
+        raise ValueError(
+            f"{difference}: VJEPA2Model has square patches, a linear stem and rope_tiled of base {ROPE_BASE:g}"
+        )
+    tensors = encoder.state_dict()
+    converted = {
+        f"{_KERNEL}.weight": tensors["embed.weight"].reshape(-1, 1, slices, depth, columns),
+        f"{_KERNEL}.bias": tensors["embed.bias"],
+        "layernorm.weight": tensors["norm.weight"],
+        "layernorm.bias": tensors["norm.bias"],
     }
     for number in range(len(encoder.blocks)):
         for kind in ("weight", "bias"):
             for ours, name in _PAIRS.items():
-                theirs[f"layer.{number}.{name}.{kind}"] = own[f"blocks.{number}.{ours}.{kind}"]
-            parts = own[f"blocks.{number}.attention.qkv.{kind}"].chunk(3)
-            theirs |= {f"layer.{number}.attention.{name}.{kind}": part for name, part in zip(_QKV, parts, strict=True)}
-    return {f"encoder.{name}": value.clone() for name, value in theirs.items()}
+                converted[f"layer.{number}.{name}.{kind}"] = tensors[f"blocks.{number}.{ours}.{kind}"]
+            parts = tensors[f"blocks.{number}.attention.qkv.{kind}"].chunk(3)
+            converted |= {
+                f"layer.{number}.attention.{name}.{kind}": part for name, part in zip(_QKV, parts, strict=True)
+            }
+    return {f"encoder.{name}": value.clone() for name, value in converted.items()}
 
 
 def vjepa2_config(encoder: Encoder, patch_size: tuple[int, int, int], grid: tuple[int, int, int]) -> dict[str, Any]:
@@ -87,23 +91,23 @@ def from_vjepa2(weights: Mapping[str, Tensor], patch_size: tuple[int, int, int])
     Raises ValueError: no V-JEPA 2 encoder, or patches of another height or width.
     """
     prefix = "encoder." if any(name.startswith("encoder.") for name in weights) else ""
-    theirs = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
-    if f"{_KERNEL}.weight" not in theirs or "layernorm.weight" not in theirs:
+    source = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+    if f"{_KERNEL}.weight" not in source or "layernorm.weight" not in source:
         raise ValueError(f"no V-JEPA 2 encoder: {prefix}{_KERNEL}.weight or its final layernorm is absent")
-    own = {
-        "embed.weight": adapt_kernel(theirs[f"{_KERNEL}.weight"], patch_size).flatten(1),
-        "embed.bias": theirs[f"{_KERNEL}.bias"],
-        "norm.weight": theirs["layernorm.weight"],
-        "norm.bias": theirs["layernorm.bias"],
+    converted = {
+        "embed.weight": adapt_kernel(source[f"{_KERNEL}.weight"], patch_size).flatten(1),
+        "embed.bias": source[f"{_KERNEL}.bias"],
+        "norm.weight": source["layernorm.weight"],
+        "norm.bias": source["layernorm.bias"],
     }
-    depth = 1 + max(int(name.split(".")[1]) for name in theirs if name.startswith("layer."))
+    depth = 1 + max(int(name.split(".")[1]) for name in source if name.startswith("layer."))
     for number in range(depth):
         for kind in ("weight", "bias"):
             for ours, name in _PAIRS.items():
-                own[f"blocks.{number}.{ours}.{kind}"] = theirs[f"layer.{number}.{name}.{kind}"]
-            parts = [theirs[f"layer.{number}.attention.{name}.{kind}"] for name in _QKV]
-            own[f"blocks.{number}.attention.qkv.{kind}"] = torch.cat(parts)
-    return {name: value.float() for name, value in own.items()}
+                converted[f"blocks.{number}.{ours}.{kind}"] = source[f"layer.{number}.{name}.{kind}"]
+            parts = [source[f"layer.{number}.attention.{name}.{kind}"] for name in _QKV]
+            converted[f"blocks.{number}.attention.qkv.{kind}"] = torch.cat(parts)
+    return {name: value.float() for name, value in converted.items()}
 
 
 def adapt_kernel(

@@ -129,8 +129,8 @@ def disconnect() -> None:
     from fsspec.asyn import sync
 
     with _connecting:
-        mine = [key for key in _connections if key[0] == os.getpid()]
-        for files in (_connections.pop(key) for key in mine):
+        keys = [key for key in _connections if key[0] == os.getpid()]
+        for files in (_connections.pop(key) for key in keys):
             if getattr(files, "_s3", None) is not None:
                 sync(files.loop, files._s3.close, timeout=5)
             elif getattr(files, "_session", None) is not None:
@@ -158,21 +158,21 @@ def _call(
         raise user_error(error, action, address.url) from None
 
 
-def _object(address: Address, found: dict[str, Any]) -> RemoteObject:
-    url = f"{address.scheme}://{found['name']}"
+def _object(address: Address, entry: dict[str, Any]) -> RemoteObject:
+    url = f"{address.scheme}://{entry['name']}"
     if address.scheme == "s3":
-        etag = str(found.get("ETag", "")).strip('"')
+        etag = str(entry.get("ETag", "")).strip('"')
         # The ETag of several parts, or of what the store encrypted with a managed key, is no md5 of the content.
-        plain = re.fullmatch("[0-9a-f]{32}", etag) and "kms" not in str(found.get("ServerSideEncryption", ""))
-        plain = plain and "SSECustomerAlgorithm" not in found
-        return RemoteObject(url, int(found["size"]), etag, f"md5:{etag}" if plain else "")
+        plain = re.fullmatch("[0-9a-f]{32}", etag) and "kms" not in str(entry.get("ServerSideEncryption", ""))
+        plain = plain and "SSECustomerAlgorithm" not in entry
+        return RemoteObject(url, int(entry["size"]), etag, f"md5:{etag}" if plain else "")
     checksum = ""
     for kind, name in (("md5", "md5Hash"), ("crc32c", "crc32c")):
         try:
-            checksum = checksum or (found.get(name) and f"{kind}:{base64.b64decode(found[name]).hex()}") or ""
+            checksum = checksum or (entry.get(name) and f"{kind}:{base64.b64decode(entry[name]).hex()}") or ""
         except binascii.Error:
             continue
-    return RemoteObject(url, int(found["size"]), str(found.get("generation", "")), checksum)
+    return RemoteObject(url, int(entry["size"]), str(entry.get("generation", "")), checksum)
 
 
 def list_objects(url: str, recursive: bool = True) -> list[RemoteObject]:
@@ -222,12 +222,12 @@ def info(url: str) -> RemoteObject | None:
     return _call(work, "look up", address)
 
 
-def download(found: RemoteObject, path: Path) -> None:
+def download(source: RemoteObject, path: Path) -> None:
     """Writes the object's body to `path`, in one try and unverified. Raises the library's errors."""
-    address = parse(found.url)
+    address = parse(source.url)
     files = connection(address.scheme, RetryPolicy.from_environment())
-    if found.start is not None:
-        path.write_bytes(files.cat_file(address.path, start=found.start, end=found.start + found.size))
+    if source.start is not None:
+        path.write_bytes(files.cat_file(address.path, start=source.start, end=source.start + source.size))
         return
     # In one stream: several at once write into a file of full length, where a missing piece would be zeros.
     one_stream = {"max_concurrency": 1} if address.scheme == "s3" else {"concurrency": 1}

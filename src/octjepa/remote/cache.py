@@ -83,14 +83,14 @@ def local_copy(source: str | RemoteObject) -> Iterator[Path]:
     Raises UsageError: no such object, no access, no credentials. ResourceError: the disk is full, no open file is
     left. OctjepaError: the object changed since it was listed, what the store sends is never whole.
     """
-    found = info(source) if isinstance(source, str) else source
-    if found is None:
+    source_object = info(source) if isinstance(source, str) else source
+    if source_object is None:
         raise UsageError(f"there is no object {source}")
     try:
-        handle, path = _open_copy(found)
+        handle, path = _open_copy(source_object)
     except OSError as error:
         if error.errno in {errno.EMFILE, errno.ENFILE}:
-            raise ResourceError(f"{found.url} cannot be read: {error.strerror}: {MORE_FILES}") from None
+            raise ResourceError(f"{source_object.url} cannot be read: {error.strerror}: {MORE_FILES}") from None
         why = "is full" if error.errno in {errno.ENOSPC, errno.EDQUOT} else f"cannot be written ({error.strerror})"
         raise ResourceError(f"the cache {cache_root()} {why}: make room, or name another by OCTJEPA_CACHE") from None
     try:
@@ -121,21 +121,21 @@ def read_bytes(url: str) -> bytes:
         return path.read_bytes()
 
 
-def _open_copy(found: RemoteObject) -> tuple[int, Path]:
+def _open_copy(source: RemoteObject) -> tuple[int, Path]:
     """(open handle with a shared lock, path) of a good copy, downloaded where there is none."""
-    folder = _folder(found)
-    opened = _lock_copy(folder, found)
+    folder = _folder(source)
+    opened = _lock_copy(folder, source)
     if opened is None:
         with _downloading(folder.name):
-            opened = _lock_copy(folder, found)  # another process may have downloaded it meanwhile
+            opened = _lock_copy(folder, source)  # another process may have downloaded it meanwhile
             while opened is None:
-                _download(found, folder)
-                opened = _lock_copy(folder, found)
+                _download(source, folder)
+                opened = _lock_copy(folder, source)
     return opened
 
 
-def _folder(found: RemoteObject) -> Path:
-    parts = (found.url, found.version, str(found.size), *(() if found.start is None else (str(found.start),)))
+def _folder(source: RemoteObject) -> Path:
+    parts = (source.url, source.version, str(source.size), *(() if source.start is None else (str(source.start),)))
     key = hashlib.sha256("\x1f".join(parts).encode()).hexdigest()[:32]
     return cache_root() / "objects" / key[:2] / key
 
@@ -148,7 +148,7 @@ def _downloading(key: str) -> Iterator[None]:
         yield
 
 
-def _lock_copy(folder: Path, found: RemoteObject) -> tuple[int, Path] | None:
+def _lock_copy(folder: Path, source: RemoteObject) -> tuple[int, Path] | None:
     """A lock on the copy in `folder` if there is one and it is complete; a damaged one is removed."""
     for path in folder.glob("*/*"):
         try:
@@ -161,7 +161,7 @@ def _lock_copy(folder: Path, found: RemoteObject) -> tuple[int, Path] | None:
             os.close(handle)
             continue
         state = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-        whole = stat.st_size == found.size and (
+        whole = stat.st_size == source.size and (
             _verified.get(path) == state or checksum_of(path, "blake2b") == path.parent.name
         )
         if whole:
@@ -173,27 +173,27 @@ def _lock_copy(folder: Path, found: RemoteObject) -> tuple[int, Path] | None:
     return None
 
 
-def _download(found: RemoteObject, folder: Path) -> None:
+def _download(source: RemoteObject, folder: Path) -> None:
     """Fetches and verifies one object, and moves it into the cache."""
-    now = found if found.start is not None else info(found.url)
-    if now is None or now.version != found.version:
+    now = source if source.start is not None else info(source.url)
+    if now is None or now.version != source.version:
         what = "is gone" if now is None else "has other content"
-        raise OctjepaError(f"{found.url} {what} since it was listed: run the same command again")
-    _make_room(found.size)
+        raise OctjepaError(f"{source.url} {what} since it was listed: run the same command again")
+    _make_room(source.size)
     arriving = Path(tempfile.mkdtemp(prefix=".new-", dir=cache_folder()))
     try:
-        name = parse(found.url).key.rpartition("/")[2].encode()[-200:].decode(errors="ignore")
+        name = parse(source.url).key.rpartition("/")[2].encode()[-200:].decode(errors="ignore")
         body = arriving / name
         try:
-            with_retries(lambda: _download_once(now, body), "read", found.url, RetryPolicy.from_environment())
+            with_retries(lambda: _download_once(now, body), "read", source.url, RetryPolicy.from_environment())
         except (OctjepaError, OSError) as error:
             if isinstance(error, OctjepaError) or error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 raise
-            raise user_error(error, "read", found.url) from None
+            raise user_error(error, "read", source.url) from None
         except Exception as error:
-            raise user_error(error, "read", found.url) from None
-        if found.start is None and not now.checksum and info(found.url) != now:
-            raise OctjepaError(f"{found.url} changed while it was read: run the same command again")
+            raise user_error(error, "read", source.url) from None
+        if source.start is None and not now.checksum and info(source.url) != now:
+            raise OctjepaError(f"{source.url} changed while it was read: run the same command again")
         _move(body, folder / checksum_of(body, "blake2b"))
     finally:
         shutil.rmtree(arriving, ignore_errors=True)
@@ -209,13 +209,13 @@ def _move(body: Path, folder: Path) -> None:
             continue
 
 
-def _download_once(found: RemoteObject, body: Path) -> None:
+def _download_once(source: RemoteObject, body: Path) -> None:
     """One try to download to `body`. Raises DamagedBody where size or checksum is not the store's."""
-    download(found, body)
+    download(source, body)
     size = body.stat().st_size
-    if size != found.size:
-        raise DamagedBody(f"{size} bytes of {found.size} arrived")
-    kind, _, expected = found.checksum.partition(":")
+    if size != source.size:
+        raise DamagedBody(f"{size} bytes of {source.size} arrived")
+    kind, _, expected = source.checksum.partition(":")
     if expected and checksum_of(body, kind) != expected:
         raise DamagedBody(f"its {kind} differs from the store's")
 

@@ -36,8 +36,8 @@ def bucket_lock(folder: str) -> Iterator[None]:
         "since": datetime.now(UTC).isoformat(timespec="seconds"),
         "token": uuid.uuid4().hex,
     }
-    mine = json.dumps(me).encode()
-    while not put_bytes(mine, url, only_if_absent=True):
+    content = json.dumps(me).encode()
+    while not put_bytes(content, url, only_if_absent=True):
         holder = _holder(url)
         if holder is None:
             continue  # released in this moment

@@ -131,7 +131,7 @@ def _classes(error: BaseException) -> set[str]:
 
 def out_of_open_files(error: BaseException) -> bool:
     """True where no socket could be opened because too many files are open; botocore hides the cause in its context."""
-    links = [one for link in _chain(error) for one in (link, link.__context__)]
+    links = [error_in_chain for link in _chain(error) for error_in_chain in (link, link.__context__)]
     return any(isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE} for error in links)
 
 
@@ -162,8 +162,8 @@ def user_error(error: BaseException, action: str, url: str) -> OctjepaError:
     if out_of_open_files(error):
         return ResourceError(f"cannot {action} {url}: {os.strerror(errno.EMFILE)}: {MORE_FILES}")
     status, code = _code(error)
-    found = " ".join(str(part) for part in (status or "", code if code != str(status) else "") if part)
-    found = found or type(error).__name__
+    description = " ".join(str(part) for part in (status or "", code if code != str(status) else "") if part)
+    description = description or type(error).__name__
     bucket = "/".join(url.split("/")[:3])
     if status == 404:
         if code == "NoSuchBucket":
@@ -171,8 +171,8 @@ def user_error(error: BaseException, action: str, url: str) -> OctjepaError:
         return UsageError(f"cannot {action} {url}: there is nothing at this address, or no bucket {bucket}")
     if status in {401, 403} or code in _DENIED:
         return UsageError(
-            f"cannot {action} {url}: access is denied ({found}). Check the credentials in the environment and their "
-            "rights on the bucket; for a public bucket set OCTJEPA_ANONYMOUS=1"
+            f"cannot {action} {url}: access is denied ({description}). Check the credentials in the environment and "
+            "their rights on the bucket; for a public bucket set OCTJEPA_ANONYMOUS=1"
         )
     if _classes(error) & _NO_CREDENTIALS:
         way = (
@@ -183,7 +183,7 @@ def user_error(error: BaseException, action: str, url: str) -> OctjepaError:
         return UsageError(
             f"cannot {action} {url}: no credentials were found. Set {way}; for a public bucket OCTJEPA_ANONYMOUS=1"
         )
-    return OctjepaError(f"cannot {action} {url}: {found}")
+    return OctjepaError(f"cannot {action} {url}: {description}")
 
 
 def retry_count() -> int:
