@@ -22,10 +22,13 @@ POOLS = "mean, mean_std_max, mean_std_max_min, tissue_mean, layers, zones, zones
 def embed(
     checkpoint: Annotated[
         str,
-        typer.Argument(help="A run, step-* folder, weights file or URL; or NAME:PATH of another project's encoder."),
+        typer.Argument(help="A run, step-* folder, weights file or URL; NAME:PATH of another encoder; or biomarkers."),
     ],
     store: StorePath,
     out: Annotated[Path, typer.Option("--out", help="The parquet file to write.")],
+    scans: Annotated[
+        list[str] | None, typer.Option("--scans", help="For biomarkers: the folder that was ingested; repeatable.")
+    ] = None,
     pool: Annotated[
         list[str] | None, typer.Option("--pool", help=f"{POOLS}; default: mean_std_max and zones_whitened; repeatable.")
     ] = None,
@@ -47,10 +50,26 @@ def embed(
     from octjepa.store import Store
 
     check_output_file(out)
+    if checkpoint == "biomarkers" and not Path(checkpoint).exists():
+        print_result(_embed_biomarkers(store, out, scans or []), as_json)
+        return
     if (per_bscan or engine != "local") and is_external(checkpoint):
         raise ours_alone(checkpoint)
     made = embed_store(checkpoint, Store.open(store), out, pool or (), tokens, per_bscan, Division(engine, workers))
     print_result(made, as_json)
+
+
+def _embed_biomarkers(store: str, out: Path, scans: list[str]) -> dict[str, object]:
+    """`octjepa embed biomarkers`: thickness and fluid of the scans as they came."""
+    from octjepa.ingest.remembered_sources import sources_of
+    from octjepa.remote import is_remote
+    from octjepa.store import Store
+    from octjepa.tasks.segmenter.biomarkers import embed_biomarkers
+    from octjepa.viewer.native_files import NativeFiles, folders_near
+
+    opened = Store.open(store)
+    near = [] if is_remote(store) else folders_near(Path(store))
+    return embed_biomarkers(opened, NativeFiles(scans or sources_of(store), near).read, out)
 
 
 @app.command()
