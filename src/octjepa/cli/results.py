@@ -158,7 +158,7 @@ def probe(
     quiet: Quiet = False,
 ) -> None:
     """Evaluates frozen features on labels. With intervals over people, beside trivial baselines."""
-    from octjepa.embed.table import read_embeddings
+    from octjepa.embed.table import check_split, read_embeddings
     from octjepa.embed.token_folder import TokenFolder
     from octjepa.evaluate.case_predictions import write_case_predictions
     from octjepa.evaluate.cases import read_visit_order
@@ -189,6 +189,8 @@ def probe(
         attention=attention is not None,
     )
     tables, folders = [read_embeddings(path) for path in embeddings], [TokenFolder.open(path) for path in tokens or ()]
+    for path, table in zip(embeddings, tables, strict=True):
+        check_split(path, table)
     with nullcontext() if out is None else file_lock(out):
         result = run_probes(tables, labels, target, settings, folders, ledger)
         payload = result.payload()

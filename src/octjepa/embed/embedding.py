@@ -9,6 +9,7 @@ Tokens and features of B-scans are written beside it on demand.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -33,6 +34,7 @@ from octjepa.encoders.external.prepared import PreparedExternal
 from octjepa.encoders.locate import open_encoder, prepare_external
 from octjepa.errors import ContractError, OctjepaError, UsageError
 from octjepa.progress import bar
+from octjepa.remote import is_remote
 from octjepa.store import Store
 from octjepa.store.contract import contract_differences
 
@@ -126,7 +128,9 @@ def embed_store(
         _wait_for_all(runtime, job, len(parts))
         seconds = time.perf_counter() - started
         contract = science_hash(store.preprocessing)
-        about = TableFacts(encoder.dim, encoder.name, contract, leaked, pools, weights, encoder.token_choice)
+        about = TableFacts(
+            encoder.dim, encoder.name, contract, leaked, pools, weights, encoder.token_choice, _relative(store, out)
+        )
         join = partial(_join, out, job, parts, rows, store, encoder, about)
         counts = runtime.run_on_rank_zero(join)
     computed = sum(len(parts[number]) for number in todo)
@@ -159,6 +163,11 @@ def _opened(source: str | Path | FrozenEncoder | ExternalEncoder, store: Store) 
     if isinstance(source, str | Path):
         return open_encoder(source, store.preprocessing)
     return prepare_external(source, store.preprocessing) if isinstance(source, ExternalEncoder) else source
+
+
+def _relative(store: Store, out: Path) -> str:
+    """The path of a local store from the folder of the table, so that both can be moved together; "" in a bucket."""
+    return "" if is_remote(store.location) else os.path.relpath(store.path, out.parent)
 
 
 def bscan_path(out: Path) -> Path:

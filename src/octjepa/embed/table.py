@@ -9,8 +9,10 @@ finite.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +24,12 @@ from octjepa.encoders import pooling
 from octjepa.encoders.base import FrozenEncoder
 from octjepa.errors import UsageError
 from octjepa.files import write_atomic
-from octjepa.parsing import read_arrow
+from octjepa.parsing import read_arrow, read_parquet
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_log = logging.getLogger(__name__)
 KEY_COLUMNS = ("person_id", "eye", "volume_id", "content_hash", "device", "split", "age", "clinical_site")
 FEATURE_COLUMNS = ("vector", "untrained", "histogram")
 # Features without poolings; older tables, and those of other encoders, have no intensity.
@@ -39,7 +42,7 @@ SPLITS = ("train", "val", "test")
 # All that hold tissue; the whole grid; as many as `tokens.budget` of the recipe has (older tables).
 TOKENS = ("tissue", "all", "budget")
 SCHEMA = 1  # of the table; one that names none is of the first
-_METADATA = ("dim", "encoder", "contract", "leaked", "pools", "weights", "tokens")
+_METADATA = ("dim", "encoder", "contract", "leaked", "pools", "weights", "tokens", "store")
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class TableFacts:
     pools: tuple[str, ...] = (pooling.POSITION_FREE_POOL,)
     weights: str = ""
     tokens: str = "all"
+    store: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,8 @@ class Embeddings:
     other. histogram: float32 [volumes, bins]. dim: the encoder's width. encoder: its name in results. contract: hash of
     the preprocessing contract. leaked: number of people of val and test the encoder was pretrained on. weights: hash of
     the encoder's weights, "" in older tables. intensity: float32 [volumes, statistics of regions]. tokens: which of a
-    volume's tokens the encoder read, one of TOKENS.
+    volume's tokens the encoder read, one of TOKENS. store: path of the store relative to the table's folder, "" of one
+    in a bucket and in older tables.
     """
 
     frame: pd.DataFrame
@@ -79,6 +84,7 @@ class Embeddings:
     weights: str = ""
     intensity: Float[np.ndarray, "volumes statistics"] | None = None
     tokens: str = "all"
+    store: str = ""
 
     def __post_init__(self) -> None:
         _check(self, f"embeddings of {self.encoder!r}")
@@ -245,6 +251,38 @@ def read_embeddings(path: str | Path) -> Embeddings:
         pools=tuple(metadata.get("octjepa.pools", "mean_std_max").split(",")),
         weights=metadata.get("octjepa.weights", ""),
         tokens=metadata.get("octjepa.tokens", "budget"),
+        store=metadata.get("octjepa.store", ""),
+    )
+
+
+def check_split(path: str | Path, table: Embeddings) -> None:
+    """Compares the split in the table at `path` with that of its store, if the store is where it was.
+
+    `octjepa split` after `octjepa embed` changes the store only. A probe of the table would then train on people whom
+    the store holds for tests. Raises UsageError that says which of both is newer.
+    """
+    path = Path(path)
+    index = path.parent / table.store / "volumes.parquet"
+    if not table.store or not index.is_file():
+        return
+    try:
+        now = read_parquet(index, ["volume_id", "split"]).set_index("volume_id")["split"].fillna("").astype(str)
+        written = [datetime.fromtimestamp(file.stat().st_mtime, UTC) for file in (path, index)]
+    except (ValueError, OSError) as error:
+        _log.warning("%s cannot be compared with the split in %s: %s", path, table.store, error)
+        return
+    before = table.frame.set_index("volume_id")["split"]
+    shared = before.index.intersection(now.index)
+    differing = shared[(before.loc[shared] != now.loc[shared]).to_numpy()]
+    if len(differing) == 0:
+        return
+    people = table.frame.loc[table.frame["volume_id"].isin(differing), "person_id"].nunique()
+    newer = "the store's split is newer" if written[1] >= written[0] else "the table is newer"
+    dates = [f"{date:%Y-%m-%d %H:%M UTC}" for date in written]
+    raise UsageError(
+        f"{path} holds another split than its store {index.parent}: {len(differing)} of {len(shared)} volumes, of {people} "
+        f"people, differ. The table was written {dates[0]}, the store {dates[1]}: {newer}. Run `octjepa embed` again, or "
+        "give the store the split of the table"
     )
 
 

@@ -20,7 +20,7 @@ from octjepa.checkpoint.weights import EXPORTED, newest_checkpoint
 from octjepa.config import science_hash
 from octjepa.embed.embedding import embed_store
 from octjepa.embed.parts import discard_leftovers
-from octjepa.embed.table import Embeddings, read_embeddings
+from octjepa.embed.table import Embeddings, check_split, read_embeddings
 from octjepa.embed.token_folder import INDEX, TokenFolder
 from octjepa.encoders.base import FrozenEncoder
 from octjepa.encoders.external import is_external
@@ -167,6 +167,7 @@ def embed_entries(
                 )
             if candidate.source.endswith(TABLE):
                 table = read_embeddings(candidate.source)
+                check_split(candidate.source, table)
             elif store is None:
                 raise UsageError(f"{candidate.source} is no table of octjepa embed: name the store with --store")
             else:
