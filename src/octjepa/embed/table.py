@@ -280,9 +280,9 @@ def check_split(path: str | Path, table: Embeddings) -> None:
     newer = "the store's split is newer" if written[1] >= written[0] else "the table is newer"
     dates = [f"{date:%Y-%m-%d %H:%M UTC}" for date in written]
     raise UsageError(
-        f"{path} holds another split than its store {index.parent}: {len(differing)} of {len(shared)} volumes, of {people} "
-        f"people, differ. The table was written {dates[0]}, the store {dates[1]}: {newer}. Run `octjepa embed` again, or "
-        "give the store the split of the table"
+        f"{path} holds another split than its store {index.parent}: {len(differing)} of {len(shared)} volumes, of "
+        f"{people} people, differ. The table was written {dates[0]}, the store {dates[1]}: {newer}. Run `octjepa embed` "
+        "again, or give the store the split of the table"
     )
 
 
