@@ -6,7 +6,8 @@ No description holds personal data.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from typing import TYPE_CHECKING
 
 from octjepa.errors import UsageError
 from octjepa.files import read_json_object
@@ -81,7 +82,7 @@ def _personal(path: Path) -> dict[str, str]:
     return {field: f"{FIELD_KINDS.get(field, 'other')}, masked" for field in personal_fields_in_file(path)}
 
 
-def _describe_remote(url: str, spacing_mm: SpacingOption, verify: bool) -> dict[str, Any]:
+def _describe_remote(url: str, spacing_mm: SpacingOption, verify: bool) -> dict[str, object]:
     from octjepa.checkpoint.location import has_file
     from octjepa.read.reader import describe_file
 
@@ -97,14 +98,14 @@ def _describe_remote(url: str, spacing_mm: SpacingOption, verify: bool) -> dict[
     return {"kind": "source", **audit([url])}
 
 
-def _store(path: str | Path, verify: bool) -> dict[str, Any]:
+def _store(path: str | Path, verify: bool) -> dict[str, object]:
     from octjepa.store import Store
 
     store = Store.open(path)
     return {"kind": "store", **store.describe(), **({"damaged": store.damaged()} if verify else {})}
 
 
-def _checkpoint(path: str | Path) -> dict[str, Any]:
+def _checkpoint(path: str | Path) -> dict[str, object]:
     from octjepa.encoders import load_encoder
 
     encoder = load_encoder(path)
@@ -118,7 +119,7 @@ def _checkpoint(path: str | Path) -> dict[str, Any]:
     }
 
 
-def _run(path: Path) -> dict[str, Any]:
+def _run(path: Path) -> dict[str, object]:
     """Of pretraining, which names no kind in run.json, or of a supervised task."""
     about = read_json_object(path / "run.json", _ANEW)
     if "kind" not in about:
@@ -129,7 +130,7 @@ def _run(path: Path) -> dict[str, Any]:
     return folder
 
 
-def _task_folder(path: Path) -> dict[str, Any] | None:
+def _task_folder(path: Path) -> dict[str, object] | None:
     """Of a folder that a supervised task wrote; None where none did."""
     from octjepa.tasks import find_task
 
@@ -137,7 +138,7 @@ def _task_folder(path: Path) -> dict[str, Any] | None:
     return None if task is None else task.describe(path)
 
 
-def _results(run: Path) -> dict[str, Any]:
+def _results(run: Path) -> dict[str, object]:
     """The results of a finished run."""
     summary = run / "summary.json"
     if not summary.is_file():

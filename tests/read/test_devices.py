@@ -61,10 +61,13 @@ def test_names_of_files_and_folders_name_products_alone() -> None:
 
 
 def test_a_folder_completes_a_make_and_never_replaces_a_stated_device() -> None:
-    assert pick_device([("zeiss", False)], ["", "zeiss_cirrus"]) == ("zeiss_cirrus", [])
-    assert pick_device([("acme_x_1", True)], ["zeiss_cirrus"]) == ("acme_x_1", ["device_disagrees"])
-    assert pick_device([("acme", False)], ["zeiss_cirrus"]) == ("acme", ["device_disagrees"])
-    assert pick_device([("", False)], ["", ""]) == ("unknown", [])
+    notes: list[str] = []
+    assert pick_device([("zeiss", False)], ["", "zeiss_cirrus"], notes) == "zeiss_cirrus"
+    assert not notes
+    assert pick_device([("acme_x_1", True)], ["zeiss_cirrus"], notes) == "acme_x_1"
+    assert pick_device([("acme", False)], ["zeiss_cirrus"], notes) == "acme"
+    assert notes == ["device_disagrees"] * 2
+    assert pick_device([("", False)], ["", ""], notes) == "unknown"
 
 
 def test_an_unlisted_device_keeps_its_name_in_a_tree_of_another(tmp_path: Path) -> None:

@@ -31,12 +31,12 @@ def other(made: Path, tmp_path: Path) -> Path:
 
 def test_figures_and_recipes_are_laid_beside_each_other(made: Path, other: Path) -> None:
     found = compare_runs([read_run(made), read_run(other)])
-    assert found["labels"] == ["run", "other"]
-    assert [(one["updates"], one["loss"], one["baseline"]) for one in found["runs"]] == [(2, 0.4, 0.5), (2, 0.25, 0.5)]
-    assert found["differences"] == [("train.max_updates", ["2", "3"])]
-    assert found["different_data"]
-    assert {chart.key for chart, _ in found["charts"]} >= {"train/loss", "train/lr"}
-    assert all("other" in drawing for _, drawing in found["charts"])
+    assert found.labels == ["run", "other"]
+    assert [(one.updates, one.loss, one.baseline) for one in found.runs] == [(2, 0.4, 0.5), (2, 0.25, 0.5)]
+    assert found.differences == [("train.max_updates", ["2", "3"])]
+    assert found.different_data
+    assert {chart.key for chart, _ in found.charts} >= {"train/loss", "train/lr"}
+    assert all("other" in drawing for _, drawing in found.charts)
 
 
 def test_a_curve_that_one_run_alone_has_is_not_drawn() -> None:

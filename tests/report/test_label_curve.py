@@ -21,8 +21,8 @@ def test_the_reading_that_paired_named_stands_at_every_number_and_at_all() -> No
     rows = [Row("ours", **READING, value=0.8), Row("histogram", **{**READING, "pool": "none"}, value=0.5)]
     curve = label_curve({"10": few, "999": none}, rows, paired)
     assert curve is not None
-    assert curve["columns"] == ["10 people", "999 people", "all"]
-    assert [[one and one.value for one in row["results"]] for row in curve["rows"]] == [
+    assert curve.columns == ["10 people", "999 people", "all"]
+    assert [[one and one.value for one in row.results] for row in curve.rows] == [
         [0.6, None, 0.8],
         [None, None, 0.5],
     ]

@@ -159,19 +159,19 @@ def named_model(texts: Iterable[str], manufacturer: str, usual: str) -> str:
     return next((describe_device(name).model for name in names if name.startswith(f"{make}_")), usual)
 
 
-def pick_device(stated: list[tuple[str, bool]], named: list[str]) -> tuple[str, list[str]]:
-    """(the device of a scan, "unknown" if nothing names one; the note `device_disagrees` if the sources disagree).
+def pick_device(stated: list[tuple[str, bool]], named: list[str], notes: list[str]) -> str:
+    """The device of a scan, "unknown" where nothing names one; a disagreement is noted.
 
     `stated` are those of manifest and header (`stated_device`), `named` those of folder and file name, each the most
     trusted first. A stated model takes precedence; a folder completes a stated make, but never replaces it.
     """
     makes = [device for device, has_model in stated if device and not has_model]
     models = [device for device, has_model in stated if has_model] + [device for device in named if device]
-    disagree = len(set(models)) > 1 or any(not model.startswith(make) for make in makes for model in models)
-    notes = ["device_disagrees"] if disagree else []
+    if len(set(models)) > 1 or any(not model.startswith(make) for make in makes for model in models):
+        notes.append("device_disagrees")
     if not any(has_model for _, has_model in stated) and makes:
-        return next((model for model in models if model.startswith(makes[0])), makes[0]), notes
-    return next(iter(models), UNKNOWN), notes
+        return next((model for model in models if model.startswith(makes[0])), makes[0])
+    return next(iter(models), UNKNOWN)
 
 
 def describe_device(name: str) -> Device:

@@ -76,15 +76,18 @@ def parse_region(text: str) -> str:
     return f"{area}, {field[1]} x {field[2]}" if field else area
 
 
-def _pick_eye(sources: dict[str, str]) -> tuple[Laterality | None, str, list[str]]:
-    """(eye, the source that states it, notes of disagreement or absence) from texts by source."""
+def _pick_eye(sources: dict[str, str], notes: list[str]) -> tuple[Laterality | None, str]:
+    """(eye, the source that states it) from texts by source; disagreement and absence are noted."""
     stated = {source: eye for source, text in sources.items() if (eye := parse_laterality(text)) is not None}
     if not stated:
-        return None, "unknown", ["laterality_unknown"]
+        notes.append("laterality_unknown")
+        return None, "unknown"
+    if len(set(stated.values())) > 1:
+        notes.append("laterality_disagrees")
     votes = list(stated.values())
     # What most of them say; where as many say the one as the other, the first in order.
     source, eye = max(stated.items(), key=lambda pair: votes.count(pair[1]))
-    return eye, source, ["laterality_disagrees"] if len(set(votes)) > 1 else []
+    return eye, source
 
 
 def _eye_in_path(path: PurePath) -> str:
@@ -107,30 +110,29 @@ def _site(header: HeaderFields, person_ids: list[str], proven: bool) -> str:
     return header.site
 
 
-def _header_person(header: HeaderFields) -> tuple[str, list[str]]:
-    """(person id of the header, notes): pseudonymised if it holds a name; "" for none and for a placeholder."""
+def _header_person(header: HeaderFields, notes: list[str]) -> str:
+    """The person id of the header, pseudonymised where it holds a name; "" for none and for a placeholder."""
     person = clean_person_id(header.person_id)
     if person and is_placeholder(person):
-        return "", ["person_id_placeholder"]  # every file of an export may carry it: it is nobody's
+        notes.append("person_id_placeholder")  # every file of an export may carry it: it is nobody's
+        return ""
     if person and identifies_person(person, header.person_name, header.birth_date):
         # Some exports repeat the name as the id; a name never enters the store.
-        return pseudonym(person), ["person_id_pseudonymised"]
-    return person, []
+        notes.append("person_id_pseudonymised")
+        return pseudonym(person)
+    return person
 
 
-def _person_ids(header: HeaderFields, path: PurePath, row: ManifestRow | None) -> tuple[list[str], list[str]]:
-    """(ids, the most trusted first; notes).
-
-    A folder of four digits may be a year: it outranks the header only below a device's folder, as in an AI-READI tree,
-    and so does a name that begins with four digits only where it names a device.
-    """
+def _person_ids(header: HeaderFields, path: PurePath, row: ManifestRow | None, notes: list[str]) -> list[str]:
+    """Ids, the most trusted first. A folder of four digits may be a year: it outranks the header only below a device's
+    folder, as in an AI-READI tree, and so does a name that begins with four digits only where it names a device."""
     name = _FILE_NAME.match(path.stem)
     below_device = path.parent.parent.name.lower() in DEVICES
     # Elsewhere four digits may be a year.
     folder = path.parent.name if (_FOUR if below_device else _NO_YEAR).fullmatch(path.parent.name) else ""
     named_by_device = bool(name and parse_device(name["protocol"]))
     by_name = name["person"] if name and (named_by_device or _NO_YEAR.fullmatch(name["person"])) else ""
-    in_header, notes = _header_person(header)
+    in_header = _header_person(header, notes)
     manifest = row.person_id if row else ""
     if is_placeholder(manifest) and manifest:  # "NA" in a table would make all its people one
         notes.append("person_id_placeholder")
@@ -142,11 +144,11 @@ def _person_ids(header: HeaderFields, path: PurePath, row: ManifestRow | None) -
     person_ids = [person for person in (manifest, *proven, in_header, by_name, folder) if person]
     if person_ids and not any((manifest, *proven, in_header)):
         notes.append("person_from_folder")
-    return person_ids, notes
+    return person_ids
 
 
-def _without_personal_texts(header: HeaderFields) -> tuple[HeaderFields, list[str]]:
-    """(header without stored texts that repeat the person's name, birth date, ids or other people's names; notes).
+def _without_personal_texts(header: HeaderFields, notes: list[str]) -> HeaderFields:
+    """The header without stored texts that repeat the person's name, birth date, ids or other people's names.
 
     A UID that holds the birth date is replaced by a UID made from its hash, so that two copies are still recognised.
     """
@@ -164,9 +166,9 @@ def _without_personal_texts(header: HeaderFields) -> tuple[HeaderFields, list[st
     ):
         dropped["uid"] = f"2.25.{int(hashlib.sha256(header.uid.encode()).hexdigest()[:32], 16)}"
     if not dropped:
-        return header, []
-    without = replace(header, **dropped)  # type: ignore[arg-type] # every name in it is a text field
-    return without, [f"personal_text_dropped={len(dropped)}"]
+        return header
+    notes.append(f"personal_text_dropped={len(dropped)}")
+    return replace(header, **dropped)  # type: ignore[arg-type] # every name in it is a text field
 
 
 def visit_pseudonym(person_id: str, visit: str) -> str:
@@ -176,12 +178,12 @@ def visit_pseudonym(person_id: str, visit: str) -> str:
 
 def identify(header: HeaderFields, path: PurePath, row: ManifestRow | None) -> Identity:
     """Person (`_person_ids`), eye (as most sources say), device (manifest first), protocol and region."""
-    header, notes = _without_personal_texts(header)
+    notes: list[str] = []
+    header = _without_personal_texts(header, notes)
     name = _FILE_NAME.match(path.stem)
     device_folder = next((part for part in reversed(path.parts[:-1]) if is_listed(part.lower())), "")
 
-    person_ids, person_notes = _person_ids(header, path, row)
-    notes += person_notes
+    person_ids = _person_ids(header, path, row, notes)
     if len(set(person_ids)) > 1:
         notes.append("person_disagrees")
     uid = header.uid
@@ -191,21 +193,20 @@ def identify(header: HeaderFields, path: PurePath, row: ManifestRow | None) -> I
         notes.append("person_unknown")
         person = "unknown-" + hashlib.sha256((uid or str(path)).encode()).hexdigest()[:12]
 
-    eye, eye_source, eye_notes = _pick_eye(
+    eye, eye_source = _pick_eye(
         {
             "header": header.laterality,
             "frame": header.frame_laterality,
             "manifest": row.laterality if row else "",
             "name": name["eye"] if name else "",
             "path": _eye_in_path(path),
-        }
+        },
+        notes,
     )
-    notes += eye_notes
     protocol = header.protocol or (name["protocol"].lower().replace("_", " ") if name else "")
     stated = [stated_device(row.manufacturer, row.model)] if row else []
     stated.append(stated_device(header.manufacturer, header.model))
-    device, device_notes = pick_device(stated, [parse_device(device_folder), parse_device(path.stem)])
-    notes += device_notes
+    device = pick_device(stated, [parse_device(device_folder), parse_device(path.stem)], notes)
     named_region = parse_region(protocol) or parse_region(name["protocol"] if name else "")
     region = (row.region if row else "") or header.region or named_region
     if header.burned_in:

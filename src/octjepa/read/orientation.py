@@ -212,27 +212,30 @@ def _ways_on_fundus(frames: FrameGeometry) -> Float[np.ndarray, " F"]:
 
 
 def align_columns(
-    pixels: UInt8[np.ndarray, "F H W"], frames: FrameGeometry
-) -> tuple[UInt8[np.ndarray, "F H W"], FrameGeometry, list[str]]:
-    """The B-scans of a raster, all from the patient's right to the left, their geometry, and notes.
+    pixels: UInt8[np.ndarray, "F H W"], frames: FrameGeometry, notes: list[str]
+) -> tuple[UInt8[np.ndarray, "F H W"], FrameGeometry]:
+    """The B-scans of a raster, all from the patient's right to the left, and their geometry.
 
-    The notes are `columns_mirrored=K` B-scans; `vertical_lines`; `line_direction_disagrees` where vectors and lines
+    Adds to `notes`: `columns_mirrored=K` B-scans; `vertical_lines`; `line_direction_disagrees` where vectors and lines
     contradict each other, and nothing is changed.
     """
     by_vectors, on_fundus = _ways_by_vectors(frames), _ways_on_fundus(frames)
     if (np.isfinite(by_vectors) & np.isfinite(on_fundus) & (by_vectors != on_fundus)).any():
-        return pixels, frames, ["line_direction_disagrees"]
+        notes.append("line_direction_disagrees")
+        return pixels, frames
     ways = np.where(np.isfinite(by_vectors), by_vectors, on_fundus)
     if not np.isfinite(ways).all():
-        return pixels, frames, []
+        return pixels, frames
+    if not ways.any():
+        notes.append(VERTICAL_NOTE)
     backwards = ways < 0
     if not backwards.any() or not ways.all():
-        return pixels, frames, [] if ways.any() else [VERTICAL_NOTE]
+        return pixels, frames
+    notes.append(f"columns_mirrored={int(backwards.sum())}")
     pixels = pixels.copy()
     pixels[backwards] = pixels[backwards, :, ::-1]
     sign = np.where(backwards, -1.0, 1.0)[:, None]
     lines = np.where(backwards[:, None], frames.lines_px[:, [2, 3, 0, 1]], frames.lines_px)
-    mirrored = replace(
+    return pixels, replace(
         frames, row_directions=frames.row_directions * sign, normals=frames.normals * sign, lines_px=lines
     )
-    return pixels, mirrored, [f"columns_mirrored={int(backwards.sum())}"]

@@ -37,7 +37,7 @@ from octjepa.read.orientation import (
 from octjepa.read.personal_data import mask_path, storable_labels
 from octjepa.read.picture_frames import damaged_frames, picture_frames
 from octjepa.read.protocols import protocol_spacing
-from octjepa.read.raw_scan import RawScan
+from octjepa.read.raw_scan import FrameGeometry, RawScan
 from octjepa.reasons import REASONS, error_origin, rejection
 from octjepa.time_limit import SECONDS_PER_FILE, time_limit
 from octjepa.volume import OCTVolume
@@ -111,12 +111,10 @@ def assemble(
         raise rejection("not_retina", f"its protocol or region says {part}; expected the retina")
     check_images_retina(identity.device)
     _check_frames(len(scan.pixels), "B-scans")
-    scan, copy_notes = _drop_copies(scan)
-    scan, localizer_notes = _drop_localizers(scan)
-    frame_geometry = scan.frame_geometry
-    repeat_notes = _repeat_notes(scan.pixels)
-    pixels, pixel_spacing, orientation_notes = _orient(scan)
-    notes += [*copy_notes, *localizer_notes, *repeat_notes, *orientation_notes]
+    scan = _drop_copies(scan, notes)
+    scan, frame_geometry = _drop_localizers(scan, notes)
+    _check_repeats(scan.pixels, notes)
+    pixels, pixel_spacing = _orient(scan, notes)
     if "turned_upright" in notes and "axes_transposed" not in notes:
         frame_geometry = rows_turned(frame_geometry)
     text = f"{identity.protocol} {identity.region}".lower()
@@ -126,8 +124,7 @@ def assemble(
         frame_geometry, pixels = frame_geometry.take(~circular), pixels[~circular]
         _check_frames(len(pixels), "straight B-scans")
     if pattern == "raster" and "axes_transposed" not in notes:
-        pixels, frame_geometry, column_notes = align_columns(pixels, frame_geometry)
-        notes += column_notes
+        pixels, frame_geometry = align_columns(pixels, frame_geometry, notes)
     frames, depth, columns = pixels.shape
     sources = SpacingSources(
         frame_geometry=frame_geometry,
@@ -169,17 +166,17 @@ def assemble(
     )
 
 
-def _drop_localizers(scan: RawScan) -> tuple[RawScan, list[str]]:
-    """The scan without frames that are a localizer by its header, else by their content, and notes.
+def _drop_localizers(scan: RawScan, notes: list[str]) -> tuple[RawScan, FrameGeometry]:
+    """The scan without frames that are a localizer by its header, else by their content, and its geometry.
 
     Raises VolumeRejected: not_structural_oct, too_few_frames.
     """
-    others, notes = localizer_frames(scan.frame_geometry), list[str]()
+    others = localizer_frames(scan.frame_geometry)
     if not others.any() and (pictures := picture_frames(scan.pixels)).any():
         others = pictures
         notes.append("localizer_by_content")
     if not others.any():
-        return scan, []
+        return scan, scan.frame_geometry
     if others.sum() > MAX_LOCALIZERS:
         raise rejection(
             "not_structural_oct",
@@ -192,7 +189,7 @@ def _drop_localizers(scan: RawScan) -> tuple[RawScan, list[str]]:
     retained = replace(
         scan, pixels=scan.pixels[~others], frame_geometry=scan.frame_geometry.take(~others), localizer=picture
     )
-    return retained, notes
+    return retained, retained.frame_geometry
 
 
 def _check_frames(count: int, what: str) -> None:
@@ -200,8 +197,8 @@ def _check_frames(count: int, what: str) -> None:
         raise rejection("too_few_frames", f"{count} {what}; a volume needs {MIN_FRAMES} at least")
 
 
-def _drop_copies(scan: RawScan) -> tuple[RawScan, list[str]]:
-    """(the scan once, notes) if a file holds all its B-scans several times, one after the other or there and back.
+def _drop_copies(scan: RawScan, notes: list[str]) -> RawScan:
+    """The scan once, where a file holds all its B-scans several times: one after the other, or forwards and backwards.
 
     B-scans of a retina never have equal pixels twice: the same speckle and noise come from the same measurement.
     """
@@ -219,17 +216,17 @@ def _drop_copies(scan: RawScan) -> tuple[RawScan, list[str]]:
         if 2 * length == count and all(are_equal(index, count - 1 - index) for index in range(length)):
             break
     else:
-        return scan, []
+        return scan
     if not (np.ptp(pixels[:length, ::4, ::4], axis=(1, 2)) > 0).any():
-        return scan, []  # empty frames are equal
+        return scan  # empty frames are equal
     if all(are_equal(0, index) for index in range(1, length)):
-        return scan, []  # one frame throughout, which `_repeat_notes` counts
-    once = replace(scan, pixels=pixels[:length].copy(), frame_geometry=scan.frame_geometry.take(np.arange(length)))
-    return once, [f"frame_copies_dropped={count - length}"]
+        return scan  # one frame throughout, which `_check_repeats` counts
+    notes.append(f"frame_copies_dropped={count - length}")
+    return replace(scan, pixels=pixels[:length].copy(), frame_geometry=scan.frame_geometry.take(np.arange(length)))
 
 
-def _repeat_notes(pixels: UInt8[np.ndarray, "F H W"]) -> list[str]:
-    """The note of B-scans that equal the one before. Raises VolumeRejected too_few_frames: fewer than four are left."""
+def _check_repeats(pixels: UInt8[np.ndarray, "F H W"], notes: list[str]) -> None:
+    """Notes B-scans that equal the one before. Raises VolumeRejected too_few_frames where fewer than four are left."""
     repeats = sum(
         np.array_equal(one[::32], other[::32])  # nearly all differ there already
         and np.array_equal(one, other)
@@ -237,7 +234,8 @@ def _repeat_notes(pixels: UInt8[np.ndarray, "F H W"]) -> list[str]:
         for one, other in pairwise(pixels)
     )
     if not repeats:
-        return []
+        return
+    notes.append(f"repeated_frames={repeats}")
     if len(pixels) - repeats < MIN_FRAMES:
         different = len(pixels) - repeats
         raise rejection(
@@ -245,15 +243,14 @@ def _repeat_notes(pixels: UInt8[np.ndarray, "F H W"]) -> list[str]:
             f"{len(pixels)} B-scans of which {different} differ, the others repeat the one before; a volume needs "
             f"{MIN_FRAMES} at different places",
         )
-    return [f"repeated_frames={repeats}"]
 
 
-def _orient(scan: RawScan) -> tuple[UInt8[np.ndarray, "F H W"], tuple[float, float] | None, list[str]]:
-    """(pixels, (depth, column) spacing, notes) with the A-scans along axis 1 and the vitreous on top.
+def _orient(scan: RawScan, notes: list[str]) -> tuple[UInt8[np.ndarray, "F H W"], tuple[float, float] | None]:
+    """(pixels, (depth, column) spacing) with the A-scans along axis 1 and the vitreous on top.
 
     Raises VolumeRejected: not_b_scans, header_contradicts_pixels.
     """
-    pixels, pixel_spacing, notes = scan.pixels, scan.pixel_spacing_mm, list[str]()
+    pixels, pixel_spacing = scan.pixels, scan.pixel_spacing_mm
     damaged = damaged_frames(pixels)  # a few of them would decide
     intact = pixels[~damaged] if damaged.any() else pixels
     if not _SETTLED & set(scan.notes) and is_transposed(intact):
@@ -271,7 +268,7 @@ def _orient(scan: RawScan) -> tuple[UInt8[np.ndarray, "F H W"], tuple[float, flo
     if is_upside_down(intact):
         notes.append("turned_upright")
         pixels = np.ascontiguousarray(pixels[:, ::-1])
-    return pixels, pixel_spacing, notes
+    return pixels, pixel_spacing
 
 
 def _manifest_contradictions(scan: RawScan, row: ManifestRow | None, geometry: Geometry) -> list[str]:

@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from octjepa.evaluate.results import ProbePaired, Row, WithFewerLabels
 
 
+@dataclass(frozen=True)
+class LabelCurveRow:
+    """The results of an encoder or baseline in the order of the columns; None where there is none."""
+
+    name: str
+    results: tuple[Row | None, ...]
+
+
+@dataclass(frozen=True)
+class LabelCurve:
+    """How a metric falls with fewer labels. columns: headings, from few people to all labels."""
+
+    target: str
+    metric: str
+    columns: list[str]
+    rows: tuple[LabelCurveRow, ...]
+
+
 def label_curve(
     labelled: Mapping[str, WithFewerLabels], rows: Sequence[Row], paired: ProbePaired | None
-) -> dict[str, Any] | None:
+) -> LabelCurve | None:
     """Of every encoder and baseline its result at each number of people, and with all labels last; None for no curve.
 
-    {target, metric, columns: headings, rows: [{name, results}]}; a result that does not exist is None. A baseline
-    without a pool is read by the probe of `paired`.
+    A baseline without a pool is read by the probe of `paired`.
     """
     if not labelled or paired is None or not paired.probe:
         return None
@@ -29,9 +46,5 @@ def label_curve(
     names = list(found["all"])
     if not any(found[heading] for heading in found if heading != "all"):
         return None
-    return {
-        "target": paired.target,
-        "metric": paired.metric,
-        "columns": list(columns),
-        "rows": [{"name": name, "results": [found[heading].get(name) for heading in columns]} for name in names],
-    }
+    curves = tuple(LabelCurveRow(name, tuple(found[heading].get(name) for heading in columns)) for name in names)
+    return LabelCurve(paired.target, paired.metric, list(columns), curves)

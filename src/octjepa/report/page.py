@@ -13,6 +13,7 @@ from octjepa.files import write_atomic
 from octjepa.locks import file_lock
 from octjepa.metrics.findings import FAULT_KINDS
 from octjepa.remote import is_remote
+from octjepa.report.cohort import Cohort
 from octjepa.report.contents import Contents, read_contents, read_run
 from octjepa.report.data_card import card_text
 from octjepa.report.headlines import faults, headlines
@@ -71,7 +72,8 @@ def render(contents: Contents) -> str:
     name = contents.training.about.get("name", "") if contents.training else ""
     sections = build_sections(contents)
     root = contents.root
-    cohort = (sections["cohort"].values or {}).get("summary")
+    summary = (sections["cohort"].values or {}).get("summary")
+    cohort = summary if isinstance(summary, Cohort) else None
     results = headlines(contents, cohort)
     shown_faults = [replace(fault, what=without_paths(fault.what, root)) for fault in faults(contents, cohort)]
     return render_template(

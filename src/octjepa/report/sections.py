@@ -36,11 +36,11 @@ class Section:
     """One section of a page: its title in the navigation, its values (None: nothing), and what is missing."""
 
     title: str
-    values: dict[str, Any] | None
+    values: Mapping[str, object] | None
     missing: list[Missing] = field(default_factory=list)
 
 
-Built = tuple[dict[str, Any] | None, list[Missing]]
+Built = tuple[Mapping[str, object] | None, list[Missing]]
 Builder = Callable[[Contents], Built]
 
 
@@ -123,7 +123,7 @@ def _masks(contents: Contents) -> Built:
         return None, [Missing("the masks", why, "octjepa ingest")]
     volume = store.read(str(rows[0]["volume_id"]))
     samples = _MASK_TOKENS // run.recipe.token_count
-    values: dict[str, Any] = {
+    values: dict[str, object] = {
         "volume": eyes.volume_title(rows[0]),
         "families": [masks.mask_picture(volume, run.recipe, family) for family in masks.FAMILIES],
         "chart": None,
@@ -161,7 +161,7 @@ def _training(contents: Contents) -> Built:
     training = contents.training
     if training is None:
         return None, contents.missing_parts("the run")
-    values: dict[str, Any] = {"alarms": [], "predictors": [], "rankme": None, "update": None}
+    values: dict[str, object] = {"alarms": [], "predictors": [], "rankme": None, "update": None}
     if contents.kind == "tuning":
         updates, validations = training.lines_with("loss"), training.lines_with("val_loss")
         charts = curves.training_charts(updates, validations, charts=curves.TUNING_CHARTS)
@@ -189,7 +189,20 @@ def _training(contents: Contents) -> Built:
     return values, missing
 
 
-def _predictors(validation: Mapping[str, Any]) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Predictor:
+    """The learned predictor or a trivial one in the last validation. share: length of its bar, of the longest."""
+
+    name: str
+    ours: bool
+    cosine: float
+    loss: float | None
+    centred: float | None
+    share: float
+    sees: str
+
+
+def _predictors(validation: Mapping[str, Any]) -> list[Predictor]:
     """The learned predictor and the trivial ones, best first, with the share of the longest bar."""
     keys = {"learned": ("val/cosine", "val/loss", "val_centred/loss")}
     for name in PREDICTORS:
@@ -202,17 +215,17 @@ def _predictors(validation: Mapping[str, Any]) -> list[dict[str, Any]]:
     for name, (cosine, loss, centred) in keys.items():
         if cosine in validation:
             rows.append(
-                {
-                    "name": name,
-                    "ours": name == "learned",
-                    "cosine": validation[cosine],
-                    "loss": validation.get(loss),
-                    "centred": validation.get(centred),
-                    "share": max(0.0, min(1.0, validation[cosine])),
-                    "sees": PREDICTORS.get(name, "the context tokens of this eye"),
-                }
+                Predictor(
+                    name,
+                    name == "learned",
+                    validation[cosine],
+                    validation.get(loss),
+                    validation.get(centred),
+                    max(0.0, min(1.0, validation[cosine])),
+                    PREDICTORS.get(name, "the context tokens of this eye"),
+                )
             )
-    return sorted(rows, key=lambda row: -row["cosine"])
+    return sorted(rows, key=lambda row: -row.cosine)
 
 
 @section("tokens", "Token maps", "the token maps", _PRETRAINED)
@@ -269,7 +282,7 @@ def _same_reading(pair: ProbePaired, paired: ProbePaired | None) -> bool:
 def _comparison(contents: Contents) -> Built:
     if contents.run is None or not contents.compared:
         return None, []
-    return compare_runs([contents.run, *contents.compared]), []
+    return vars(compare_runs([contents.run, *contents.compared])), []
 
 
 @section("occlusion", "Occlusion", "the occlusion maps", (*_PRETRAINED, "tuning"))

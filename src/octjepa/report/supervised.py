@@ -51,7 +51,7 @@ class SectorThickness:
     means: dict[str, tuple[float, float, int]]
 
 
-def tuning_section(tuning: Training, probe: ProbeContents) -> dict[str, Any]:
+def tuning_section(tuning: Training, probe: ProbeContents) -> dict[str, object]:
     """The results under the metric of each target's paired differences, and those differences."""
     pairs = [TunedPaired.from_json(pair) for pair in tuning.results.get("paired") or ()]
     shown = {(pair.target, pair.metric) for pair in pairs}
@@ -68,7 +68,7 @@ def tuning_section(tuning: Training, probe: ProbeContents) -> dict[str, Any]:
     return {"groups": groups, "all_rows": probe.rows, "differences": differences}
 
 
-def segmentation_section(segmentation: Training, probe: ProbeContents) -> tuple[dict[str, Any], list[Missing]]:
+def segmentation_section(segmentation: Training, probe: ProbeContents) -> tuple[dict[str, object], list[Missing]]:
     """The values of the section, and the parts that cannot be read. Raises OctjepaError: results.json is damaged."""
     about, results, missing = segmentation.about, segmentation.results, list[Missing]()
     names = about["classes"]

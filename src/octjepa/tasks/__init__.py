@@ -8,7 +8,7 @@ a task by an entry point of the group `octjepa.tasks`; `octjepa inspect` then de
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from octjepa.registry import Registry
 
@@ -20,7 +20,7 @@ class Task(Protocol):
     def holds(self, folder: Path) -> bool:
         """Whether `folder` is one that this task wrote."""
 
-    def describe(self, folder: Path) -> dict[str, Any]:
+    def describe(self, folder: Path) -> dict[str, object]:
         """What `octjepa inspect` shows of such a folder. Raises OctjepaError: a damaged file."""
 
 

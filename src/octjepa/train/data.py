@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from octjepa.cohort.selection import Selection
 from octjepa.errors import UsageError
@@ -26,7 +26,7 @@ class Cohort:
     val: Selection
     per_epoch: dict[str, int]
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, object]:
         """For run.json: counts alone."""
         flow = {"train": self.train.flow.to_json(), "val": self.val.flow.to_json()}
         return {"flow": flow, "domains": self.domains()}

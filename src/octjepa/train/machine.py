@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -60,9 +60,9 @@ def choose_for_machine(recipe: Recipe, device: torch.device, updates: int, volum
     }
 
 
-def describe_choices(choices: Mapping[str, Choice]) -> dict[str, Any]:
+def describe_choices(choices: Mapping[str, Choice]) -> dict[str, object]:
     """Each choice and, as `..._reason`, why."""
-    described: dict[str, Any] = {}
+    described: dict[str, object] = {}
     for name, choice in choices.items():
         described |= {name: choice.value, f"{name}_reason": choice.reason}
     return described

@@ -212,13 +212,13 @@ def save_tuned(
     return Path(write_folder(folder, update, files, about))
 
 
-def describe(out: Path) -> dict[str, Any]:
+def describe(out: Path) -> dict[str, object]:
     """What `octjepa inspect` shows: `finished`, and then figures of the test people, else where the run stopped.
 
     Raises OctjepaError: a file of the folder is damaged, or its recipe.
     """
     about, results = read_about(out), read_results(out)
-    shown: dict[str, Any] = {
+    shown: dict[str, object] = {
         **{key: about[key] for key in ("kind", "name", "encoder")},
         "targets": [{key: target[key] for key in ("target", "task", "classes")} for target in about.get("targets", ())],
         "level": about.get("level"),
@@ -245,7 +245,7 @@ def describe(out: Path) -> dict[str, Any]:
     return shown | {key: value for key, value in about.items() if key not in shown}
 
 
-def _progress(out: Path, recipe: FinetuneRecipe) -> dict[str, Any]:
+def _progress(out: Path, recipe: FinetuneRecipe) -> dict[str, object]:
     """The part in which the run is or stopped; its last update, and the one after which --resume would go on."""
     part, folder = "tuned", out
     if recipe.scratch and list_checkpoints(out / TUNED):
@@ -281,7 +281,7 @@ class FinetuneTask:
         """By the kind in run.json."""
         return (folder / _ABOUT).is_file() and read_about(folder).get("kind") == KIND
 
-    def describe(self, folder: Path) -> dict[str, Any]:
+    def describe(self, folder: Path) -> dict[str, object]:
         """See `describe`."""
         return describe(folder)
 

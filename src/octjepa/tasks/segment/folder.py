@@ -153,7 +153,7 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def describe(out: Path) -> dict[str, Any]:
+def describe(out: Path) -> dict[str, object]:
     """What `octjepa inspect` shows: classes, recipe and encoder of the head in `out`, and its figures of test people.
 
     Raises WrongCheckpointError (no head), OctjepaError (a damaged file).
@@ -192,7 +192,7 @@ class SegmentTask:
         """By the kind in the head's manifest."""
         return (folder / HEAD_FOLDER).is_dir() and is_head(folder)
 
-    def describe(self, folder: Path) -> dict[str, Any]:
+    def describe(self, folder: Path) -> dict[str, object]:
         """See `describe`."""
         return describe(folder)
 
