@@ -6,8 +6,7 @@ No description holds personal data.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from octjepa.errors import UsageError
 from octjepa.files import read_json_object
