@@ -176,3 +176,17 @@ def test_a_few_updates_lower_the_loss() -> None:
 def test_a_batch_that_cannot_be_divided_is_refused() -> None:
     with pytest.raises(UsageError, match="a batch of 6 volumes: expected a multiple of 4"):
         TruthSettings(updates=3, batch=6)
+
+
+def test_patches_that_are_no_multiples_of_a_cell_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"patches of \(4, 7, 8\) voxels .* cells of \(1, 2, 4\)"):
+        TruthNetwork(PACKAGED.network, (4, 7, 8))
+
+
+def test_a_wrong_option_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    for options in ("--batch 6", "--updates 0", f"--init {tmp_path / 'absent'}"):
+        monkeypatch.setattr(sys, "argv", ["train", "--out", str(tmp_path / "run"), *options.split()])
+        assert train.main() == 1
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1
+        assert lines[0].startswith("error: ")

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 from torch.nn import functional
 
+from octjepa.errors import UsageError
 from octjepa.model import Encoder
 from octjepa.phantom.random_scene import BOUNDARIES
 from octjepa.tasks.truth.volumes import LAYERS, UNKNOWN, VOXEL_CLASSES
@@ -49,10 +50,18 @@ class TokenOutputs(NamedTuple):
 
 
 class TruthNetwork(nn.Module):
-    """`encoder` and the heads. The heads start at zero, so the first updates do not disturb the encoder."""
+    """`encoder` and the heads. The heads start at zero, so the first updates do not disturb the encoder.
+
+    patch: voxels of a token (slice, depth, column). Raises UsageError: they are not multiples of `CELL`.
+    """
 
     def __init__(self, encoder: Encoder, patch: tuple[int, int, int]) -> None:
         super().__init__()
+        if any(size % part for size, part in zip(patch, CELL, strict=True)):
+            raise UsageError(
+                f"the encoder has patches of {patch} voxels (slice, depth, column): the truth is learned in cells of "
+                f"{CELL}, so expected multiples of them"
+            )
         self.encoder, self.patch = encoder, patch
         self.grid = tuple(size // part for size, part in zip(patch, CELL, strict=True))
         self.widths = (
