@@ -58,7 +58,7 @@ def _line(eyes: list[_Eye], learned: _Eye, count: int, start: str, settings: Ada
     torch.manual_seed(settings.seed)
     network = packaged.network if start == "packaged" else BoundaryUNet(NetworkSize())
     trained = train(network, training, held_out, settings)
-    segmenter = Segmenter(trained.network, adapted_calibration(packaged.calibration, True))
+    segmenter = Segmenter(trained.network, adapted_calibration(packaged.calibration, trained.step > 0))
     others = [eye for eye in eyes if eye is not learned]
     scores = [score_eye(segmenter.segment(eye.volume), eye.layers, eye.fluid) for eye in others]
     pooled = pooled_score(scores)

@@ -173,7 +173,7 @@ def segment(
     ] = None,
     images: Annotated[
         bool,
-        typer.Option("--images", help="Every picture or one-frame DICOM file is a B-scan of its own, no volume."),
+        typer.Option("--images", help="Every picture or one-frame DICOM file is a single B-scan, not a volume."),
     ] = False,
     baseline: Annotated[
         bool,

@@ -129,6 +129,7 @@ def test_an_adaptation_that_only_gets_worse_is_not_taken() -> None:
     settings = AdaptSettings(most_steps=4, batch=2, validate_every=2, learning_rate=10.0)
     made = adapt([drawn_scan()], settings, baseline=False)
     assert made.candidates[1].step == 0
+    assert made.segmenter.calibration == load_segmenter().calibration
     packaged = load_segmenter().network.state_dict()
     assert all(torch.equal(value, packaged[name]) for name, value in made.segmenter.network.state_dict().items())
 

@@ -159,7 +159,7 @@ def adapt(
     notes = _label_notes(training, held_out)
     learned_fluid = _has_fluid_labels(training)
     trained = train(start.network, training, held_out, settings, lambda text: say(f"adapt: {text}"))
-    adapted = Segmenter(trained.network, adapted_calibration(start.calibration, learned_fluid))
+    adapted = Segmenter(trained.network, adapted_calibration(start.calibration, learned_fluid and trained.step > 0))
     candidates = [
         Candidate("packaged", _score(start, held_out), 0, 0, 0.0),
         Candidate("adapted", _score(adapted, held_out), trained.step, trained.steps, trained.cpu_seconds),

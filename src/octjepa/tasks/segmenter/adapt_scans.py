@@ -170,7 +170,7 @@ def labelled_scan(volume: OCTVolume, labels: LabelVolume, name: str) -> Labelled
     known = any(class_set(one) for one in labels.names)
     if labels.boundaries_px is None and not known:
         raise UsageError(f"the labels are called {', '.join(labels.names)}: expected {KNOWN_NAMES}")
-    step = -1 if frames_reversed(";".join(volume.notes)) else 1
+    step = -1 if frames_reversed(volume.notes) else 1
     boundaries = np.full((8, volume.shape[0], volume.shape[2]), np.nan, np.float32)
     if labels.boundaries_px is not None:
         boundaries = labels.boundaries_px

@@ -6,7 +6,7 @@ pixels.
 
 The network needs a physical scale. Without a spacing a picture is taken to be 2 mm deep and 6 mm wide. On eight phantom
 B-scans of 2.0 x 6.0 mm the boundaries hardly depended on that: with 1.7 to 2.2 mm by 4 to 9 mm the mean error was at
-most 0.5 rows (4 um) above that with the true size, but for one B-scan (1.4 rows at 1.7 mm). The network's own certainty
+most 0.5 rows (4 um) above that with the true size, except in a single B-scan (1.4 rows at 1.7 mm). The network's own certainty
 was no guide to the true scale.
 """
 
@@ -44,7 +44,7 @@ from octjepa.volume import OCTVolume
 ASSUMED_MM: Final = (2.0, 6.0)  # depth and width of a picture without a spacing
 _SLICE_MM: Final = 0.1  # without meaning: a B-scan has no neighbour
 _UNKNOWN_UM: Final = 60.0  # an A-scan whose ILM or Bruch's membrane is expected to be this far off is not measured
-_LEAST_MEASURED: Final = 0.1  # share of A-scans below which nothing is taken for a retina
+_LEAST_MEASURED: Final = 0.1  # share of A-scans; with fewer there is no retina
 _UNSURE_UM: Final = 15.0
 _TINT: Final = 0.45
 _COPIES: Final = 4  # B-scans of the smallest volume
