@@ -51,20 +51,20 @@ def read_bscan(path: Path) -> BScan:
     try:
         with warnings.catch_warnings(), time_limit(SECONDS_PER_FILE):
             warnings.simplefilter("ignore")
-            found = _read_picture(path) if path.suffix.lower() in IMAGE_SUFFIXES else _read_dicom(path)
+            bscan = _read_picture(path) if path.suffix.lower() in IMAGE_SUFFIXES else _read_dicom(path)
     except (VolumeRejected, MemoryError):
         raise
     except Exception as error:  # a damaged header may hold anything; it must not end the run
         raise rejection("reader_failed", error_origin(error)) from error
-    height, width = found.pixels.shape
+    height, width = bscan.pixels.shape
     if height < _LEAST or width < _LEAST:
         raise rejection("unsupported_pixels", f"{height} x {width} pixels: expected a B-scan of {_LEAST} at least")
-    if np.ptp(found.pixels) == 0:
+    if np.ptp(bscan.pixels) == 0:
         raise rejection("no_tissue", "all pixels are equal")
-    if is_upside_down(found.pixels[None]):
-        pixels = np.ascontiguousarray(found.pixels[::-1])
-        return BScan(pixels, found.spacing_mm, (*found.notes, "turned_upright"), found.person)
-    return found
+    if is_upside_down(bscan.pixels[None]):
+        pixels = np.ascontiguousarray(bscan.pixels[::-1])
+        return BScan(pixels, bscan.spacing_mm, (*bscan.notes, "turned_upright"), bscan.person)
+    return bscan
 
 
 def _read_picture(path: Path) -> BScan:
@@ -79,9 +79,9 @@ def _read_dicom(path: Path) -> BScan:
     scan = read_single_frame(path)
     stated = scan.pixel_spacing_mm or tuple(map(float, scan.frame_geometry.spacing_mm[0]))
     depth_mm, column_mm = stated
-    known = is_plausible("depth", depth_mm) and is_plausible("column", column_mm)
+    is_known = is_plausible("depth", depth_mm) and is_plausible("column", column_mm)
     person = (scan.header.person_name, scan.header.birth_date)
-    return BScan(scan.pixels[0], (depth_mm, column_mm) if known else None, scan.notes, person)
+    return BScan(scan.pixels[0], (depth_mm, column_mm) if is_known else None, scan.notes, person)
 
 
 def is_picture(path: Path) -> bool:
@@ -106,12 +106,12 @@ def find_bscans(source: Path) -> list[Path]:
         return [source]
     if not source.is_dir():
         raise UsageError(f"no file or folder at {source}")
-    found: list[Path] = []
-    for folder in sorted({source, *(one for one in source.rglob("*") if one.is_dir())}):
+    files: list[Path] = []
+    for folder in sorted({source, *(item for item in source.rglob("*") if item.is_dir())}):
         names = [file.name for file in folder.iterdir() if file.is_file() and not file.name.startswith(".")]
         names = [name for name in without_masks(names) if name.lower().endswith((*IMAGE_SUFFIXES, *DICOM_SUFFIXES))]
-        found += [folder / name for name in sorted(names, key=natural_key) if not leads_out(folder / name, source)]
-    if not found:
+        files += [folder / name for name in sorted(names, key=natural_key) if not leads_out(folder / name, source)]
+    if not files:
         endings = ", ".join((*IMAGE_SUFFIXES, *DICOM_SUFFIXES))
         raise UsageError(f"no B-scan in {source}: expected files that end in {endings}")
-    return found
+    return files

@@ -13,6 +13,7 @@ import torch
 import octjepa
 from command_line import call
 from octjepa.errors import OctjepaError, UsageError
+from octjepa.notes import Note
 from octjepa.phantom import make_eye
 from octjepa.phantom.dicom import write_eye
 from octjepa.tasks.segment.label_files import LabelVolume
@@ -38,7 +39,7 @@ SHAPE = (5, 192, 160)
 NOT_FLUID = ANY_CLASS & ~FLUID
 
 
-def drawn_scan(bscans: int = SHAPE[0], notes: tuple[str, ...] = ()) -> LabelledScan:
+def drawn_scan(bscans: int = SHAPE[0], notes: tuple[Note, ...] = ()) -> LabelledScan:
     """A retina of two grey levels on a dark background, with fluid that is darker than the retina."""
     rng = np.random.default_rng(3)
     shape = (bscans, *SHAPE[1:])
@@ -143,7 +144,7 @@ def test_classes_that_nobody_graded_are_not_background() -> None:
 
 
 def test_labels_are_turned_with_the_scan() -> None:
-    scan = drawn_scan(notes=("frames_reversed",))
+    scan = drawn_scan(notes=(Note("frames_reversed"),))
     codes = np.zeros(SHAPE, np.uint8)
     codes[0, 3, 4] = 1
     rows = np.full((8, SHAPE[0], SHAPE[2]), np.nan, np.float32)

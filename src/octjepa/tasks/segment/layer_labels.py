@@ -58,13 +58,13 @@ class LayerLabels:
     def codes(self, shape: tuple[int, int, int]) -> UInt8[np.ndarray, "N R C"]:
         """Class of every voxel by `names`; masks take precedence over layers. Raises ValueError: another shape."""
         codes = np.zeros(shape, np.uint8)
-        known = np.ones((shape[0], 1, shape[2]), bool)
+        is_known = np.ones((shape[0], 1, shape[2]), bool)
         if self.boundaries_px is not None:
             rows = self.boundaries_px
             if rows.shape != (8, shape[0], shape[2]):
                 raise ValueError(f"boundaries of {rows.shape[1]} B-scans and {rows.shape[2]} columns")
             depth = np.arange(shape[1])[None, :, None]
-            known = np.isfinite(rows).any(0)[:, None]
+            is_known = np.isfinite(rows).any(0)[:, None]
             codes[:] = UNLABELLED
             codes[(depth < rows[0][:, None]) | (depth >= rows[7][:, None])] = 0  # a comparison with NaN is false
             for code, (_, upper, lower) in enumerate(LAYERS[1:], start=1):
@@ -74,7 +74,7 @@ class LayerLabels:
             if mask.shape != shape:
                 raise ValueError(f"a mask of {' x '.join(map(str, mask.shape))} voxels")
             stated = bool((mask == UNLABELLED).any())
-            codes[(mask == 1) & (known | stated)] = code
+            codes[(mask == 1) & (is_known | stated)] = code
             codes[mask == UNLABELLED] = UNLABELLED
         return codes
 
@@ -102,7 +102,7 @@ def layers_of_arrays(arrays: Any, file: Path) -> LayerLabels:
     names = next((arrays[name] for name in ("layer_names", "names") if name in arrays), BOUNDARIES)
     for name in ("layers", "rows"):
         if name in arrays:
-            boundaries = _boundaries(arrays[name], [str(one) for one in names], f"{file}: `{name}`")
+            boundaries = _boundaries(arrays[name], [str(item) for item in names], f"{file}: `{name}`")
     masks = {}
     if "fluid" in arrays:
         masks["fluid"] = _mask(arrays["fluid"], f"{file}: `fluid`")
@@ -122,13 +122,13 @@ def _boundaries(values: np.ndarray, names: Sequence[str], where: str) -> Float[n
     values = np.where(np.isfinite(values) & (np.abs(values) < _INVALID_ROW), values, np.nan)
     values[:, (values == 0).all((0, 2))] = np.nan  # B-scans without grades are filled with zeros in some files
     out = np.full((8, *values.shape[1:]), np.nan, np.float32)
-    found = False
+    found_any = False
     for name, rows in zip(names, values, strict=True):
         index = boundary_index(name)
         if index is not None:
-            found = True
+            found_any = True
             out[index] = np.where(np.isfinite(out[index]), out[index], rows)
-    if not found:
+    if not found_any:
         raise UsageError(f"{where} names {', '.join(names)}: expected at least one of {', '.join(BOUNDARIES)}")
     return out
 
@@ -201,7 +201,7 @@ def _eyepy_arrays(archive: zipfile.ZipFile, kind: str, name: str) -> tuple[np.nd
         raise ValueError("larger than the memory budget")
     values = np.load(BytesIO(archive.read(stored)), allow_pickle=False)
     described = json.loads(archive.read(f"annotations/{kind}/meta.json"))
-    names = [str(one.get("name", "")) for one in described]
+    names = [str(item.get("name", "")) for item in described]
     if len(names) != len(values):
         raise ValueError("not as many names as arrays")
     return values, names

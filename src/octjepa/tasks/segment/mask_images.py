@@ -67,7 +67,7 @@ def _reserved(name: str) -> bool:
 
 def read_table(folder: Path) -> MaskTable:
     """`classes.json` of a folder of masks, or of the folder around it. Raises UsageError: none, or no such table."""
-    file = next((one for one in (folder / "classes.json", folder.parent / "classes.json") if one.is_file()), None)
+    file = next((item for item in (folder / "classes.json", folder.parent / "classes.json") if item.is_file()), None)
     if file is None:
         raise UsageError(f"{folder} holds masks and no classes.json that names their values: {_EXAMPLE}")
     try:
@@ -106,12 +106,12 @@ def is_mask_folder(folder: Path) -> bool:
 
 
 def _class_folders(folder: Path) -> list[Path]:
-    return [one for one in sorted(folder.iterdir()) if one.is_dir() and mask_files(one)]
+    return [item for item in sorted(folder.iterdir()) if item.is_dir() and mask_files(item)]
 
 
 def mask_names(folder: Path) -> tuple[str, ...]:
     """Names of the classes of a folder of masks, in the order of their codes. Raises UsageError as `read_table`."""
-    return read_table(folder).names if mask_files(folder) else tuple(one.name for one in _class_folders(folder))
+    return read_table(folder).names if mask_files(folder) else tuple(item.name for item in _class_folders(folder))
 
 
 def read_masks(folder: Path, shape: tuple[int, int, int], bscans: Sequence[str] = ()) -> Masks:
@@ -129,12 +129,12 @@ def read_masks(folder: Path, shape: tuple[int, int, int], bscans: Sequence[str] 
         raise UsageError(f"{folder} holds no masks: expected {', '.join(MASK_SUFFIXES)} files")
     codes = np.full(shape, UNLABELLED, np.uint8)
     notes = ()
-    for code, one in enumerate(folders, 1):
-        marked, notes = _stack(mask_files(one), shape, bscans, lambda values, file: _is_marked(values))
+    for code, item in enumerate(folders, 1):
+        marked, notes = _stack(mask_files(item), shape, bscans, lambda values, file: _is_marked(values))
         if twice := np.argwhere((marked == 1) & (codes != 0) & (codes != UNLABELLED)).tolist():
-            raise UsageError(f"{one} marks voxels of B-scan {twice[0][0] + 1} that another class of {folder} marks")
+            raise UsageError(f"{item} marks voxels of B-scan {twice[0][0] + 1} that another class of {folder} marks")
         codes = np.where(marked == 1, code, np.where(codes == UNLABELLED, marked, codes)).astype(np.uint8)
-    return Masks(codes, tuple(one.name for one in folders), notes)
+    return Masks(codes, tuple(item.name for item in folders), notes)
 
 
 def read_mask_file(file: Path, shape: tuple[int, int, int], table: MaskTable) -> Masks:
@@ -175,10 +175,10 @@ def _places(files: Sequence[Path], count: int, bscans: Sequence[str]) -> tuple[l
         raise UsageError(f"{files[count]} is mask {count + 1} of a scan of {count} B-scans: remove other files")
     numbers = []
     for file in files:
-        found = _NUMBER.findall(file.stem)
-        if not found:
+        present = _NUMBER.findall(file.stem)
+        if not present:
             raise UsageError(f"{file} has no number in its name: expected that of its B-scan, 1 to {count}")
-        numbers.append(int(found[-1]))
+        numbers.append(int(present[-1]))
     first = 0 if 0 in numbers else 1
     for file, number in zip(files, numbers, strict=True):
         if not 0 <= number - first < count:
@@ -242,24 +242,24 @@ def _codes(values: np.ndarray, table: MaskTable, file: Path) -> UInt8[np.ndarray
         values = values[..., 0]  # grey, written in colour
     if values.ndim == 3 and (table.colours or values.shape[2] == 3):
         packed = (values[..., :3].astype(np.int64) << np.array([16, 8, 0])).sum(-1)
-        known = {(r << 16) + (g << 8) + b: code(name) for (r, g, b), name in table.colours.items()}
-        return _looked_up(packed, known, file, lambda value: f"#{value:06x}")
+        codes_by_value = {(r << 16) + (g << 8) + b: code(name) for (r, g, b), name in table.colours.items()}
+        return _looked_up(packed, codes_by_value, file, lambda value: f"#{value:06x}")
     if values.ndim == 3:
         values = values[..., 3]
     if values.dtype.kind == "f" and (values != np.rint(values)).any():
         raise UsageError(f"{file} holds values that are no whole numbers: a mask numbers its classes")
-    known = {0: 0, UNLABELLED: UNLABELLED} | {number: code(name) for number, name in table.numbers.items()}
-    return _looked_up(values.astype(np.int64), known, file, str)
+    codes_by_value = {0: 0, UNLABELLED: UNLABELLED} | {number: code(name) for number, name in table.numbers.items()}
+    return _looked_up(values.astype(np.int64), codes_by_value, file, str)
 
 
 def _looked_up(
-    values: np.ndarray, known: Mapping[int, int], file: Path, show: Callable[[int], str]
+    values: np.ndarray, codes_by_value: Mapping[int, int], file: Path, show: Callable[[int], str]
 ) -> UInt8[np.ndarray, "R C"]:
     """The codes of values. Raises UsageError: a value that is not known."""
-    found, inverse = np.unique(values, return_inverse=True)
-    strange = [int(value) for value in found if int(value) not in known]
+    present, inverse = np.unique(values, return_inverse=True)
+    strange = [int(value) for value in present if int(value) not in codes_by_value]
     if strange:
         shown = ", ".join(map(show, strange[:_VALUES_SHOWN])) + (", ..." if len(strange) > _VALUES_SHOWN else "")
-        named = ", ".join(map(show, sorted(known)))
+        named = ", ".join(map(show, sorted(codes_by_value)))
         raise UsageError(f"{file} holds {shown}, which classes.json does not name (it names {named})")
-    return np.array([known[int(value)] for value in found], np.uint8)[inverse].reshape(values.shape)
+    return np.array([codes_by_value[int(value)] for value in present], np.uint8)[inverse].reshape(values.shape)

@@ -243,8 +243,8 @@ def _has_fluid_labels(samples: Sequence[Sample]) -> bool:
 
 def _label_notes(training: Sequence[Sample], held_out: Sequence[Sample]) -> list[str]:
     notes = []
-    known = torch.stack([torch.isfinite(sample.boundaries).any(1) for sample in training]).any(0)
-    if missing := [name for name, there in zip(BOUNDARIES, known.tolist(), strict=True) if not there]:
+    is_known = torch.stack([torch.isfinite(sample.boundaries).any(1) for sample in training]).any(0)
+    if missing := [name for name, there in zip(BOUNDARIES, is_known.tolist(), strict=True) if not there]:
         notes.append(f"no label of {', '.join(missing)}: these boundaries may get worse")
     if not _has_fluid_labels(training):
         notes.append("no label of fluid: its threshold stays that of the packaged network")
@@ -330,9 +330,9 @@ def allowed_loss(logits: Float[Tensor, "N 4 H W"], allowed: Int[Tensor, "N H W"]
     p = log_p.exp()
     for members in (FLUID, SUB_RPE):
         inside, outside = (allowed & ~members) == 0, (allowed & members) == 0
-        known = (inside | outside).float()
+        is_known = (inside | outside).float()
         truth = inside.float()
-        predicted = sum(p[:, k] for k in range(len(CLASSES)) if members >> k & 1) * known
+        predicted = sum(p[:, k] for k in range(len(CLASSES)) if members >> k & 1) * is_known
         overlap, total = (predicted * truth).sum(), predicted.sum() + truth.sum()
         loss = loss + 0.25 * (1 - (2 * overlap + 1) / (total + 1))
     return loss

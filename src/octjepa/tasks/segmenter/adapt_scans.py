@@ -58,13 +58,13 @@ class AdaptedFolder:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        made = self.adaptation
+        adaptation = self.adaptation
         return {
             "model": str(self.folder),
             "scans": self.scans,
-            "training_bscans": made.training_bscans,
-            "held_out_bscans": made.held_out_bscans,
-            "networks": [asdict(candidate) for candidate in made.candidates],
+            "training_bscans": adaptation.training_bscans,
+            "held_out_bscans": adaptation.held_out_bscans,
+            "networks": [asdict(candidate) for candidate in adaptation.candidates],
             "notes": list(self.notes),
         }
 
@@ -82,31 +82,33 @@ def adapt_sources(
     """
     settings = settings or AdaptSettings()
     start = load_segmenter(request.start)
-    found = discover(request.sources)
-    if found.refused:
-        refused = found.refused[0]
+    discovery = discover(request.sources)
+    if discovery.refused:
+        refused = discovery.refused[0]
         raise VolumeRejected(refused.reason, refused.detail)
     folders = [LabelFolder(path) for path in request.labels]
     scans: list[LabelledScan] = []
     notes: list[str] = []
     unlabelled = 0
-    for source in found.files:
-        scan = _labelled_scan(source, folders, request.spacing_mm, len(found.files) == 1, notes)
+    for source in discovery.files:
+        scan = _labelled_scan(source, folders, request.spacing_mm, len(discovery.files) == 1, notes)
         if scan is None:
             unlabelled += 1
         else:
             scans.append(scan)
     if not scans:
         raise UsageError(
-            f"none of the label files belongs to one of the {len(found.files)} scans: name them after the scans "
+            f"none of the label files belongs to one of the {len(discovery.files)} scans: name them after the scans "
             "(docs/segment.md)"
         )
     if unlabelled:
-        notes.append(f"{unlabelled} of {len(found.files)} scans have no labels and are not used")
+        notes.append(f"{unlabelled} of {len(discovery.files)} scans have no labels and are not used")
     with writer_lock(out):
-        made = adapt(scans, settings, start, request.baseline, say)
-        save_segmenter(made.segmenter, out, {"adaptation": as_record(made, settings), "adapted_from": _origin(request)})
-    return AdaptedFolder(out, made, len(scans), (*dict.fromkeys(notes), *made.notes))
+        adaptation = adapt(scans, settings, start, request.baseline, say)
+        save_segmenter(
+            adaptation.segmenter, out, {"adaptation": as_record(adaptation, settings), "adapted_from": _origin(request)}
+        )
+    return AdaptedFolder(out, adaptation, len(scans), (*dict.fromkeys(notes), *adaptation.notes))
 
 
 def save_segmenter(segmenter: Segmenter, folder: Path, record: dict[str, Any]) -> None:
@@ -167,8 +169,8 @@ def labelled_scan(volume: OCTVolume, labels: LabelVolume, name: str) -> Labelled
 
     Raises UsageError: the reader moved voxels, or no name is a boundary, a layer or fluid.
     """
-    known = any(class_set(one) for one in labels.names)
-    if labels.boundaries_px is None and not known:
+    is_known = any(class_set(item) for item in labels.names)
+    if labels.boundaries_px is None and not is_known:
         raise UsageError(f"the labels are called {', '.join(labels.names)}: expected {KNOWN_NAMES}")
     step = -1 if frames_reversed(volume.notes) else 1
     boundaries = np.full((8, volume.shape[0], volume.shape[2]), np.nan, np.float32)

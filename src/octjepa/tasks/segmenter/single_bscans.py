@@ -6,8 +6,8 @@ pixels.
 
 The network needs a physical scale. Without a spacing a picture is taken to be 2 mm deep and 6 mm wide. On eight phantom
 B-scans of 2.0 x 6.0 mm the boundaries hardly depended on that: with 1.7 to 2.2 mm by 4 to 9 mm the mean error was at
-most 0.5 rows (4 um) above that with the true size, except in a single B-scan (1.4 rows at 1.7 mm). The network's own certainty
-was no guide to the true scale.
+most 0.5 rows (4 um) above that with the true size, except in a single B-scan (1.4 rows at 1.7 mm). The certainty of
+the network was no guide to the true scale.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class SegmentedBScans:
         """For JSON."""
         return {
             "table": self.table,
-            "images": [asdict(one) for one in self.images],
-            "refused": [vars(one) for one in self.refused],
+            "images": [asdict(item) for item in self.images],
+            "refused": [vars(item) for item in self.refused],
         }
 
 
@@ -121,20 +121,20 @@ def segment_bscans(
     check_apart(files, out)
     segmenter = load_segmenter(model)
     names = OutputNames(files)
-    made = SegmentedBScans(table=str(out / "images.csv"))
+    result = SegmentedBScans(table=str(out / "images.csv"))
     with writer_lock(out), bar("segment", len(files), "B-scan") as progress:
         for source in files:
             people: list[tuple[str, str]] = []
             try:
                 bscan = read_bscan(source.path)
                 people.append(bscan.person)
-                made.images.append(_segment(segmenter, bscan, spacing_mm, out, names.of(source, people)))
+                result.images.append(_segment(segmenter, bscan, spacing_mm, out, names.of(source, people)))
             except VolumeRejected as error:
                 action = REASONS[error.reason].action
-                made.refused.append(RefusedScan(names.shown(source, people), error.reason, error.detail, action))
+                result.refused.append(RefusedScan(names.shown(source, people), error.reason, error.detail, action))
             progress.advance()
-        _write_table(Path(made.table), made.images)
-    return made
+        _write_table(Path(result.table), result.images)
+    return result
 
 
 def _source_files(sources: Sequence[str]) -> Iterator[SourceFile]:
@@ -156,11 +156,11 @@ def _segment(
     depth_mm, column_mm = known_mm or (ASSUMED_MM[0] / height, ASSUMED_MM[1] / width)
     is_doubtful = _check_retina(bscan, depth_mm, column_mm)
     try:
-        found = segmenter.predict(bscan.pixels[None], (_SLICE_MM, depth_mm, column_mm), sparse=True)
+        segmentation = segmenter.predict(bscan.pixels[None], (_SLICE_MM, depth_mm, column_mm), sparse=True)
     except OctjepaError as error:
         raise rejection("size_implausible", str(error)) from None
-    rows = found.boundaries_px[:, 0]
-    measured = (found.expected_error_um[[0, 7], 0].max(0) < _UNKNOWN_UM) & (np.ptp(bscan.pixels, axis=0) > 0)
+    rows = segmentation.boundaries_px[:, 0]
+    measured = (segmentation.expected_error_um[[0, 7], 0].max(0) < _UNKNOWN_UM) & (np.ptp(bscan.pixels, axis=0) > 0)
     if measured.mean() < _LEAST_MEASURED:
         raise rejection(
             "no_tissue", f"the network is sure of a retina in {measured.mean():.0%} of the A-scans: expected a B-scan"
@@ -170,20 +170,22 @@ def _segment(
     thickness = {
         key: round(float((rows[low] - rows[high])[measured].mean() * length), digits) for key, high, low in LAYERS
     }
-    counts = [int(np.count_nonzero(found.classes[0] == k)) for k in range(len(CLASSES))]
+    counts = [int(np.count_nonzero(segmentation.classes[0] == k)) for k in range(len(CLASSES))]
     retina = float((rows[7] - rows[0])[measured].sum())
     return SegmentedBScan(
         image=name,
-        files=_write_files(out, name, bscan, found),
+        files=_write_files(out, name, bscan, segmentation),
         shape=(height, width),
         spacing_um=(round(1000 * depth_mm, 4), round(1000 * column_mm, 4)) if known_mm else None,
         unit="um" if known_mm else "px",
         thickness=thickness,
         area={key: round(counts[k] * area, 5) if known_mm else float(counts[k]) for k, key in enumerate(CLASSES) if k},
         fluid_share=round((counts[1] + counts[2]) / max(retina, 1.0), 4),
-        expected_error=round(float(found.expected_error_um[:, 0, measured].mean()) / 1000 / depth_mm * length, digits),
+        expected_error=round(
+            float(segmentation.expected_error_um[:, 0, measured].mean()) / 1000 / depth_mm * length, digits
+        ),
         measured_share=round(float(measured.mean()), 3),
-        notes=_notes(bscan, found, measured, known_mm is not None) + ((_DOUBTFUL,) if is_doubtful else ()),
+        notes=_notes(bscan, segmentation, measured, known_mm is not None) + ((_DOUBTFUL,) if is_doubtful else ()),
     )
 
 
@@ -204,50 +206,50 @@ def _check_retina(bscan: BScan, depth_mm: float, column_mm: float) -> bool:
         raise
 
 
-def _notes(bscan: BScan, found: Segmentation, measured: np.ndarray, is_known: bool) -> tuple[str, ...]:
+def _notes(bscan: BScan, segmentation: Segmentation, measured: np.ndarray, is_known: bool) -> tuple[str, ...]:
     notes = []
     if not is_known:
         notes.append("spacing unknown: results in pixels, for a picture taken to be 2 x 6 mm (--spacing states it)")
     if "turned_upright" in bscan.notes:
         notes.append("the sclera was on top: the B-scan was turned, and so are its results")
-    error = found.expected_error_um[:, 0].mean(0)
+    error = segmentation.expected_error_um[:, 0].mean(0)
     if (error > _UNSURE_UM).mean() > 0.2:
         notes.append(f"low confidence: in {(error > _UNSURE_UM).mean():.0%} of the A-scans boundaries are unsure")
     if measured.mean() < 0.95:
         notes.append(f"{1 - measured.mean():.0%} of the A-scans are not measured")
-    ilm, bruch = found.boundaries_px[[0, 7], 0]
+    ilm, bruch = segmentation.boundaries_px[[0, 7], 0]
     if ((ilm < 2) | (bruch > len(bscan.pixels) - 3)).mean() > 0.02:
         notes.append("the retina is cut off above or below")
     return tuple(notes)
 
 
-def _write_files(out: Path, name: str, bscan: BScan, found: Segmentation) -> dict[str, str]:
+def _write_files(out: Path, name: str, bscan: BScan, segmentation: Segmentation) -> dict[str, str]:
     """Writes boundaries, classes as an indexed PNG, and the picture."""
     arrays = {
-        "rows": found.boundaries_px,
-        "expected_error_px": found.expected_error_um / np.float32(1000 * found.spacing_mm[1]),
+        "rows": segmentation.boundaries_px,
+        "expected_error_px": segmentation.expected_error_um / np.float32(1000 * segmentation.spacing_mm[1]),
         "names": np.array(BOUNDARIES),
     }
     boundaries, classes, picture = (out / f"{name}{ending}" for ending in ("_boundaries.npz", "_classes.png", ".png"))
     write_atomic(boundaries, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
     colours = [(0, 0, 0), *(ImageColor.getrgb(CLASS_COLOURS[key]) for key in CLASSES[1:])]
-    indexed = Image.fromarray(found.classes[0], "P")
+    indexed = Image.fromarray(segmentation.classes[0], "P")
     indexed.putpalette([value for colour in colours for value in colour])
     write_atomic(classes, lambda file: indexed.save(file, "PNG"))
-    drawn = Image.fromarray(_drawn(bscan.pixels, found, np.array(colours, np.float32)))
+    drawn = Image.fromarray(_drawn(bscan.pixels, segmentation, np.array(colours, np.float32)))
     write_atomic(picture, lambda file: drawn.save(file, "PNG"))
     named = {str(k): key for k, key in enumerate(CLASSES) if k}
     write_atomic(out / "classes.json", lambda file: file.write(json.dumps(named).encode()))
     return {"boundaries": str(boundaries), "classes": str(classes), "picture": str(picture)}
 
 
-def _drawn(pixels: np.ndarray, found: Segmentation, colours: np.ndarray) -> np.ndarray:
+def _drawn(pixels: np.ndarray, segmentation: Segmentation, colours: np.ndarray) -> np.ndarray:
     """The B-scan in grey with tinted classes and a line for each boundary, `[H, W, 3]`."""
     drawn = np.repeat(pixels[..., None], 3, -1).astype(np.float32)
-    marked = found.classes[0] > 0
-    drawn[marked] = (1 - _TINT) * drawn[marked] + _TINT * colours[found.classes[0][marked]]
+    marked = segmentation.classes[0] > 0
+    drawn[marked] = (1 - _TINT) * drawn[marked] + _TINT * colours[segmentation.classes[0][marked]]
     columns = np.arange(pixels.shape[1])
-    for rows, colour in zip(found.boundaries_px[:, 0], LINE_COLOURS, strict=True):
+    for rows, colour in zip(segmentation.boundaries_px[:, 0], LINE_COLOURS, strict=True):
         drawn[rows.round().astype(int).clip(0, len(pixels) - 1), columns] = ImageColor.getrgb(colour)
     return drawn.round().clip(0, 255).astype(np.uint8)
 
@@ -257,9 +259,15 @@ def _write_table(path: Path, images: Sequence[SegmentedBScan]) -> None:
     columns = ["image", "rows", "columns", "depth_um", "column_um", "unit", *(f"{name}_thickness" for name in layers)]
     columns += [*(f"{name}_area" for name in classes), "fluid_share", "expected_error", "measured_share", "notes"]
     rows = []
-    for one in images:
-        start = [one.image, *one.shape, *(one.spacing_um or ("", "")), one.unit]
-        values = [*one.thickness.values(), *one.area.values(), one.fluid_share, one.expected_error, one.measured_share]
-        rows.append([*start, *values, "; ".join(one.notes)])
+    for bscan in images:
+        start = [bscan.image, *bscan.shape, *(bscan.spacing_um or ("", "")), bscan.unit]
+        values = [
+            *bscan.thickness.values(),
+            *bscan.area.values(),
+            bscan.fluid_share,
+            bscan.expected_error,
+            bscan.measured_share,
+        ]
+        rows.append([*start, *values, "; ".join(bscan.notes)])
     text = format_table(columns, rows, ",")
     write_atomic(path, lambda file: file.write(text.encode()))
