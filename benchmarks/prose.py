@@ -40,8 +40,8 @@ PATTERNS = {
     "where as if": r"\bwhere (?:there|that|it|they|one|none|this|no|nothing|both)\b",  # "if", "when"
     "for as because": r", for (?:it|they|he|she|there|this|that|these|those|what|who|such|nothing)\b",  # "because"
     "but for": r"\bbut for\b|\bsave for\b",  # "except"
-    "of its own": r"\b(?:of|on) (?:its|their|your|one's|his|our) own\b",  # "separate", "your"
-    "the one": r"\bthe ones?\b|\bones\b|\bthat of\b|\bthose of\b",  # repeat the noun
+    "of its own": r"\bof (?:its|their|your|one's|his|our) own\b",  # "separate", "your"
+    "the one": r"\bthe ones?\b|\bones\b",  # repeat the noun
     "asked of": r"\basked (?:of|for)\b|\bis asked\b|\bare asked\b|\bwas asked\b",  # "required", "requested"
     "taken for": r"\btaken for\b|\bis believed\b|\bare believed\b",  # "is used", "is mistaken for"
     "mend": r"\bmend(?:s|ed|ing)?\b",  # "fix"

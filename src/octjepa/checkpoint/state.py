@@ -68,7 +68,7 @@ def fill(folder: Location, network: nn.Module, optimizer: torch.optim.Optimizer)
 def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimizer skips a step without help of the host (`found_inf`): torch's fused ones, and that of XLA.
 
-    Such an optimizer counts its steps on the device, too.
+    Such an optimizer also counts its steps on the device.
     """
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 

@@ -288,7 +288,7 @@ def report(
         Path | None, typer.Option("--saliency", help="Folder for occlusion and similarity maps as NIfTI and PNG.")
     ] = None,
     attention: Annotated[
-        Path | None, typer.Option("--attention", help="With --saliency: what probe --attention wrote, as maps, too.")
+        Path | None, typer.Option("--attention", help="With --saliency: also maps of a file of probe --attention.")
     ] = None,
     compare: Annotated[
         list[str] | None, typer.Option("--compare", help="Another pretraining run beside this one; again for more.")
