@@ -62,7 +62,7 @@ def check_folder(data_set: DataSet, folder: Path) -> DataSetCheck:
 
 
 def _paths_below(folder: Path) -> list[str]:
-    """Paths of all files below `folder`, with "/"; hidden ones and links to folders are left out."""
+    """Paths of all files below `folder`, with "/"; hidden files and linked folders are left out."""
     if not folder.is_dir():
         raise UsageError(f"no folder at {folder}: name the folder that holds the unpacked data set")
     paths: list[str] = []
@@ -175,7 +175,7 @@ def write_tables(data_set: DataSet, folder: Path) -> WrittenTables:
     expected = next((kind for kind in data_set.files if kind.scans), None)
     if expected is None:
         raise UsageError(
-            f"{data_set.name} needs no tables, or holds no volumes in files of their own: see `octjepa datasets show "
+            f"{data_set.name} needs no tables, or does not hold one volume per file: see `octjepa datasets show "
             f"{data_set.name}`"
         )
     matches = _matches(expected, _paths_below(folder))
@@ -199,15 +199,15 @@ def write_tables(data_set: DataSet, folder: Path) -> WrittenTables:
 
 
 def _parts(matches: list[tuple[str, dict[str, str]]]) -> list[str]:
-    """The scope of each number: its label, or the folder above that of its split, such as "glaucoma-"; else ""."""
+    """The scope of each number: its label, or the folder above its split folder, such as "glaucoma-"; else ""."""
     parts = []
     for path, groups in matches:
         if "label" in groups:
             parts.append(f"{groups['label']}-")
             continue
         folders = path.lower().split("/")[:-1]
-        place = folders.index(groups["split"]) if groups.get("split") in folders else 0
-        parts.append(f"{folders[place - 1]}-" if place else "")
+        position = folders.index(groups["split"]) if groups.get("split") in folders else 0
+        parts.append(f"{folders[position - 1]}-" if position else "")
     return parts
 
 

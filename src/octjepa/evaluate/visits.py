@@ -1,7 +1,7 @@
 """Pairs of visits of an eye: the change of its features, and the change of its labels.
 
 In: an embedding table, the order of visits, and label tables with a column `visit`. Out: an embedding table with an
-entry for each pair, whose features are those of the later visit minus those of the earlier one, and a label table that
+entry for each pair, whose features are the features of the later visit minus the features of the earlier visit, and a label table that
 is keyed by person, eye and the later visit. Both are read by every evaluation as they are, so splits and intervals stay
 by person. Features of several volumes of a visit are averaged first, and eyes that are unknown are left out.
 """
@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -25,7 +25,7 @@ Pairing = Literal["consecutive", "first"]
 
 @dataclass(frozen=True)
 class VisitPair:
-    """Two visits of an eye: pseudonyms, and what the order of the later one is more than that of the earlier one."""
+    """Two visits of an eye: their pseudonyms, and the order of the later visit minus the order of the earlier visit."""
 
     person_id: str
     eye: str
@@ -46,14 +46,14 @@ class VisitPairs:
 def pair_visits(table: Embeddings, order: Mapping[str, float], pairing: Pairing = "consecutive") -> VisitPairs:
     """Pairs of visits of each eye, and the change of every feature between them.
 
-    `order` is that of visits by pseudonym, in days or another unit. `pairing` joins each visit with the next one, or
+    `order` maps pseudonyms of visits to numbers, in days or another unit. `pairing` joins each visit with the next one, or
     the first one with each later one. Raises UsageError: a visit of an eye with several has no order, two visits have
     the same order, or no eye has two visits.
     """
     frame = table.frame
     members: dict[tuple[str, str], dict[str, list[int]]] = {}
-    known = (frame["eye"] != "") & (frame["visit"] != "")
-    for position in np.flatnonzero(known):
+    has_both = (frame["eye"] != "") & (frame["visit"] != "")
+    for position in np.flatnonzero(has_both):
         entry = frame.iloc[position]
         members.setdefault((entry["person_id"], entry["eye"]), {}).setdefault(entry["visit"], []).append(int(position))
     several = {key: visits for key, visits in members.items() if len(visits) > 1}
@@ -69,11 +69,11 @@ def pair_visits(table: Embeddings, order: Mapping[str, float], pairing: Pairing 
         if len({order[visit] for visit in ordered}) < len(ordered):
             raise UsageError("two visits of one eye have the same order: their change has no direction")
         joined = pairwise(ordered) if pairing == "consecutive" else ((ordered[0], later) for later in ordered[1:])
-        pairs += [VisitPair(person, eye, one, other, order[other] - order[one]) for one, other in joined]
+        pairs += [VisitPair(person, eye, earlier, later, order[later] - order[earlier]) for earlier, later in joined]
     if not pairs:
         raise UsageError(f"no eye of {len(members)} with a known visit has two visits: there is no change to measure")
     notes = [f"{len(pairs)} pairs of visits of {len(several)} eyes; {len(members) - len(several)} eyes have one visit"]
-    if left_out := int((~known).sum()):
+    if left_out := int((~has_both).sum()):
         notes.append(f"{left_out} volumes have no known eye or visit and are in no pair")
     return VisitPairs(tuple(pairs), _changes(table, pairs, members), tuple(notes))
 
@@ -91,9 +91,6 @@ def _changes(
         changes = [block[later].mean(axis=0) - block[earlier].mean(axis=0) for earlier, later in sides]
         return np.stack(changes).astype(np.float32)
 
-    blocks: dict[str, Any] = {
-        name: difference(getattr(table, name)) for name in ("vector", "untrained", *table.unpooled)
-    }
     frame = table.frame.iloc[[later[0] for _, later in sides]].reset_index(drop=True)
     for column in ("volume_id", "content_hash"):
         texts = table.frame[column]
@@ -101,7 +98,14 @@ def _changes(
             _joined_hash([*texts.iloc[earlier], "to", *texts.iloc[later]])[: 16 if column == "volume_id" else 64]
             for earlier, later in sides
         ]
-    return replace(table, frame=frame, **blocks)
+    return replace(
+        table,
+        frame=frame,
+        vector=difference(table.vector),
+        untrained=difference(table.untrained),
+        histogram=difference(table.histogram),
+        intensity=None if table.intensity is None else difference(table.intensity),
+    )
 
 
 def _joined_hash(parts: Sequence[str]) -> str:
