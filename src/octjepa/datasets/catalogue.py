@@ -28,8 +28,8 @@ class ExpectedFiles(BaseModel):
     """A kind of files of a data set.
 
     `pattern` is matched against the path below the folder, in lower case, with "/". Its groups `split`, `label` and
-    `person` are counted. `members` are arrays in each file, `columns` name columns of a table; `scans` marks the files that
-    `octjepa ingest` reads. `count` is the documented number of files.
+    `person` are counted. `members` are arrays in each file, `columns` name columns of a table; `scans` marks the files
+    that `octjepa ingest` reads. `count` is the documented number of files.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

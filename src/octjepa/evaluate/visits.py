@@ -1,9 +1,10 @@
 """Pairs of visits of an eye: the change of its features, and the change of its labels.
 
 In: an embedding table, the order of visits, and label tables with a column `visit`. Out: an embedding table with an
-entry for each pair, whose features are the features of the later visit minus the features of the earlier visit, and a label table that
-is keyed by person, eye and the later visit. Both are read by every evaluation as they are, so splits and intervals stay
-by person. Features of several volumes of a visit are averaged first, and eyes that are unknown are left out.
+entry for each pair, whose features are the features of the later visit minus the features of the earlier visit, and a
+label table that is keyed by person, eye and the later visit. Both are read by every evaluation as they are, so splits
+and intervals stay by person. Features of several volumes of a visit are averaged first, and eyes that are unknown are
+left out.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class VisitPairs:
 def pair_visits(table: Embeddings, order: Mapping[str, float], pairing: Pairing = "consecutive") -> VisitPairs:
     """Pairs of visits of each eye, and the change of every feature between them.
 
-    `order` maps pseudonyms of visits to numbers, in days or another unit. `pairing` joins each visit with the next one, or
-    the first one with each later one. Raises UsageError: a visit of an eye with several has no order, two visits have
+    `order` maps pseudonyms of visits to numbers, in days or another unit. `pairing` joins each visit with the next one,
+    or the first one with each later one. Raises UsageError: a visit of an eye with several has no order, two visits have
     the same order, or no eye has two visits.
     """
     frame = table.frame
