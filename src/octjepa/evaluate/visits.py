@@ -48,8 +48,8 @@ def pair_visits(table: Embeddings, order: Mapping[str, float], pairing: Pairing 
     """Pairs of visits of each eye, and the change of every feature between them.
 
     `order` maps pseudonyms of visits to numbers, in days or another unit. `pairing` joins each visit with the next one,
-    or the first one with each later one. Raises UsageError: a visit of an eye with several has no order, two visits have
-    the same order, or no eye has two visits.
+    or the first one with each later one. Raises UsageError: a visit of an eye with several has no order, two visits
+    have the same order, or no eye has two visits.
     """
     frame = table.frame
     members: dict[tuple[str, str], dict[str, list[int]]] = {}
