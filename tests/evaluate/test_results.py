@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pandas as pd
 import pytest
 
 from octjepa.errors import UsageError
+from octjepa.evaluate.case_predictions import CasePrediction, write_case_predictions
 from octjepa.evaluate.results import (
     BoardRow,
     CorrectedPaired,
@@ -139,3 +143,12 @@ def test_records_within_records_come_back_with_their_types(kind: type, data: dic
         assert record.by_group["device"].groups["f"].people_by_class == {"0": 4, "1": 6}
         assert record.left_out.mean_drop.groups == 1
         assert record.threshold.sensitivity.value == 0.8
+
+
+@pytest.mark.parametrize("visit", [None, "v1"])
+def test_a_table_of_case_predictions_has_visits_only_if_cases_are_visits(visit: str | None, tmp_path: Path) -> None:
+    row = CasePrediction("eye", "t", "test", "1", "OD", "a", 2, "1", "0", ["0", "1"], [0.6, 0.4], visit)
+    write_case_predictions(tmp_path / "predictions.parquet", [row])
+    columns = list(pd.read_parquet(tmp_path / "predictions.parquet"))
+    first = ["level", "target", "split", "person_id", "eye", "volume_id", *(["visit"] if visit else [])]
+    assert columns == [*first, "volumes", "truth", "predicted", "classes", "scores"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pandas as pd
 
@@ -14,14 +15,16 @@ from octjepa.evaluate.survival import TASK as SURVIVAL
 from octjepa.evaluate.targets import Target
 from octjepa.files import write_atomic
 from octjepa.metrics.scores import Predictions
+from octjepa.record import Record, to_json
 
 
 @dataclass(frozen=True)
-class CasePrediction:
+class CasePrediction(Record):
     """The prediction for one case of one target: a row of predictions.parquet.
 
     truth, predicted: a class, or a quantity as text; truth is empty if it is not known. classes: of the target, empty
-    for a quantity. scores: a probability for each class, or the quantity. volume_id: the case's first volume.
+    for a quantity. scores: a probability for each class, or the quantity. volume_id: the case's first volume. visit: if
+    cases are visits; else the table has no such column.
     """
 
     level: str
@@ -35,6 +38,12 @@ class CasePrediction:
     predicted: str
     classes: list[str]
     scores: list[float]
+    visit: str | None = None
+    KEYS: ClassVar[tuple[str, ...]] = (
+        *("level", "target", "split", "person_id", "eye", "volume_id", "visit", "volumes"),
+        *("truth", "predicted", "classes", "scores"),
+    )
+    OMITTED: ClassVar[tuple[str, ...]] = ("visit",)
 
 
 def list_predictions(
@@ -77,4 +86,4 @@ def list_predictions(
 
 def write_case_predictions(path: Path, rows: Sequence[CasePrediction]) -> None:
     """Writes `rows` as Parquet."""
-    write_atomic(path, lambda file: pd.DataFrame([vars(row) for row in rows]).to_parquet(file, index=False))
+    write_atomic(path, lambda file: pd.DataFrame(to_json(rows)).to_parquet(file, index=False))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float
 from threadpoolctl import threadpool_limits
 
 from octjepa.embed.alignment import feature_sets
 from octjepa.embed.table import Embeddings
 from octjepa.evaluate.calibration import ProbeFit, apply_logit_shift, calibrated_predictions
+from octjepa.evaluate.case_predictions import CasePrediction, write_case_predictions
 from octjepa.evaluate.cases import LEVELS, PreparedTarget, case_names
 from octjepa.evaluate.features import covariate_features, feature_space, majority_predictions
 from octjepa.evaluate.linear_knn import fit_linear
@@ -21,7 +20,6 @@ from octjepa.evaluate.measurements import MACRO, Estimates, best_by_test, measur
 from octjepa.evaluate.probe import ProbeResult
 from octjepa.evaluate.protocol import Candidate, TestSet
 from octjepa.evaluate.results import Choice, ResultKey, TunedPaired
-from octjepa.files import write_atomic
 from octjepa.metrics.comparisons import paired_difference
 from octjepa.metrics.scores import Predictions
 from octjepa.progress import bar
@@ -142,14 +140,13 @@ def write_predictions(path: Path, data: TuningData, level: str, scored: dict[str
     its volumes. `truth` is empty where the eyes of a person differ, except at the level that was measured, whose rule
     holds.
     """
-    entries: list[dict[str, Any]] = []
+    entries: list[CasePrediction] = []
     for split, (scores, shifts) in scored.items():
         for target, of_volumes, shift in zip(data.targets, scores, shifts, strict=True):
             balanced = apply_logit_shift(of_volumes, shift) if target.fit_target.classes else of_volumes
             for each in LEVELS:
                 entries += _at_level(data, target, split, each, level, balanced)
-    frame = pd.DataFrame(entries)
-    write_atomic(path, lambda file: frame.to_parquet(file, index=False))
+    write_case_predictions(path, entries)
 
 
 def _at_level(
@@ -159,7 +156,7 @@ def _at_level(
     each: str,
     level: str,
     balanced: Float[np.ndarray, "n classes"],
-) -> list[dict[str, Any]]:
+) -> list[CasePrediction]:
     at, values = target.fit_target.indices[split], target.fit_target.values[split]
     by_visit = data.evaluation.cases.by_visit
     names = np.array(case_names(data.frame, each, by_visit), dtype=object)
@@ -174,20 +171,20 @@ def _at_level(
         truth = case_truth.get(name, truths.pop() if len(truths) == 1 else None)
         decision = int(mean.argmax()) if target.fit_target.classes else float(mean[0])
         entries.append(
-            {
-                "level": each,
-                "target": target.test_target.name,
-                "split": split,
-                "person_id": first["person_id"],
-                "eye": "" if each == "person" else first["eye"],
-                "volume_id": first["volume_id"] if each == "volume" else "",
-                **({"visit": first["visit"]} if by_visit else {}),
-                "volumes": int(here.sum()),
-                "truth": "" if truth is None else _as_text(target, truth),
-                "predicted": _as_text(target, decision),
-                "classes": list(target.fit_target.classes),
-                "scores": mean.tolist(),
-            }
+            CasePrediction(
+                level=each,
+                target=target.test_target.name,
+                split=split,
+                person_id=first["person_id"],
+                eye="" if each == "person" else first["eye"],
+                volume_id=first["volume_id"] if each == "volume" else "",
+                volumes=int(here.sum()),
+                truth="" if truth is None else _as_text(target, truth),
+                predicted=_as_text(target, decision),
+                classes=list(target.fit_target.classes),
+                scores=mean.tolist(),
+                visit=first["visit"] if by_visit else None,
+            )
         )
     return entries
 
