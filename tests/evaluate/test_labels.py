@@ -263,3 +263,19 @@ def test_a_similar_column_is_suggested(tmp_path: Path) -> None:
     path.write_text("PatientID\tdme\n1\t0\n", encoding="utf-8")
     with pytest.raises(UsageError, match="rename 'PatientID' to person_id"):
         read_labels(path, ["dme"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["#classes: unknown, NA", "# Classes: na; Unknown", '"#classes: unknown, na"\t\t', "#classes: unknown,na\t\t"],
+)
+def test_words_for_a_missing_value_can_be_declared_to_be_classes(tmp_path: Path, line: str) -> None:
+    rows = "person_id\teye\tgrade\n1\tOD\tunknown\n2\tOD\tna\n3\tOD\tmild\n4\tOD\t?\n5\tOD\t\n"
+    path = tmp_path / "labels.tsv"
+    path.write_text(rows, encoding="utf-8")
+    plain = read_labels(path, ["grade"])
+    assert plain.values["grade"] == {("3", "OD"): "mild"}
+    assert any("begin the file with the line `#classes: ?`" in note for note in plain.notes)
+    path.write_text(f"{line}\n{rows}", encoding="utf-8")
+    declared = read_labels(path, ["grade"]).values["grade"]
+    assert declared == {("1", "OD"): "unknown", ("2", "OD"): "na", ("3", "OD"): "mild"}

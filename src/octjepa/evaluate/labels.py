@@ -39,6 +39,9 @@ MISSING = {"", "na", "n/a", "#n/a", "<na>", "nan", "null"}  # "none" is not here
 _PERSON_LIKE = re.compile(
     r"(?:(?:patient|subject|person|participant|pat)[ _-]?(?:id|no|nr|number)?|id)$", re.IGNORECASE
 )
+# As spreadsheets save the line: in quotes, and with the separators of empty cells behind it.
+_DECLARED_CLASSES = re.compile(r"\"?#\s*classes\s*:\s*([^\"\r\n]*)\"?[,;\t\s]*", re.IGNORECASE)
+_CLASSES = "classes"  # the attribute of a table that holds them
 _QUANTITY = 5  # different numbers from which on a column is a quantity, and not classes
 
 _EYES = {
@@ -120,7 +123,8 @@ def read_labels(path: str | Path, targets: Sequence[str]) -> LabelTable:
     notes: list[str] = []
     cells = pd.Series([""] * len(frame)) if visit is None or visit in targets else frame[visit].str.strip()
     cells = cells.mask(cells.str.lower().isin(MISSING), "")
-    columns = {name: _without_placeholders(frame[name].str.strip(), name, path, notes) for name in targets}
+    classes = frame.attrs[_CLASSES]
+    columns = {name: _without_placeholders(frame[name].str.strip(), name, path, notes, classes) for name in targets}
     rows = pd.DataFrame({"person": people, "eye": eyes, "visit": cells})
     labelled = {name: _unique(rows, column, name, path, notes) for name, column in columns.items()}
     names = {(p, cell): visit_pseudonyms(p, cell) for p, cell in zip(people, cells, strict=True) if cell}
@@ -148,11 +152,16 @@ def visit_pseudonyms(person_id: str, cell: str) -> tuple[str, ...]:
     return tuple(visit_pseudonym(person_id, text) for text in texts)
 
 
-def _without_placeholders(column: pd.Series, target: str, path: Path, notes: list[str]) -> pd.Series:
+def _without_placeholders(
+    column: pd.Series, target: str, path: Path, notes: list[str], classes: frozenset[str]
+) -> pd.Series:
     """The column with empty cells in the place of what stands for no value, which `notes` lists.
+
+    `classes` are words, in lower case, that the file declares to be classes.
 
     Raises UsageError: texts among the numbers of a quantity, and errors of a spreadsheet such as #REF!.
     """
+    column = column.mask(column.str.lower().isin(MISSING - classes), "")
     present = [text for text in column if text.lower() not in MISSING | PLACEHOLDERS | {"none"}]
     numbers = {text: number[0] for text in present if (number := numbers_of([text])) is not None}
     is_quantity = len({*numbers} - CODES) >= _QUANTITY and len(numbers) >= 0.8 * len(set(present))
@@ -161,18 +170,20 @@ def _without_placeholders(column: pd.Series, target: str, path: Path, notes: lis
         no_value.add("none")
     if all(number >= 0 for text, number in numbers.items() if text not in CODES) and len({*numbers} - CODES) > 1:
         no_value |= CODES
+    no_value -= classes
     found = sorted({text for text in column if text.lower() in no_value})
     if found:
         count = int(column.str.lower().isin(no_value).sum())
         notes.append(
-            f"{target}: {', '.join(map(repr, found))} ({count} cells) counts as no value; another word makes a class"
+            f"{target}: {', '.join(map(repr, found))} ({count} cells) counts as no value; to make it a class, begin "
+            f"the file with the line `#classes: {found[0]}`"
         )
         column = column.mask(column.str.lower().isin(no_value), "")
     strange = [
         (row, text)
         for row, text in enumerate(column, start=2)
-        if (text.startswith("#") and text.lower() not in MISSING)
-        or (is_quantity and text and text.lower() not in MISSING and text not in numbers)
+        if (text.startswith("#") and text.lower() not in classes)
+        or (is_quantity and text and text.lower() not in classes and text not in numbers)
     ]
     if strange:
         shown = ", ".join(f"{text!r} in row {row}" for row, text in strange[:5])
@@ -199,18 +210,24 @@ def read_table(path: Path) -> pd.DataFrame:
     """The cells of a TSV or CSV as text; a row that ends early has empty cells. Empty rows are left out.
 
     Between the cells are tabs, or semicolons or commas where the header has no tab. Semicolons come from where decimals
-    have a comma: 0,5 is then 0.5. Raises UsageError: no such file, not a table, a row longer than the header.
+    have a comma: 0,5 is then 0.5. A first line `#classes: unknown, na` declares words that otherwise stand for a
+    missing value to be classes. Raises UsageError: no such file, not a table, a row longer than the header.
     """
     if not path.is_file():
         raise UsageError(f"no label file at {path}: expected a TSV or CSV with person_id and a column per target")
     try:
         text = io.StringIO(path.read_text(encoding="utf-8-sig"), newline="")
         first = text.readline()
+        classes, start = frozenset[str](), 0
+        if declared := _DECLARED_CLASSES.fullmatch(first):
+            classes = frozenset(word.strip().lower() for word in re.split(r"[,;\t]", declared[1]) if word.strip())
+            start = text.tell()
+            first = text.readline()
         delimiter = "\t" if "\t" in first else ";" if first.count(";") > first.count(",") else ","
         if separator := re.fullmatch(r"sep=(.)", first.strip(), re.IGNORECASE):  # spreadsheets write it for themselves
             delimiter = separator[1]
         else:
-            text.seek(0)
+            text.seek(start)
         reader = csv.reader(text, delimiter=delimiter, strict=True)  # a quote that nothing ends would swallow rows
         header, *rows = [row for row in reader if any(cell.strip() for cell in row)]
     except UnicodeDecodeError as error:
@@ -230,7 +247,9 @@ def read_table(path: Path) -> pd.DataFrame:
     cells = [[plain_cell(cell) for cell in (row + [""] * len(header))[: len(header)]] for row in rows]
     if delimiter == ";":
         cells = [[re.sub(r"^\s*(-?\d+),(\d+)\s*$", r"\1.\2", cell) for cell in row] for row in cells]
-    return pd.DataFrame(cells, columns=[plain_cell(name).strip() for name in header], dtype=str)
+    frame = pd.DataFrame(cells, columns=[plain_cell(name).strip() for name in header], dtype=str)
+    frame.attrs[_CLASSES] = classes
+    return frame
 
 
 def split_multilabel(labels: LabelTable, targets: Sequence[str]) -> tuple[LabelTable, list[str]]:
@@ -303,7 +322,7 @@ def _unique(
     disagreeing: set[tuple[str, str, str]] = set()
     repeated = missing = 0
     for (person, eye, visit), value in zip(rows.itertuples(index=False, name=None), column, strict=True):
-        if value.lower() in MISSING:
+        if not value:
             missing += 1
             continue
         # Volumes of unknown laterality ("") take a label only from a row that speaks of the whole person.
