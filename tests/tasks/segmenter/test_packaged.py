@@ -64,13 +64,16 @@ def test_a_real_eye_with_oedema(segmenter: Segmenter) -> None:
     fluid = np.load(data / "duke_dme_eye04_fluid.npz")["fluid"] > 0
     found = segmenter.segment(data / "duke_dme_eye04_11x496x768.dcm")
     score = score_eye(found, layers, fluid)
-    assert score.absolute_um.mean() < 11  # 8.5 when packaged
+    assert score.absolute_um.mean() < 11  # 7.3 when packaged
     assert score.dice > 0.5  # 0.63 when packaged
 
 
 def test_the_packaged_files_are_small_and_say_how_they_were_made() -> None:
     assert (PACKAGED / "segmenter.safetensors").stat().st_size < 10e6
     record = json.loads((PACKAGED / "segmenter.json").read_text())
-    assert record["continued_from"]["progress"]["samples"] > 100_000
+    samples, part = 0, record
+    while part:  # each part of the training holds the record of the part before it
+        samples, part = samples + part["progress"]["samples"], part.get("continued_from")
+    assert samples > 100_000
     assert record["calibration"]["fluid_threshold"] == octjepa.load_segmenter().calibration.fluid_threshold
     assert (PACKAGED / "README.md").is_file()
