@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def is_zarr(names: object) -> bool:
     return not {*MARKS}.isdisjoint(names)  # type: ignore[arg-type]
 
 
-def _metadata(path: Path, root: Path) -> dict[str, Any]:
+def _metadata(path: Path, root: Path) -> Mapping[str, Any]:
     """Raises VolumeRejected broken_header."""
     check_inside(path, root)
     try:
