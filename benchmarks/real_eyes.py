@@ -59,7 +59,7 @@ def weights_code(folder: Path) -> str:
     return code.hexdigest()[:12]
 
 
-def kept(path: Path, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def retained(path: Path, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The JSON object in `path`, computed and written if there is none."""
     if path.is_file():
         read: dict[str, Any] = json.loads(path.read_text())
@@ -352,12 +352,12 @@ def main() -> int:
     duke: dict[str, dict[str, Any]] = {}
     for name, scan, layers, second, fluid in development_eyes(options.shared):
         compute = partial(duke_eye, segmenter, name, scan, layers, second, fluid, out=parts)
-        duke[name] = kept(parts / f"duke_{name}.json", compute)
+        duke[name] = retained(parts / f"duke_{name}.json", compute)
         print(f"Duke {name}: {np.mean(duke[name]['shown_um']):.1f} um, fluid Dice {duke[name]['dice']:.2f}", flush=True)
     heyex: dict[str, dict[str, Any]] = {}
     for export in sorted((options.shared / "real" / "heyex_exports").glob("*/*.xml")):
         name = export.parent.name
-        heyex[name] = kept(parts / f"heyex_{name}.json", partial(heyex_eye, segmenter, export))
+        heyex[name] = retained(parts / f"heyex_{name}.json", partial(heyex_eye, segmenter, export))
         print(f"HEYEX {name}: done", flush=True)
     results = {"weights": code, "tasks": tasks(duke, heyex), "duke": {}, "heyex": heyex, "source": SOURCE}
     short = ("shown_um", "signed_um", "network_um", "finder_um", "graders_um", "bscans_um", "dice")

@@ -29,7 +29,7 @@ from octjepa.store import Store
 from octjepa.tasks.nifti import write_nifti
 from octjepa.tasks.segment.dicom_seg import write_segmentation
 from octjepa.tasks.segmenter.inference import PACKAGED
-from octjepa.tasks.segmenter.kept_layers import KeptLayers, LayerCache
+from octjepa.tasks.segmenter.retained_layers import LayerCache, RetainedLayers
 from octjepa.viewer.listing import MAX_PAGE, VolumeList
 from octjepa.viewer.live import LiveRun
 from octjepa.viewer.scan_layers import LayerState, ScanLayers, measured, sectors
@@ -154,12 +154,12 @@ def test_a_sector_beyond_the_field_is_empty_and_a_note_says_so(scans: Scans) -> 
     name = min(scans.ids)
     volume = scans.native(name).volume
     (_, _, columns), (_, dy, dx) = volume.shape, volume.spacing_mm
-    kept = scans.layers.layers(volume)
+    retained = scans.layers.layers(volume)
     rows = np.linspace(20, 90, 8, dtype=np.float32)[:, None, None]
     flat = replace(
-        kept,
-        boundaries_px=np.broadcast_to(rows, kept.boundaries_px.shape),
-        expected_error_um=np.ones_like(kept.expected_error_um),
+        retained,
+        boundaries_px=np.broadcast_to(rows, retained.boundaries_px.shape),
+        expected_error_um=np.ones_like(retained.expected_error_um),
     )
     entry = scans.volumes.entry(name)
     whole = sectors(measured(volume, flat, entry))
@@ -180,13 +180,13 @@ def test_a_sector_beyond_the_field_is_empty_and_a_note_says_so(scans: Scans) -> 
 
 
 class SlowCache:
-    """Finds layers only when it is let go, and counts how often it is asked."""
+    """Finds layers only when it is let go, and counts how often it is requested."""
 
     def __init__(self, error: Exception | None = None) -> None:
-        self.go, self.asked, self.error = threading.Event(), 0, error
+        self.go, self.requested, self.error = threading.Event(), 0, error
 
-    def layers(self, volume: OCTVolume, advance: Callable[[int], None]) -> KeptLayers:
-        self.asked += 1
+    def layers(self, volume: OCTVolume, advance: Callable[[int], None]) -> RetainedLayers:
+        self.requested += 1
         advance(1)
         while not self.go.wait(0.01):
             advance(2)
@@ -194,7 +194,7 @@ class SlowCache:
             raise self.error
         shape = volume.shape[::2]
         rows = np.zeros((8, *shape), np.float32)
-        return KeptLayers(rows, rows, np.zeros(volume.shape, np.uint8), volume.spacing_mm)
+        return RetainedLayers(rows, rows, np.zeros(volume.shape, np.uint8), volume.spacing_mm)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -216,7 +216,7 @@ def test_layers_are_found_in_the_background_and_a_scan_that_nobody_asks_for_is_g
     time.sleep(0.6)  # nobody asks
     assert not found._jobs
     until(lambda: found.state(volume).done == 2)
-    assert cache.asked == 2
+    assert cache.requested == 2
     cache.go.set()
     until(lambda: found.state(volume).state == "ready")
     assert found.layers(volume) is found.layers(volume)
@@ -228,23 +228,23 @@ def test_layers_are_found_in_the_background_and_a_scan_that_nobody_asks_for_is_g
         failing.layers(volume)
 
 
-def test_layers_are_kept_for_the_same_pixels_geometry_and_weights(scans: Scans, tmp_path: Path) -> None:
+def test_layers_are_retained_for_the_same_pixels_geometry_and_weights(scans: Scans, tmp_path: Path) -> None:
     volume = scans.native(min(scans.ids)).volume
     volume = replace(volume, pixels=volume.pixels[:2], slice_positions_mm=None, content_hash="")
     cache = LayerCache(folder=tmp_path)
     first = cache.layers(volume)
     (file,) = tmp_path.iterdir()
-    again = LayerCache(folder=tmp_path).kept(volume)
+    again = LayerCache(folder=tmp_path).retained(volume)
     assert again is not None
     np.testing.assert_array_equal(again.boundaries_px, first.boundaries_px)
     np.testing.assert_array_equal(again.classes, first.classes)
-    assert cache.kept(replace(volume, spacing_mm=(0.2, *volume.spacing_mm[1:]))) is None
+    assert cache.retained(replace(volume, spacing_mm=(0.2, *volume.spacing_mm[1:]))) is None
     shutil.copytree(PACKAGED, tmp_path / "others")
     with (tmp_path / "others" / "segmenter.json").open("a") as changed:
         changed.write("\n")
-    assert LayerCache(tmp_path / "others", tmp_path).kept(volume) is None
+    assert LayerCache(tmp_path / "others", tmp_path).retained(volume) is None
     file.write_bytes(file.read_bytes()[:200])
-    assert cache.kept(volume) is None
+    assert cache.retained(volume) is None
 
 
 def test_token_cells_and_similarity_are_drawn_on_the_native_b_scan(scans: Scans) -> None:

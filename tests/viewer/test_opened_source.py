@@ -36,8 +36,8 @@ def test_a_scan_and_a_folder_of_scans_are_shown_without_a_store(eyes: Path) -> N
             assert len(scans.ids) == count
             assert {scans.native_about(name)["reason"] for name in scans.ids} == {""}
             assert scans.native(min(scans.ids)).volume.shape[0] > 8
-            kept = Path(shown)
-        assert not kept.exists()  # no copy of a scan stays behind
+            retained = Path(shown)
+        assert not retained.exists()  # no copy of a scan stays behind
         assert sorted(path.name for path in eyes.iterdir()) == ["OD.dcm", "OS.dcm"]
 
 

@@ -59,7 +59,7 @@ def embed(
     print_result(made, as_json)
 
 
-def _embed_biomarkers(store: str, out: Path, scans: list[str]) -> dict[str, object]:
+def _embed_biomarkers(store: str, out: Path, scans: list[str]) -> dict[str, int | str]:
     """`octjepa embed biomarkers`: thickness and fluid of the scans as they came."""
     from octjepa.ingest.remembered_sources import sources_of
     from octjepa.remote import is_remote

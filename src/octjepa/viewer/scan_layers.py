@@ -1,8 +1,8 @@
 """Layers, fluid and thickness of the scan that is shown, segmented in the background when the page asks for them.
 
 In: an `OCTVolume` and the notes of its index entry. Out: its state (running, ready, failed), and then the boundaries,
-classes and measurement. One scan is segmented at a time. A scan that the page has not asked for during some seconds is
-given up, because another eye was opened; the next request starts it again. Results are kept by `LayerCache`.
+classes and measurement. One scan is segmented at a time. A scan that the page has not requested for some seconds is
+given up, because another eye was opened; the next request starts it again. Results are retained by `LayerCache`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -18,8 +19,8 @@ import numpy as np
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.notes import read_notes
 from octjepa.tasks.segment.thickness import SECTORS
-from octjepa.tasks.segmenter.kept_layers import KeptLayers, LayerCache
 from octjepa.tasks.segmenter.measurement import LAYERS, Measurement, Preparation, measure
+from octjepa.tasks.segmenter.retained_layers import LayerCache, RetainedLayers
 from octjepa.volume import OCTVolume
 
 _GIVEN_UP_SECONDS: Final = 5.0
@@ -48,7 +49,7 @@ class _Job:
     finished: threading.Event = field(default_factory=threading.Event)
     done: int = 0
     reason: str = ""
-    asked: float = field(default_factory=time.monotonic)
+    requested: float = field(default_factory=time.monotonic)
     waiting: int = 0  # callers that wait for the result
 
 
@@ -59,7 +60,7 @@ class ScanLayers:
         self._cache = cache or LayerCache()
         self._lock, self._turn = threading.Lock(), threading.Lock()
         self._jobs: dict[str, _Job] = {}
-        self._held: OrderedDict[str, KeptLayers] = OrderedDict()
+        self._held: OrderedDict[str, RetainedLayers] = OrderedDict()
 
     def state(self, volume: OCTVolume) -> LayerState:
         """How far `volume` is. Starts its segmentation if nothing is known of it; does not wait."""
@@ -68,18 +69,18 @@ class ScanLayers:
             if volume.content_hash in self._held:
                 return LayerState("ready", total, total)
             job = self._job(volume)
-            job.asked = time.monotonic()
+            job.requested = time.monotonic()
             if job.reason:
                 return LayerState("failed", job.done, total, job.reason)
             return LayerState("running", job.done, total)
 
-    def layers(self, volume: OCTVolume) -> KeptLayers:
+    def layers(self, volume: OCTVolume) -> RetainedLayers:
         """The layers of `volume`; waits until they are found. Raises UsageError that says why there are none."""
         while True:
             with self._lock:
-                if (kept := self._held.get(volume.content_hash)) is not None:
+                if (retained := self._held.get(volume.content_hash)) is not None:
                     self._held.move_to_end(volume.content_hash)
-                    return kept
+                    return retained
                 job = self._job(volume)
                 if job.reason:
                     raise UsageError(job.reason)
@@ -101,16 +102,16 @@ class ScanLayers:
     def _work(self, job: _Job) -> None:
         def advance(done: int) -> None:
             job.done = done
-            if not job.waiting and time.monotonic() - job.asked > _GIVEN_UP_SECONDS:
+            if not job.waiting and time.monotonic() - job.requested > _GIVEN_UP_SECONDS:
                 raise _GivenUpError
 
         key = job.volume.content_hash
         try:
             with self._turn:
                 advance(0)
-                kept = self._cache.layers(job.volume, advance)
+                retained = self._cache.layers(job.volume, advance)
             with self._lock:
-                self._held[key] = kept
+                self._held[key] = retained
                 while len(self._held) > 1 and sum(map(_bytes, self._held.values())) > _HELD_BYTES:
                     self._held.popitem(last=False)
                 del self._jobs[key]
@@ -128,17 +129,17 @@ class ScanLayers:
             job.finished.set()
 
 
-def _bytes(kept: KeptLayers) -> int:
-    return kept.boundaries_px.nbytes + kept.expected_error_um.nbytes + kept.classes.nbytes
+def _bytes(retained: RetainedLayers) -> int:
+    return retained.boundaries_px.nbytes + retained.expected_error_um.nbytes + retained.classes.nbytes
 
 
 def measured(
-    volume: OCTVolume, kept: KeptLayers, entry: dict[str, Any], chosen_mm: tuple[float, float] | None = None
+    volume: OCTVolume, retained: RetainedLayers, entry: Mapping[str, Any], chosen_mm: tuple[float, float] | None = None
 ) -> Measurement:
     """The measurement of a scan; `entry` is its entry in the store's index, which holds quality and notes."""
     quality = float(entry.get("quality") or np.nan)
     notes = read_notes(entry.get("notes"))
-    return measure(volume, kept, Preparation(quality if np.isfinite(quality) else None, notes), chosen_mm)
+    return measure(volume, retained, Preparation(quality if np.isfinite(quality) else None, notes), chosen_mm)
 
 
 def sectors(made: Measurement, layer: str = "retina") -> dict[str, Any]:

@@ -24,7 +24,7 @@ from octjepa.ingest.remembered_sources import model_of
 from octjepa.remote import is_remote
 from octjepa.report.contents import Contents, read_contents
 from octjepa.store.contract import contract_differences
-from octjepa.tasks.segmenter.kept_layers import LayerCache
+from octjepa.tasks.segmenter.retained_layers import LayerCache
 from octjepa.viewer.live import LiveRun
 from octjepa.viewer.misread import CasePredictions
 from octjepa.viewer.native_files import NativeFiles, folders_near

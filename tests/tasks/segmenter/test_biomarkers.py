@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from octjepa.files import replace_folder
 from octjepa.store import Store
 from octjepa.store.storage import stage_chunk
 from octjepa.tasks.segmenter.biomarkers import FEATURES, embed_biomarkers, filled
-from octjepa.tasks.segmenter.kept_layers import KeptLayers, LayerCache
+from octjepa.tasks.segmenter.retained_layers import LayerCache, RetainedLayers
 from octjepa.volume import OCTVolume
 
 VOLUMES = 48  # two of each person
@@ -27,13 +27,13 @@ VOLUMES = 48  # two of each person
 class FlatLayers(LayerCache):
     """Layers of even thickness: that of the retina is 100 rows, and 30 more for every second person."""
 
-    def layers(self, volume: OCTVolume, advance: Callable[[int], None] | None = None) -> KeptLayers:
+    def layers(self, volume: OCTVolume, advance: Callable[[int], None] | None = None) -> RetainedLayers:
         thick = 100 + 30 * (int(volume.person_id) % 2)
         rows = 10 + thick * np.linspace(0, 1, 8, dtype=np.float32)[:, None, None]
         shape = (8, volume.shape[0], volume.shape[2])
         classes = np.zeros(volume.shape, np.uint8)
         classes[:, 40:44] = 1
-        return KeptLayers(np.broadcast_to(rows, shape), np.ones(shape, np.float32), classes, volume.spacing_mm)
+        return RetainedLayers(np.broadcast_to(rows, shape), np.ones(shape, np.float32), classes, volume.spacing_mm)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return Store.open(made.path)
 
 
-def read(entry: dict[str, Any]) -> OCTVolume:
+def read(entry: Mapping[str, Any]) -> OCTVolume:
     """A scan of noise; its person is the number at the end of the id in the index."""
     number = int("".join(sign for sign in str(entry["person_id"]) if sign.isdigit())) // 1
     pixels = np.random.default_rng(number).integers(0, 255, (24, 160, 96)).astype(np.uint8)
@@ -86,7 +86,7 @@ def test_a_probe_reads_the_table_beside_others(store: Store, tmp_path: Path) -> 
 
 
 def test_a_scan_that_is_not_found_ends_it_with_the_reason(store: Store, tmp_path: Path) -> None:
-    def missing(entry: dict[str, Any]) -> OCTVolume:
+    def missing(entry: Mapping[str, Any]) -> OCTVolume:
         raise UsageError("its file is in none of the folders")
 
     with pytest.raises(UsageError, match=f"{VOLUMES} of {VOLUMES} failed: its file is in none"):

@@ -38,7 +38,7 @@ def test_the_finder_decides_and_the_other_boundaries_stay_between() -> None:
     assert (error_um[3] == 2).all()
 
 
-def test_over_drusen_bruchs_membrane_is_that_of_the_network() -> None:
+def test_over_drusen_the_lowest_boundary_is_that_of_the_network() -> None:
     volume = bright_band()
     network = np.broadcast_to(np.linspace(60, 120, 8, dtype=np.float32)[:, None, None], (8, 4, 96)).copy()
     network[7, :, 30:50] += 12  # 47 um below the bright layer that the finder follows

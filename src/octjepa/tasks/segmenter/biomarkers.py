@@ -9,7 +9,7 @@ number; the TSV leaves it empty. The table has no untrained counterpart: that bl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,8 +27,8 @@ from octjepa.phantom.random_scene import CLASSES
 from octjepa.progress import bar
 from octjepa.store import Store
 from octjepa.tasks.segment.thickness import SECTORS
-from octjepa.tasks.segmenter.kept_layers import LayerCache
 from octjepa.tasks.segmenter.measurement import LAYERS, Measurement, Preparation, measure
+from octjepa.tasks.segmenter.retained_layers import LayerCache
 from octjepa.volume import OCTVolume
 
 NAME: Final = "biomarkers"
@@ -39,8 +39,8 @@ FEATURES: Final = (
 
 
 def embed_biomarkers(
-    store: Store, read: Callable[[dict[str, Any]], OCTVolume], out: Path, cache: LayerCache | None = None
-) -> dict[str, Any]:
+    store: Store, read: Callable[[Mapping[str, Any]], OCTVolume], out: Path, cache: LayerCache | None = None
+) -> dict[str, int | str]:
     """Writes the table to `out` and the named columns to OUT.tsv; returns {rows, features, empty, table, columns}.
 
     `empty` counts values that a scan does not have. Raises UsageError: the store has no raster volume, or scans of its
@@ -50,7 +50,9 @@ def embed_biomarkers(
     rows = store.table[store.table["pattern"] == "raster"].sort_values("volume_id")
     if rows.empty:
         raise UsageError(f"store {store.location} holds no raster volume: thickness and fluid need an area")
-    values, histograms, failed = [], [], []
+    values: list[np.ndarray] = []
+    histograms: list[Any] = []
+    failed: list[str] = []
     with bar("biomarkers", len(rows), "scan") as progress:
         for entry in rows.to_dict("records"):
             try:

@@ -23,7 +23,7 @@ from octjepa.tasks.segment.layer_names import LAYERS as LAYERS
 from octjepa.tasks.segment.thickness import MIN_AREA_SHARE, SECTORS, ScanOrientation, sector_areas_mm2, sector_at
 from octjepa.tasks.segmenter.fovea import ScanCentre, find_centre
 from octjepa.tasks.segmenter.inference import NEIGHBOUR_MM, Segmentation
-from octjepa.tasks.segmenter.kept_layers import KeptLayers
+from octjepa.tasks.segmenter.retained_layers import RetainedLayers
 from octjepa.volume import OCTVolume
 
 LAYER_NAMES: Final = tuple(name for name, _, _ in LAYERS[1:])  # of the codes 1, 2, ... of `layer_codes`
@@ -88,7 +88,7 @@ class Preparation:
 
 def measure(
     volume: OCTVolume,
-    found: Segmentation | KeptLayers,
+    found: Segmentation | RetainedLayers,
     preparation: Preparation,
     chosen_mm: tuple[float, float] | None = None,
 ) -> Measurement:
@@ -151,7 +151,7 @@ def _slice_positions(volume: OCTVolume) -> Float[np.ndarray, " D"]:
     return np.abs(positions - positions[0])
 
 
-def _cut_off(found: Segmentation | KeptLayers, volume: OCTVolume) -> Bool[np.ndarray, "D W"]:
+def _cut_off(found: Segmentation | RetainedLayers, volume: OCTVolume) -> Bool[np.ndarray, "D W"]:
     """A-scans whose ILM or Bruch's membrane is at an end of the depth axis."""
     return (found.boundaries_px[0] < _CUT_ROWS) | (found.boundaries_px[7] > volume.shape[1] - 1 - _CUT_ROWS)
 
@@ -198,7 +198,7 @@ def _sector_notes(coverage: Float[np.ndarray, " 9"], has_area: bool, scan: ScanO
 
 
 def _fluid_mm3(
-    found: Segmentation | KeptLayers,
+    found: Segmentation | RetainedLayers,
     slice_mm: Float[np.ndarray, " D"],
     spacing_mm: tuple[float, float, float],
     counted: Bool[np.ndarray, "D W"],
@@ -269,7 +269,7 @@ def _centre_notes(volume: OCTVolume, centre: ScanCentre, positioned: bool, has_a
 
 def _trust_notes(
     volume: OCTVolume,
-    found: Segmentation | KeptLayers,
+    found: Segmentation | RetainedLayers,
     layers: Float[np.ndarray, "L D W"],
     cut: Bool[np.ndarray, "D W"],
     preparation: Preparation,
@@ -312,7 +312,9 @@ def _trust_notes(
     return notes
 
 
-def _range_notes(volume: OCTVolume, found: Segmentation | KeptLayers, layers: Float[np.ndarray, "L D W"]) -> list[str]:
+def _range_notes(
+    volume: OCTVolume, found: Segmentation | RetainedLayers, layers: Float[np.ndarray, "L D W"]
+) -> list[str]:
     """Notes where thickness or fluid is outside of what the network was trained on."""
     notes = []
     size = max(1, round(1.0 / volume.spacing_mm[2]))

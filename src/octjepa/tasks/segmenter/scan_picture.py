@@ -15,8 +15,8 @@ from octjepa.files import write_atomic
 from octjepa.phantom.random_scene import BOUNDARIES, CLASSES
 from octjepa.tasks.segment.thickness import RADII_MM, SECTORS
 from octjepa.tasks.segmenter.inference import Segmentation
-from octjepa.tasks.segmenter.kept_layers import KeptLayers
 from octjepa.tasks.segmenter.measurement import Measurement, slice_widths_mm
+from octjepa.tasks.segmenter.retained_layers import RetainedLayers
 from octjepa.volume import OCTVolume
 
 LINE_COLOURS: Final = ("#ff5c5c", "#ffa14a", "#ffe14a", "#9be564", "#3fd1a6", "#45c5ff", "#8f8bff", "#ff7de0")
@@ -26,7 +26,9 @@ _DIRECTION: Final = {"superior": (0, 1), "nasal": (1, 0), "inferior": (0, -1), "
 _RADIUS: Final = {"central": 0.0, "inner": 1.0, "outer": 2.25}
 
 
-def draw_scan(path: Path, title: str, volume: OCTVolume, found: Segmentation | KeptLayers, made: Measurement) -> Path:
+def draw_scan(
+    path: Path, title: str, volume: OCTVolume, found: Segmentation | RetainedLayers, made: Measurement
+) -> Path:
     """Writes the picture as PNG; returns `path`."""
     from matplotlib.figure import Figure
 
@@ -51,7 +53,9 @@ def draw_scan(path: Path, title: str, volume: OCTVolume, found: Segmentation | K
     return path
 
 
-def _draw_bscan(panel: Any, index: int, volume: OCTVolume, found: Segmentation | KeptLayers, made: Measurement) -> None:
+def _draw_bscan(
+    panel: Any, index: int, volume: OCTVolume, found: Segmentation | RetainedLayers, made: Measurement
+) -> None:
     """Draws B-scan `index`, cropped in depth to the retina."""
     from matplotlib.colors import to_rgba
     from matplotlib.patches import Patch

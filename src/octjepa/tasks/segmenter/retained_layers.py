@@ -1,7 +1,7 @@
 """Keep the layers and fluid of a scan that was segmented, in memory and in a cache folder.
 
-In: an `OCTVolume`. Out: its `KeptLayers`: boundaries, expected errors and classes, without the probabilities of voxels,
-which are large. A file of the cache is found by a hash of pixels, geometry and weights of the network. A scan that was
+In: an `OCTVolume`. Out: its `RetainedLayers`: boundaries, expected errors and classes. The probabilities of voxels are
+left out, because they are large. A file of the cache is found by a hash of pixels, geometry and weights. A scan that was
 segmented before is therefore not segmented again, and other weights never answer for the present ones. The files hold
 no name, no path and no identifier of a person. They lie in `layers/` of the cache folder (OCTJEPA_CACHE).
 """
@@ -30,8 +30,8 @@ _METHOD: Final = 2  # changes whenever the same weights give other boundaries
 
 
 @dataclass(frozen=True, eq=False)
-class KeptLayers:
-    """What is kept of a `Segmentation`; the fields are those of that class."""
+class RetainedLayers:
+    """What is retained of a `Segmentation`; the fields are those of that class."""
 
     boundaries_px: Float[np.ndarray, "8 D W"]
     expected_error_um: Float[np.ndarray, "8 D W"]
@@ -39,8 +39,8 @@ class KeptLayers:
     spacing_mm: tuple[float, float, float]
 
     @classmethod
-    def of(cls, found: Segmentation) -> KeptLayers:
-        """The part of `found` that is kept."""
+    def of(cls, found: Segmentation) -> RetainedLayers:
+        """The part of `found` that is retained."""
         return cls(found.boundaries_px, found.expected_error_um, found.classes, found.spacing_mm)
 
     @property
@@ -58,20 +58,20 @@ class LayerCache:
         self._segmenter = lru_cache(1)(self._load)
         self._weights_hash = lru_cache(1)(self._hash_weights)
 
-    def layers(self, volume: OCTVolume, advance: Callable[[int], None] | None = None) -> KeptLayers:
+    def layers(self, volume: OCTVolume, advance: Callable[[int], None] | None = None) -> RetainedLayers:
         """Reads the layers of `volume` from the cache, or segments it.
 
         `advance` is called with the number of B-scans that are done; it may raise to end the work. Raises OctjepaError:
         the network cannot be read, or the scan cannot be segmented.
         """
-        kept = self.kept(volume)
-        if kept is None:
-            kept = KeptLayers.of(self._segmenter().segment(volume, advance))
+        retained = self.retained(volume)
+        if retained is None:
+            retained = RetainedLayers.of(self._segmenter().segment(volume, advance))
             with suppress(OSError, OctjepaError):  # a cache that cannot be written is done without
-                _write(self._file(volume), kept)
-        return kept
+                _write(self._file(volume), retained)
+        return retained
 
-    def kept(self, volume: OCTVolume) -> KeptLayers | None:
+    def retained(self, volume: OCTVolume) -> RetainedLayers | None:
         """The layers of `volume` that are in the cache; None if there are none, or if their file is damaged."""
         try:
             return _read(self._file(volume), volume)
@@ -102,21 +102,21 @@ class LayerCache:
         return code.hexdigest()
 
 
-def _write(path: Path, kept: KeptLayers) -> None:
+def _write(path: Path, retained: RetainedLayers) -> None:
     arrays = {
-        "boundaries_px": kept.boundaries_px.astype(np.float32),
-        "expected_error_um": kept.expected_error_um.astype(np.float16),
-        "classes": kept.classes,
+        "boundaries_px": retained.boundaries_px.astype(np.float32),
+        "expected_error_um": retained.expected_error_um.astype(np.float16),
+        "classes": retained.classes,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
 
 
-def _read(path: Path, volume: OCTVolume) -> KeptLayers:
+def _read(path: Path, volume: OCTVolume) -> RetainedLayers:
     """Raises OSError, ValueError, KeyError: there is no file, or it is damaged."""
     slices, _, columns = volume.shape
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
         boundaries, error, classes = (file[name] for name in ("boundaries_px", "expected_error_um", "classes"))
     if boundaries.shape != (8, slices, columns) or error.shape != boundaries.shape or classes.shape != volume.shape:
         raise ValueError(f"{path.name} is of another scan")
-    return KeptLayers(boundaries, error.astype(np.float32), classes, volume.spacing_mm)
+    return RetainedLayers(boundaries, error.astype(np.float32), classes, volume.spacing_mm)
