@@ -1,8 +1,8 @@
 """Keep the layers and fluid of a scan that was segmented, in memory and in a cache folder.
 
 In: an `OCTVolume`. Out: its `RetainedLayers`: boundaries, expected errors and classes. The probabilities of voxels are
-left out, because they are large. A file of the cache is found by a hash of pixels, geometry and weights. A scan that was
-segmented before is therefore not segmented again, and other weights never answer for the present ones. The files hold
+left out, because they are large. A file in the cache is found by a hash of pixels, geometry and weights. A scan
+that was segmented before is not segmented again, and other weights never answer for the present ones. The files hold
 no name, no path and no identifier of a person. They lie in `layers/` of the cache folder (OCTJEPA_CACHE).
 """
 
