@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
@@ -64,6 +64,15 @@ def sum_over_ranks(tensors: Sequence[Tensor]) -> None:
     """Replaces each tensor by its sum over all replicas, which all call this; recorded like any other operation."""
     if world_size() > 1:
         _library("torch_xla.core.xla_model").all_reduce("sum", list(tensors))
+
+
+def checkpoint(block: Callable[..., Tensor], *arguments: object) -> Tensor:
+    """`block(*arguments)`, whose activations are recomputed in the backward pass.
+
+    torch's own checkpointing does not support XLA, which would merge the second computation with the first.
+    """
+    result: Tensor = _library("torch_xla.utils.checkpoint").checkpoint(block, *arguments, preserve_rng_state=False)
+    return result
 
 
 def adamw(groups: list[dict[str, Any]], rate: float, betas: tuple[float, float]) -> torch.optim.AdamW:

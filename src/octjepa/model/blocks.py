@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from octjepa.distributed import xla
 from octjepa.model.positions import RopeTables, rotate
 
 NORM_EPS = 1e-6
@@ -126,10 +126,7 @@ def checkpoint_block(
     """`block(x, tables, paths, first)` with activation checkpointing: only `x` is kept, the rest is recomputed."""
     if x.device.type != "xla":
         return checkpoint(block, x, tables, paths, first, use_reentrant=False)
-    # torch's own does not support XLA, which would merge the second computation with the first
-    return import_module("torch_xla.utils.checkpoint").checkpoint(
-        block, x, tables, paths, first, preserve_rng_state=False
-    )
+    return xla.checkpoint(block, x, tables, paths, first)
 
 
 class Stack(nn.ModuleList):
