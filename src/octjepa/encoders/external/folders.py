@@ -375,11 +375,11 @@ class _FirstOutput:
 
 def _layer_output(network: nn.Module, layer: str, volume: Float[Tensor, "1 1 d h w"]) -> Float[Tensor, "1 ..."]:
     """The output of the inner `layer` while the whole network runs."""
-    kept = _FirstOutput()
-    hook = network.get_submodule(layer).register_forward_hook(kept)
+    recorder = _FirstOutput()
+    hook = network.get_submodule(layer).register_forward_hook(recorder)
     try:
         network(volume)
     finally:
         hook.remove()
-    assert kept.output is not None  # both networks run their layer
-    return kept.output
+    assert recorder.output is not None  # both networks run their layer
+    return recorder.output
