@@ -103,6 +103,12 @@ def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(length for length in shape if length != 1)
 
 
+def _has_channels(shape: Sequence[int]) -> bool:
+    """Whether an array is D x 3 x H x W or D x H x W x 3, as programs store B-scans for networks of colour images."""
+    squeezed = _squeezed(shape)
+    return len(squeezed) == 4 and (squeezed[1] == 3 or squeezed[3] == 3) and min(squeezed[2], squeezed[0]) > 3
+
+
 def is_single_b_scan(shape: Sequence[int]) -> bool:
     """Whether an array of two axes is large enough for a picture, and no table."""
     return len(shape) == 2 and min(shape) >= _PICTURE
@@ -116,7 +122,7 @@ def single_b_scan(shape: Sequence[int]) -> VolumeRejected:
 
 def scan_member(shapes: Mapping[str, Sequence[int]]) -> str:
     """The name of the array that is the scan. Raises VolumeRejected: no_pixel_data, unsupported_pixels."""
-    volumes = {name: shape for name, shape in shapes.items() if len(_squeezed(shape)) == 3}
+    volumes = {name: shape for name, shape in shapes.items() if len(_squeezed(shape)) == 3 or _has_channels(shape)}
     by_name = [name for known in SCAN_NAMES for name in volumes if name.lower() == known]
     if by_name or len(volumes) == 1:
         return next(iter(by_name or volumes))
@@ -227,9 +233,15 @@ def array_scan(format: str, values: np.ndarray, metadata: ArrayMetadata, layout:
     values = values.reshape(_squeezed(values.shape) or (1,))
     if is_single_b_scan(values.shape):
         raise single_b_scan(values.shape)
+    notes = list(metadata.notes)
+    if _has_channels(values.shape):
+        first, *others = np.moveaxis(values, 1 if values.shape[1] == 3 else 3, 0)  # three times [D, H, W]
+        if not all(np.array_equal(first, other) for other in others):
+            raise rejection("unsupported_pixels", "three channels that differ: colours, and no intensities")
+        values = first
+        notes.append("rgb_to_grey")
     if values.ndim != 3:
         raise rejection("unsupported_pixels", f"an array of {values.ndim} axes; expected three (slice, depth, column)")
-    notes = list(metadata.notes)
     pixels = to_uint8(values, notes)
     return RawScan(
         format,
