@@ -32,7 +32,7 @@ _MARGIN = 3  # pixels around ink: the soft rim of a glyph
 
 
 def find_text(pixels: UInt8[np.ndarray, "D H W"]) -> Bool[np.ndarray, "D H W"] | None:
-    """Voxels of painted text with all between its glyphs, None where there is none."""
+    """Voxels of painted text with all between its glyphs, None if there is none."""
     still, lines = _still(pixels)
     mask = _strokes(pixels, lines)
     if mask is None and still is None:
@@ -46,9 +46,9 @@ def find_text(pixels: UInt8[np.ndarray, "D H W"]) -> Bool[np.ndarray, "D H W"] |
 
 
 def _still(pixels: UInt8[np.ndarray, "D H W"]) -> tuple[_Mask | None, _Mask | None]:
-    """(boxes, lines) of bright pixels that all B-scans show alike, where the mean B-scan ends abruptly beside them.
+    """(boxes, lines) of bright pixels that all B-scans show alike, where the mean B-scan ends abruptly next to them.
 
-    The lines, those of a viewer's frame, are among the boxes; both None where nothing is still.
+    The lines, those of a viewer's frame, are among the boxes; both None if nothing is still.
     """
     nothing = None, None
     if len(pixels) < _STILL_FRAMES or min(pixels.shape[1:]) < 3:

@@ -6,7 +6,7 @@ B-scan, so that white fill always reaches its upper or lower border; a saturated
 alone. Lossy compression rings where fill ends: within its 8 x 8 blocks white falls to 180 at quality 60 of JPEG.
 White of a deeper scan may be less than 255 here: it is then the largest value of the volume.
 
-Black is fill where a noisy background lies beside it. Where tissue begins right below it, as in scans whose vitreous
+Black is fill where a noisy background lies next to it. Where tissue begins right below it, as in scans whose vitreous
 was set to zero by a threshold or a mask, it is the vitreous, and nothing black in the volume is fill.
 """
 
@@ -153,7 +153,7 @@ def intensity_counts(frame: UInt8[np.ndarray, "H W"]) -> Int[np.ndarray, "256"]:
 def _is_vitreous(
     frame: UInt8[np.ndarray, "H W"], black: Bool[np.ndarray, "H W"], rest: Int[np.ndarray, "256"]
 ) -> bool | None:
-    """Whether tissue begins right below what is black at the upper border; None where nothing is black there.
+    """Whether tissue begins right below what is black at the upper border; None if nothing is black there.
 
     `rest` counts the intensities of all that is neither black nor white fill.
     """
@@ -204,7 +204,7 @@ def _black_fill(pixels: UInt8[np.ndarray, "D H W"], whites: Mapping[int, np.ndar
 
 
 def remove_fill(pixels: UInt8[np.ndarray, "D H W"]) -> tuple[UInt8[np.ndarray, "D H W"], float]:
-    """(pixels without fill, share of voxels that were fill). The input is returned itself where there is none."""
+    """(pixels without fill, share of voxels that were fill). The input itself is returned if there is none."""
     cleaned = pixels
     filled = 0
     largest = int(pixels.max())

@@ -83,7 +83,7 @@ def cohort_coverage(table: pd.DataFrame, volume_ids: Sequence[str], preprocessin
 
     Mean shares by axis, how many volumes are above `NOTE_FIELD` and above `NOTE_DEPTH`, and `image_size_needed`: the
     slices and columns that would hold 95 % of the volumes whole. Volumes of a store made before these columns are left
-    out; {} where there are no others.
+    out; {} if there are no others.
     """
     chosen = table[table["volume_id"].isin(list(volume_ids))].dropna(subset=list(COLUMNS))
     if not len(chosen):
@@ -110,7 +110,7 @@ def coverage_line(coverage: Mapping[str, Any]) -> str:
     parts = ", ".join(f"{axis} {coverage[axis]:.1%}" for axis in AXES)
     needed = ", ".join(f"{count} voxels along {axis}" for axis, count in coverage["image_size_needed"].items())
     return (
-        f"{parts} outside the view of preprocessing.image_size; of {coverage['volumes']} volumes "
+        f"{parts} outside the view of preprocessing.image_size. Of {coverage['volumes']} volumes "
         f"{coverage['field_cut']} lose more than {NOTE_FIELD:.0%} of the field, {coverage['depth_cut']} more than "
-        f"{NOTE_DEPTH:.1%} in depth; to hold 95 % of the fields whole it takes {needed}, or a coarser target_spacing_mm"
+        f"{NOTE_DEPTH:.1%} in depth. To hold 95 % of the fields whole it takes {needed}, or a coarser target_spacing_mm"
     )

@@ -1,9 +1,9 @@
 """Do the B-scans of a volume belong together? Neighbours have to be more similar than any two of its B-scans.
 
 Two measures of each B-scan need no alignment: the thickness of the retina along the columns, and the shadows of
-vessels across them. In a raster of one eye the thickness changes slowly from line to line. Where neighbours differ as
-much as any two B-scans, the lines are of many eyes or their order is lost; where all B-scans have one thickness and
-one set of shadows, they repeat one position; where shadows agree within groups and not between them, every position
+vessels across them. In a raster of one eye the thickness changes slowly from line to line. If neighbours differ as
+much as any two B-scans, the lines are of many eyes or their order is lost. If all B-scans have the same thickness and
+the same shadows, they repeat one position. If shadows agree within groups and not between them, every position
 was scanned several times.
 """
 

@@ -313,7 +313,7 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing, halves: bool =
 
 
 def _remove_text(pixels: UInt8[np.ndarray, "D H W"], text: Bool[np.ndarray, "D H W"]) -> UInt8[np.ndarray, "D H W"]:
-    """Sets text to the level beside it. Raises VolumeRejected burned_in_text where it fills much of a B-scan."""
+    """Sets text to the level next to it. Raises VolumeRejected burned_in_text where it fills much of a B-scan."""
     share = float(text.mean(axis=(1, 2)).max())
     if share > _MAX_TEXT_SHARE:
         raise rejection("burned_in_text", f"text and lines cover {share:.0%} of a B-scan")

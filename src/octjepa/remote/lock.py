@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 def bucket_lock(folder: str) -> Iterator[None]:
     """Holds the folder at the url `folder`. Raises UsageError where another process has it.
 
-    The lock of a killed process of this machine is replaced; that of another machine stays until somebody removes it.
+    The lock of a killed process of this machine is replaced; that of another machine stays until it is removed.
     """
     url = join(folder, ".lock")
     me = {
