@@ -159,7 +159,7 @@ def test_a_run_and_a_store_have_pages_of_their_own(demo: Path, tmp_path: Path) -
     of_store = write_report(demo / "store").read_text(encoding="utf-8")
     assert (demo / "store" / "report.html").is_file()
     assert 'id="probe"' not in of_store
-    assert of_store.count('<article class="eye">') == 3
+    assert of_store.count('<article class="eye">') == 12, "every eye of a small store"
 
 
 def test_what_cannot_be_reported_on_is_reported(tmp_path: Path) -> None:
