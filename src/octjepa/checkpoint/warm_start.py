@@ -27,7 +27,7 @@ _INDEX = "model.safetensors.index.json"
 def start_weights(model: VJEPA3D, recipe: Recipe) -> frozenset[str]:
     """Fills the encoders of `model` from `recipe.model.warm_start`, and the target from `recipe.objective.teacher`.
 
-    Returns what they record of the volumes that they were trained on: the run's encoder has learned from them, too.
+    Returns what they record of the volumes that they were trained on: the run's encoder has also learned from them.
     Raises as `warm_start` and `load_teacher`.
     """
     return warm_start(model, recipe) | load_teacher(model, recipe)

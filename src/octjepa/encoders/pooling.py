@@ -112,7 +112,7 @@ def token_regions(index: Int[np.ndarray, " k"], grid: tuple[int, int, int]) -> I
 
 
 def _regions(volume: TokenFeatures, layers: Layers) -> Float[np.ndarray, " n"]:
-    """[regions * 2 * dim] Mean and maximum of each region; 0 without a token: no tissue is information, too."""
+    """[regions * 2 * dim] Mean and maximum of each region; 0 without a token: no tissue is also information."""
     return _of_regions(volume, volume.features, (np.mean, np.max))
 
 

@@ -27,7 +27,7 @@ class Cohort:
     per_epoch: dict[str, int]
 
     def about(self) -> dict[str, object]:
-        """For run.json: counts alone."""
+        """For run.json: only counts."""
         flow = {"train": self.train.flow.to_json(), "val": self.val.flow.to_json()}
         return {"flow": flow, "domains": self.domains()}
 
