@@ -109,7 +109,7 @@ def read_row(featurise: Featurise, cohort: TestCohort, draws: int) -> dict[str, 
         positives.append(cohort.shares(number, one.grid_index) >= TOKEN_SHARE)
     sample = np.concatenate([wide for wide, _ in features[: cohort.train]])
     project = Projection(sample[np.random.default_rng(0).permutation(len(sample))[:20_000]])
-    inputs = [interleave([project(wide), place]) for wide, place in features]
+    inputs = [interleave([project(wide), position]) for wide, position in features]
     tests = range(cohort.train, len(inputs))
     x_test = np.concatenate([inputs[k] for k in tests])
     eye_of = np.repeat(np.arange(len(tests)), [len(inputs[k]) for k in tests])

@@ -54,7 +54,7 @@ def test_docstrings_messages_comments_and_pages_are_read_but_not_code() -> None:
     assert paragraphs == ["Title", "A X B and more.", "one", "[two]"]
 
 
-def test_every_pattern_has_a_limit_and_every_exception_a_place() -> None:
+def test_every_pattern_has_a_limit_and_every_exception_a_reason() -> None:
     assert set(PATTERNS) < set(limits())
     for (file, words), reason in EXCEPTIONS.items():
         assert reason

@@ -227,9 +227,9 @@ def boundaries_of_codes(codes: UInt8[np.ndarray, "N R C"], names: Sequence[str])
     if not layers:
         return None
     hidden = np.zeros(256, bool)
-    hidden[[code for code in range(1, 256) if code not in layers]] = True  # 255, too
+    hidden[[code for code in range(1, 256) if code not in layers]] = True  # 255 is unlabelled
     out = np.full((8, count, columns), np.nan, np.float32)
-    place = np.indices((count, columns))
+    position = np.indices((count, columns))
     for code, (upper, lower) in layers.items():
         inside = codes == code
         present = inside.any(1)
@@ -238,7 +238,7 @@ def boundaries_of_codes(codes: UInt8[np.ndarray, "N R C"], names: Sequence[str])
             if index is None:
                 continue
             within = (beyond >= 0) & (beyond < depth)
-            outside = codes[place[0], beyond.clip(0, depth - 1), place[1]]
+            outside = codes[position[0], beyond.clip(0, depth - 1), position[1]]
             rows = np.where(present & within & ~hidden[outside], row + offset, np.nan)
             both = np.isfinite(out[index]) & np.isfinite(rows)
             apart = both & (np.abs(out[index] - rows) > 2)

@@ -152,23 +152,23 @@ def _stack(
     convert: Callable[[np.ndarray, Path], np.ndarray],
 ) -> tuple[UInt8[np.ndarray, "N R C"], tuple[str, ...]]:
     """(codes of all B-scans, what was assumed); `convert` turns the values of a mask into codes."""
-    places, notes = _places(files, shape[0], bscans)
+    positions, notes = _bscan_of_each(files, shape[0], bscans)
     codes = np.full(shape, UNLABELLED, np.uint8)
-    for file, place in zip(files, places, strict=True):
-        codes[place] = convert(_pages(file, shape)[0], file)
+    for file, position in zip(files, positions, strict=True):
+        codes[position] = convert(_pages(file, shape)[0], file)
     return codes, notes
 
 
-def _places(files: Sequence[Path], count: int, bscans: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
+def _bscan_of_each(files: Sequence[Path], count: int, bscans: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
     """(the B-scan of each mask, what was assumed)."""
     if bscans:
         stems = {Path(name).stem.casefold(): index for index, name in enumerate(bscans)}
         named = [stems.get(file.stem.casefold(), stems.get(unmasked(file.stem.casefold()))) for file in files]
-        if any(place is not None for place in named):
-            lost = [file for file, place in zip(files, named, strict=True) if place is None]
+        if any(position is not None for position in named):
+            lost = [file for file, position in zip(files, named, strict=True) if position is None]
             if lost:
                 raise UsageError(f"{lost[0]} belongs to no B-scan: expected names such as {Path(bscans[0]).stem}.png")
-            return _once([place for place in named if place is not None], files), ()
+            return _once([position for position in named if position is not None], files), ()
     if len(files) == count:
         return list(range(count)), ()
     if len(files) > count:
@@ -189,11 +189,13 @@ def _places(files: Sequence[Path], count: int, bscans: Sequence[str]) -> tuple[l
     return _once([number - first for number in numbers], files), (note,)
 
 
-def _once(places: list[int], files: Sequence[Path]) -> list[int]:
-    for index, place in enumerate(places):
-        if place in places[:index]:
-            raise UsageError(f"{files[index]} and {files[places.index(place)].name} are masks of one B-scan: keep one")
-    return places
+def _once(positions: list[int], files: Sequence[Path]) -> list[int]:
+    for index, position in enumerate(positions):
+        if position in positions[:index]:
+            raise UsageError(
+                f"{files[index]} and {files[positions.index(position)].name} are masks of one B-scan: keep one"
+            )
+    return positions
 
 
 def _pages(file: Path, shape: tuple[int, int, int]) -> list[np.ndarray]:
@@ -227,7 +229,7 @@ def _values(image: Image.Image) -> np.ndarray:
 
 def _is_marked(values: np.ndarray) -> UInt8[np.ndarray, "R C"]:
     """1 where a mask of one class is not 0."""
-    marked: np.ndarray = values[..., :3].any(-1) if values.ndim == 3 else values != 0
+    marked = np.asarray(values[..., :3].any(-1) if values.ndim == 3 else values != 0)
     return marked.astype(np.uint8)
 
 

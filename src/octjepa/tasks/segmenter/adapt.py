@@ -289,7 +289,7 @@ def train(
         with torch.autocast("cpu", torch.bfloat16):
             logits = learner(images.contiguous(memory_format=torch.channels_last))
         loss = _loss(logits, boundaries, allowed)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(learner.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

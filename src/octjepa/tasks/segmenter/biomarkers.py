@@ -69,7 +69,8 @@ def embed_biomarkers(
     table = np.stack(values)
     frame = add_participants(rows, store.participants)
     noise = np.random.default_rng(0).normal(size=table.shape).astype(np.float32)
-    frame["vector"], frame["untrained"], frame["histogram"] = list(filled(table)), list(noise), histograms
+    vectors = {"vector": list(filled(table)), "untrained": list(noise), "histogram": histograms}
+    frame = frame.assign(**vectors)
     facts = TableFacts(len(FEATURES), NAME, science_hash(store.preprocessing), pools=("mean",))
     write_embeddings(out, frame, facts)
     columns = out.with_suffix(".tsv")
