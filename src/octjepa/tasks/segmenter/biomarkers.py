@@ -26,6 +26,7 @@ from octjepa.notes import read_notes
 from octjepa.phantom.random_scene import CLASSES
 from octjepa.progress import bar
 from octjepa.store import Store
+from octjepa.tables import format_table
 from octjepa.tasks.segment.thickness import SECTORS
 from octjepa.tasks.segmenter.measurement import LAYERS, Measurement, Preparation, measure
 from octjepa.tasks.segmenter.retained_layers import LayerCache
@@ -75,7 +76,8 @@ def embed_biomarkers(
     write_embeddings(out, frame, facts)
     columns = out.with_suffix(".tsv")
     named = frame[["volume_id", "person_id", "eye"]].join(_columns(table, frame.index))
-    write_atomic(columns, lambda file: file.write(named.to_csv(sep="\t", index=False).encode()))
+    text = format_table([str(name) for name in named.columns], named.itertuples(index=False))
+    write_atomic(columns, lambda file: file.write(text.encode()))
     empty = int((~np.isfinite(table)).sum())
     return {"rows": len(frame), "features": len(FEATURES), "empty": empty, "table": str(out), "columns": str(columns)}
 
