@@ -179,7 +179,7 @@ def machine_with(tmp_path, recipe=None, planned=None):
 def test_memory_and_disk_are_held_against_the_plan(tmp_path, monkeypatch):
     recipe = small_recipe()
     planned = plan(recipe)
-    monkeypatch.setattr(machine, "available", lambda: (3e9, "here"))
+    monkeypatch.setattr(machine, "free_device_bytes", lambda device: 3e9)
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: Usage(0, 0, 5e8))
     found = machine_with(tmp_path, recipe, planned)
     assert found["memory"].state == "ok"
