@@ -68,8 +68,8 @@ def test_plan_reports_what_the_cohort_loses_and_what_would_hold_it(tmp_path: Pat
     assert coverage["image_size_needed"] == {"slice": 20, "column": 256}
     outcome = call("plan", "tiny_cpu", "--store", store.path, "--json")
     assert outcome.json["tissue_outside"] == coverage
-    output = call("-v", "plan", "tiny_cpu", "--store", store.path)
-    assert "of 8 volumes 6 lose more than 20% of the field, 2 more than 0.1% in depth" in output.out
+    output = call("plan", "tiny_cpu", "--store", store.path)
+    assert "Of 8 volumes 6 lose more than 20% of the field, 2 more than 0.1% in depth" in output.out
     assert "256 voxels along column" in output.out
 
 
