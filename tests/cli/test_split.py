@@ -36,7 +36,10 @@ def test_the_encoder_of_the_package_is_known_by_its_name(store: Path) -> None:
     assigned = call("split", store, "--assign-rest", "--against", "phantom-tiny", "--json")
     assert assigned.code == 0, assigned.err
     assert assigned.json["leaks"] == []  # no eye of this store was drawn for it
-    assert "of the package (phantom-tiny, phantom-truth)" in call("split", store, "--assign-rest", "--against", "phantom-tine").err
+    assert (
+        "of the package (phantom-tiny, phantom-truth)"
+        in call("split", store, "--assign-rest", "--against", "phantom-tine").err
+    )
 
 
 def test_people_without_a_recommendation_are_reported_of_and_can_be_assigned(store: Path) -> None:
