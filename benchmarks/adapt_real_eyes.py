@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from benchmarks.segmenter_real_eyes import SHARED, development_eyes
+from benchmarks.real_eyes import SHARED, development_eyes
 
 import octjepa
 from octjepa.model.boundary_unet import BoundaryUNet, NetworkSize

@@ -18,13 +18,12 @@ import json
 import shutil
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.segmenter_real_eyes import SHARED, development_eyes
 
 import octjepa
 from octjepa.files import write_json
@@ -38,6 +37,7 @@ from octjepa.tasks.segmenter.validation import dice_at
 from octjepa.volume import OCTVolume
 
 ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"
 METHOD = 2  # changes whenever the same weights give other numbers
 PICTURED = "01"  # the eye of the picture in README.md and docs/segment.md
 BINS = 2048  # of the scores of voxels, over which average precision is pooled
@@ -46,9 +46,27 @@ SOURCE = (
     "University; pictures are made from a copy under CC0."
 )
 ZONES = {
-    "C0": "central", "S1": "inner_superior", "N1": "inner_nasal", "I1": "inner_inferior", "T1": "inner_temporal",
-    "S2": "outer_superior", "N2": "outer_nasal", "I2": "outer_inferior", "T2": "outer_temporal",
-}  # fmt: skip
+    "C0": "central",
+    "S1": "inner_superior",
+    "N1": "inner_nasal",
+    "I1": "inner_inferior",
+    "T1": "inner_temporal",
+    "S2": "outer_superior",
+    "N2": "outer_nasal",
+    "I2": "outer_inferior",
+    "T2": "outer_temporal",
+}
+
+
+def development_eyes(shared: Path) -> Iterator[tuple[str, Path, np.ndarray, np.ndarray, np.ndarray]]:
+    """Name, scan, layers of grader 1 and grader 2 `[D, 8, W]`, and fluid `[D, H, W]` of each eye."""
+    for name in ("01", "04", "02", "05", "07"):
+        first = name in ("01", "04")
+        folder = shared / "data" if first else shared / "real" / "duke_dme_more"
+        labels = shared / "labels" if first else folder
+        layers = np.load(labels / f"duke_dme_eye{name}_layers.npz")
+        fluid = np.load(folder / f"duke_dme_eye{name}_fluid.npz")["fluid"] > 0
+        yield name, folder / f"duke_dme_eye{name}_11x496x768.dcm", layers["layers"], layers["layers2"], fluid
 
 
 def weights_code(folder: Path) -> str:
@@ -243,16 +261,19 @@ def tasks(duke: dict[str, dict[str, Any]], heyex: dict[str, dict[str, Any]]) -> 
         },
         "task_2": {
             "octjepa": {
-                "dice": round(2 * both / (marked + truth), 4), "average_precision": precision, "best_dice": best,
+                "dice": round(2 * both / (marked + truth), 4),
+                "average_precision": precision,
+                "best_dice": best,
                 "volume_ratio": round(marked / truth, 3),
             },
             "darkness between ILM and BM": {"average_precision": dark_precision, "best_dice": dark_best},
         },
         "task_4_um": {
             kind: {"mean": round(float(np.mean(v)), 2), "largest": round(float(np.max(v)), 2), "sectors": len(v)}
-            for kind, v in sectors.items() if v
+            for kind, v in sectors.items()
+            if v
         },
-    }  # fmt: skip
+    }
 
 
 def page(results: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ Surfaces: `benchmarks.exam.surface_head` learns from one eye whose tilt is kept,
 
 Intervals are Student's t over the five eyes. Each row is also compared with `random_init` and `context`, eye by eye.
 Nothing is chosen with these numbers. The segmentation network has no row for surfaces: it finds them itself
-(`benchmarks.segmenter_real_eyes`).
+(`benchmarks.real_eyes`).
 """
 
 from __future__ import annotations

@@ -259,6 +259,14 @@ def print_subgroups(scored: Iterable[tuple[tuple[str, str], ColumnScores]], prim
         print_table(lines)
 
 
+def _print_notes_and_refused(results: ConvertedScans | SegmentedScans) -> None:
+    for scan in results.scans:
+        for note in scan.notes:
+            print(f"note on {scan.scan}: {note}")
+    for refused in results.refused:
+        print(f"refused {refused.scan}: {refused.reason}: {refused.detail}; {refused.to_do}")
+
+
 def print_converted(made: ConvertedScans) -> None:
     """Prints a line for each scan, its notes below it, and the refused scans."""
     lines: list[Sequence[str]] = [("file", "shape", "spacing mm", "eye", "device")]
@@ -267,11 +275,7 @@ def print_converted(made: ConvertedScans) -> None:
         lines.append((one.file, shape, ", ".join(f"{mm:.4g}" for mm in one.spacing_mm), one.eye or "-", one.device))
     if made.scans:
         print_table(lines)
-    for one in made.scans:
-        for note in one.notes:
-            print(f"note on {one.scan}: {note}")
-    for refused in made.refused:
-        print(f"refused {refused.scan}: {refused.reason}: {refused.detail}; {refused.to_do}")
+    _print_notes_and_refused(made)
     sys.stdout.flush()
 
 
@@ -284,11 +288,7 @@ def print_segmented(made: SegmentedScans, page: Path) -> None:
         lines.append((one.scan, one.eye or "-", "-" if central is None else f"{central:.0f}", *volumes))
     if made.scans:
         print_table(lines)
-    for one in made.scans:
-        for note in one.notes:
-            print(f"note on {one.scan}: {note}")
-    for refused in made.refused:
-        print(f"refused {refused.scan}: {refused.reason}: {refused.detail}; {refused.to_do}")
+    _print_notes_and_refused(made)
     print(f"page  {page}", flush=True)
 
 

@@ -22,12 +22,12 @@ from octjepa.convert.dicom import write_dicom
 from octjepa.errors import OctjepaError, VolumeRejected
 from octjepa.files import write_json
 from octjepa.ingest.output_names import OutputNames, check_apart
+from octjepa.ingest.refused_scan import RefusedScan, lost_share
 from octjepa.ingest.source_file import SourceFile
 from octjepa.ingest.sources import discover
 from octjepa.locks import writer_lock
 from octjepa.progress import bar
 from octjepa.read.reader import SpacingOption, read_volume
-from octjepa.reasons import REASONS
 from octjepa.tasks.nifti import write_nifti
 from octjepa.volume import OCTVolume
 
@@ -54,28 +54,17 @@ class ConvertedScan:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class UnconvertedScan:
-    """A scan without a file: `reason` is a code of `octjepa.reasons`, or `not_preserved`."""
-
-    scan: str
-    reason: str
-    detail: str
-    to_do: str
-
-
 @dataclass
 class ConvertedScans:
     """All scans of a call. `lost_share` counts the refused scans that are not rightly left out."""
 
     scans: list[ConvertedScan] = field(default_factory=list)
-    refused: list[UnconvertedScan] = field(default_factory=list)
+    refused: list[RefusedScan] = field(default_factory=list)
 
     @property
     def lost_share(self) -> float:
         """Lost scans divided by lost and converted scans."""
-        lost = sum(scan.reason not in REASONS or REASONS[scan.reason].lost for scan in self.refused)
-        return lost / max(lost + len(self.scans), 1)
+        return lost_share(self.refused, len(self.scans))
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
@@ -105,7 +94,7 @@ def convert_sources(
     results = ConvertedScans()
     names = OutputNames(discovery.files)
     for refused in discovery.refused:
-        results.refused.append(_unconverted(names.shown(refused.source, []), refused.reason, refused.detail))
+        results.refused.append(RefusedScan.of(names.shown(refused.source, []), refused.reason, refused.detail))
     job = _Job(out, form, None if spacing_mm == "file" else spacing_mm, _layer_codes() if layers else None)
     with writer_lock(out), bar("convert", len(discovery.files), "scan") as progress:
         for source in discovery.files:
@@ -113,19 +102,15 @@ def convert_sources(
             try:
                 results.scans.append(_convert(source, names, people, job))
             except VolumeRejected as error:
-                results.refused.append(_unconverted(names.shown(source, people), error.reason, error.detail))
+                results.refused.append(RefusedScan.of(names.shown(source, people), error.reason, error.detail))
             except NotPreserved as error:
-                results.refused.append(_unconverted(names.shown(source, people), NOT_PRESERVED, str(error)))
+                shown, to_do = names.shown(source, people), "choose another format with --to"
+                results.refused.append(RefusedScan(shown, NOT_PRESERVED, str(error), to_do))
             except MemoryError:
                 what = "it does not fit into memory"
-                results.refused.append(_unconverted(names.shown(source, people), "size_implausible", what))
+                results.refused.append(RefusedScan.of(names.shown(source, people), "size_implausible", what))
             progress.advance()
     return results
-
-
-def _unconverted(scan: str, reason: str, detail: str) -> UnconvertedScan:
-    to_do = REASONS[reason].action if reason in REASONS else "choose another format with --to"
-    return UnconvertedScan(scan, reason, detail, to_do)
 
 
 def _convert(source: SourceFile, names: OutputNames, people: list[tuple[str, str]], job: _Job) -> ConvertedScan:

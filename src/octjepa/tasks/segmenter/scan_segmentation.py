@@ -23,6 +23,7 @@ from octjepa.canonical.quality import looks_inverted
 from octjepa.errors import OctjepaError, UsageError, VolumeRejected, install_command
 from octjepa.files import write_atomic, write_json
 from octjepa.ingest.output_names import OutputNames, check_apart
+from octjepa.ingest.refused_scan import RefusedScan, lost_share
 from octjepa.ingest.source_file import SourceFile
 from octjepa.ingest.sources import discover
 from octjepa.locks import writer_lock
@@ -30,7 +31,6 @@ from octjepa.phantom.random_scene import BOUNDARIES, CLASSES
 from octjepa.progress import Bar, bar
 from octjepa.read.personal_data import mask_path, read_name_and_birth_date
 from octjepa.read.reader import SpacingOption, read_volume
-from octjepa.reasons import REASONS
 from octjepa.recipe import Preprocessing
 from octjepa.tables import format_table
 from octjepa.tasks.nifti import write_nifti
@@ -73,16 +73,6 @@ class SegmentedScan:
         return {**vars(self), "notes": list(self.notes), "shape": list(self.shape), "spacing_mm": list(self.spacing_mm)}
 
 
-@dataclass(frozen=True)
-class RefusedScan:
-    """A scan that was not segmented: `reason` is a code of `octjepa.reasons`."""
-
-    scan: str
-    reason: str
-    detail: str
-    to_do: str
-
-
 @dataclass
 class SegmentedScans:
     """All scans of a call. `lost_share` counts the refused scans that are not rightly left out."""
@@ -93,8 +83,7 @@ class SegmentedScans:
     @property
     def lost_share(self) -> float:
         """Lost scans divided by lost and segmented scans."""
-        lost = sum(REASONS[one.reason].lost for one in self.refused)
-        return lost / max(lost + len(self.scans), 1)
+        return lost_share(self.refused, len(self.scans))
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -144,7 +133,7 @@ def segment_sources(
 def _refusal(scan: str, reason: str, detail: str, source: SourceFile | None = None) -> RefusedScan:
     if source is not None and isinstance(source.location, Path):
         scan = mask_path(scan, *read_name_and_birth_date(source.location))
-    return RefusedScan(scan, reason, detail, REASONS[reason].action)
+    return RefusedScan.of(scan, reason, detail)
 
 
 def _read(

@@ -27,18 +27,18 @@ from octjepa.canonical.quality import looks_inverted
 from octjepa.errors import OctjepaError, UsageError, VolumeRejected
 from octjepa.files import write_atomic
 from octjepa.ingest.output_names import OutputNames, check_apart
+from octjepa.ingest.refused_scan import RefusedScan
 from octjepa.ingest.source_file import SourceFile
 from octjepa.locks import writer_lock
 from octjepa.phantom.random_scene import BOUNDARIES, CLASSES
 from octjepa.progress import bar
 from octjepa.read.single_bscan import BScan, find_bscans, read_bscan
-from octjepa.reasons import REASONS, rejection
+from octjepa.reasons import rejection
 from octjepa.recipe import Preprocessing
 from octjepa.tables import format_table
 from octjepa.tasks.segment.layer_names import LAYERS
 from octjepa.tasks.segmenter.inference import Segmentation, Segmenter, load_segmenter
 from octjepa.tasks.segmenter.scan_picture import CLASS_COLOURS, LINE_COLOURS
-from octjepa.tasks.segmenter.scan_segmentation import RefusedScan
 from octjepa.volume import OCTVolume
 
 ASSUMED_MM: Final = (2.0, 6.0)  # depth and width of a picture without a spacing
@@ -130,8 +130,7 @@ def segment_bscans(
                 people.append(bscan.person)
                 result.images.append(_segment(segmenter, bscan, spacing_mm, out, names.of(source, people)))
             except VolumeRejected as error:
-                action = REASONS[error.reason].action
-                result.refused.append(RefusedScan(names.shown(source, people), error.reason, error.detail, action))
+                result.refused.append(RefusedScan.of(names.shown(source, people), error.reason, error.detail))
             progress.advance()
         _write_table(Path(result.table), result.images)
     return result
