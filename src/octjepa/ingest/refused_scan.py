@@ -19,7 +19,7 @@ class RefusedScan:
 
     @classmethod
     def of(cls, scan: str, reason: str, detail: str) -> RefusedScan:
-        """What to do about a `reason` of `octjepa.reasons` is looked up there."""
+        """A scan refused for a `reason` of `octjepa.reasons`, which also says what the user can do."""
         return cls(scan, reason, detail, REASONS[reason].action)
 
 
