@@ -17,7 +17,7 @@ from octjepa.errors import UsageError
 from octjepa.files import read_json_lines
 from octjepa.phantom.random_scene import MODERATE, STRONG
 from octjepa.tasks.truth import train, training
-from octjepa.tasks.truth.network import CELL, TruthNetwork, lesion_targets, token_distances, token_labels
+from octjepa.tasks.truth.network import CELL, TruthNetwork, lesion_targets, standardised, token_distances, token_labels
 from octjepa.tasks.truth.training import TruthSettings, TruthTask, score, validation_volumes
 from octjepa.tasks.truth.volumes import LAYERS, UNKNOWN, VOXEL_CLASSES, draw_volume
 from octjepa.train.learner import Learner
@@ -125,7 +125,9 @@ def test_scores_of_a_perfect_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(folder: Path, updates: int) -> int:
-        options = f"--out {folder} --updates {updates} --batch 4 --precision fp32 --licence apache-2.0"
+        options = (
+            f"--out {folder} --updates {updates} --batch 4 --uses 2 --keep 0.5 --precision fp32 --licence apache-2.0"
+        )
         monkeypatch.setattr(sys, "argv", ["train", *options.split()])
         return train.main()
 
@@ -173,9 +175,44 @@ def test_a_few_updates_lower_the_loss() -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
+def test_the_teacher_keeps_what_labels_do_not_name() -> None:
+    def distance(keep: float) -> float:
+        """Mean squared distance of the recalled tokens from the teacher's after some updates."""
+        torch.manual_seed(0)
+        encoder = load_encoder("phantom-tiny")
+        encoder.network.requires_grad_(True)
+        network = TruthNetwork(encoder.network, PATCH)
+        settings = TruthSettings(updates=30, batch=4, uses=2, keep=keep, learning_rate=2e-3, token_counts=(64,))
+        task = TruthTask(network, RECIPE, settings, Runtime("fp32"))
+        learner = Learner("truth", network, task.optimizer, 30)
+        batch = task.batch(0)
+        with torch.no_grad():
+            taught = standardised(PACKAGED.network(batch.patches, batch.positions))
+            assert torch.allclose(network(batch.patches, batch.positions).recall, taught, atol=1e-4)
+        for update in range(10):
+            task.begin_update(update)
+            for loss in task.losses(learner, batch, update, 4):
+                loss.backward()
+            task.optimizer.step()
+            task.optimizer.zero_grad()
+        if task.teacher is not None:
+            assert torch.equal(task.teacher.embed.weight, PACKAGED.network.embed.weight)
+        assert not torch.equal(network.encoder.embed.weight, PACKAGED.network.embed.weight)
+        with torch.no_grad():
+            return float(((network(batch.patches, batch.positions).recall - taught) ** 2).mean())
+
+    assert distance(keep=10.0) < 0.5 * distance(keep=0.0)
+
+
 def test_a_batch_that_cannot_be_divided_is_refused() -> None:
     with pytest.raises(UsageError, match="a batch of 6 volumes: expected a multiple of 4"):
         TruthSettings(updates=3, batch=6)
+
+
+@pytest.mark.parametrize("wrong", [{"uses": 0}, {"keep": -1.0}, {"keep": float("nan")}])
+def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="expected"):
+        TruthSettings(updates=3, **wrong)
 
 
 def test_patches_that_are_no_multiples_of_a_cell_are_refused() -> None:

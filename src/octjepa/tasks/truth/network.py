@@ -5,6 +5,9 @@ The heads are linear on purpose: what they learn to read, a linear probe of the 
 Three heads share one linear layer. `cells`: the class of every cell of 1 x 2 x 4 voxels of a patch. `lesions`: whether
 fluid or sub-RPE material fills at least 2, 8 or 30 % of the patch. `boundaries`: how far each of the eight boundaries
 is from the centre of the patch, for every slice and half of the columns, in patch heights, up to three.
+
+Labels do not name everything that an encoder knows. A teacher, which is the encoder before this training, keeps the
+rest: a further linear head predicts the teacher's tokens (learning without forgetting, Li and Hoiem 2016).
 """
 
 from __future__ import annotations
@@ -42,11 +45,12 @@ class TokenTruth(NamedTuple):
 
 
 class TokenOutputs(NamedTuple):
-    """Outputs of the heads. `cells` are logits `[b, k, cells, classes]`, `lesions` logits of group and share."""
+    """Outputs of the heads. `cells` and `lesions` are logits, lesions by group and share; `recall` is standardised."""
 
     cells: Float[Tensor, "b k cells classes"]
     lesions: Float[Tensor, "b k n"]
     distances: Float[Tensor, "b k m"]
+    recall: Float[Tensor, "b k width"]
 
 
 class TruthNetwork(nn.Module):
@@ -72,16 +76,26 @@ class TruthNetwork(nn.Module):
         self.heads = nn.Linear(encoder.width, sum(self.widths))
         nn.init.zeros_(self.heads.weight)
         nn.init.zeros_(self.heads.bias)
+        self.recall = nn.Linear(encoder.width, encoder.width)
+        nn.init.eye_(self.recall.weight)
+        nn.init.zeros_(self.recall.bias)
 
     def forward(self, patches: Float[Tensor, "b k voxels"], positions: Float[Tensor, "b k 3"]) -> TokenOutputs:
-        cells, lesions, distances = self.heads(self.encoder(patches, positions)).float().split(self.widths, -1)
-        return TokenOutputs(cells.unflatten(-1, (-1, VOXEL_CLASSES)), lesions, distances)
+        tokens = self.encoder(patches, positions)
+        cells, lesions, distances = self.heads(tokens).float().split(self.widths, -1)
+        recall = self.recall(standardised(tokens)).float()
+        return TokenOutputs(cells.unflatten(-1, (-1, VOXEL_CLASSES)), lesions, distances, recall)
 
     def cell_labels(self, labels: UInt8[Tensor, "b k voxels"]) -> UInt8[Tensor, "b k cells v"]:
         """Voxel labels grouped by cell."""
         (a, b, c), (p, q, r) = self.grid, CELL
         tiles = labels.unflatten(-1, (a, p, b, q, c, r)).permute(0, 1, 2, 4, 6, 3, 5, 7)
         return tiles.flatten(5).flatten(2, 4)
+
+
+def standardised(tokens: Float[Tensor, "b k width"]) -> Float[Tensor, "b k width"]:
+    """Tokens with mean 0 and variance 1 over their features."""
+    return functional.layer_norm(tokens, tokens.shape[-1:])
 
 
 @dataclass(frozen=True)
@@ -94,7 +108,7 @@ class TruthLosses:
 
     @property
     def total(self) -> Float[Tensor, ""]:
-        """The training loss."""
+        """The training loss without the teacher's share."""
         return self.cells + self.lesions + 0.5 * self.distances
 
 

@@ -32,6 +32,8 @@ def main() -> int:
     parser.add_argument("--random", action="store_true", help="start from random weights of the same architecture")
     parser.add_argument("--updates", type=int, default=2000)
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--uses", type=int, default=4, help="how often a volume is used, with new crops and tokens")
+    parser.add_argument("--keep", type=float, default=0.0, help="weight of the tokens of the encoder before training")
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--licence", help="of the weights, as the Hugging Face Hub names it; for the card")
@@ -45,6 +47,8 @@ def main() -> int:
         settings = TruthSettings(
             updates=arguments.updates,
             batch=arguments.batch,
+            uses=arguments.uses,
+            keep=arguments.keep,
             learning_rate=arguments.learning_rate,
             seed=arguments.seed,
         )

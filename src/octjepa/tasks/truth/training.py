@@ -1,13 +1,15 @@
 """Training of an encoder on the truth of randomised phantoms, as a task of the supervised loop (`octjepa.train`).
 
 A batch depends on the seed and the number of the update only, so a resumed run computes what an uninterrupted run
-computes. Each volume is drawn when it is needed and used four times, with different crops, mirrors and tokens.
+computes. Each volume is drawn when it is needed and used several times, with different crops, mirrors and tokens.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +20,7 @@ import torch
 from jaxtyping import Float
 from sklearn.metrics import average_precision_score
 from torch import Tensor
+from torch.nn import functional
 
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError
@@ -31,6 +34,7 @@ from octjepa.tasks.truth.network import (
     TokenTruth,
     TruthNetwork,
     lesion_targets,
+    standardised,
     token_distances,
     token_labels,
     truth_losses,
@@ -42,16 +46,22 @@ from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervi
 from octjepa.views import geometry, intensity, tokens
 from octjepa.views.sample import token_positions
 
-_LAGS: Final = (0, 7, 14, 21)  # updates after which a volume is used again
+_LAG: Final = 7  # updates after which a volume is used again
 _FLUID: Final = len(LESION_GROUPS[:-1]) * len(SHARES) + SHARES.index(0.08)  # output of the head: fluid, 8 %
 
 
 @dataclass(frozen=True)
 class TruthSettings:
-    """Settings of a run. `token_counts`: tokens of each volume in a batch, one of them drawn for each update."""
+    """Settings of a run.
+
+    `uses`: how often a volume is used. `keep`: weight of the loss that predicts the teacher's tokens; 0 has no
+    teacher. `token_counts`: tokens of each volume in a batch, one of them drawn for each update.
+    """
 
     updates: int
     batch: int = 16
+    uses: int = 4
+    keep: float = 0.0
     learning_rate: float = 5e-4
     weight_decay: float = 0.05
     token_counts: tuple[int, ...] = (224, 224, 384)
@@ -61,11 +71,15 @@ class TruthSettings:
     save_every: int = 50
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or self.batch % len(_LAGS):
+        if self.uses < 1:
+            raise UsageError(f"{self.uses} uses of a volume: expected at least 1")
+        if self.batch < 1 or self.batch % self.uses:
             raise UsageError(
-                f"a batch of {self.batch} volumes: expected a multiple of {len(_LAGS)}, because each volume is used "
-                f"{len(_LAGS)} times"
+                f"a batch of {self.batch} volumes: expected a multiple of {self.uses}, because each volume is used "
+                f"{self.uses} times"
             )
+        if not 0 <= self.keep < math.inf:
+            raise UsageError(f"a weight of {self.keep} for the teacher's tokens: expected 0 or a positive number")
         if self.updates < 1:
             raise UsageError(f"{self.updates} updates: expected at least 1")
 
@@ -97,11 +111,16 @@ class _Sample:
 
 
 class TruthTask(SupervisedTask[TruthBatch]):
-    """Learns the truth of training volumes; validates on `SHIFTED`, whose ranges training does not use."""
+    """Learns the truth of training volumes; validates on `SHIFTED`, whose ranges training does not use.
+
+    With `settings.keep` the teacher is a frozen copy of the encoder as it is when the task is made: make the task
+    before a checkpoint is loaded.
+    """
 
     def __init__(
         self, network: TruthNetwork, recipe: Recipe, settings: TruthSettings, runtime: Runtime, log: Path | None = None
     ) -> None:
+        self.teacher = deepcopy(network.encoder).requires_grad_(False).eval() if settings.keep else None
         self.network, self.recipe, self.settings, self.runtime, self.log = network, recipe, settings, runtime, log
         decay = [p for p in network.parameters() if p.ndim >= 2]
         plain = [p for p in network.parameters() if p.ndim < 2]
@@ -110,7 +129,7 @@ class TruthTask(SupervisedTask[TruthBatch]):
         self._schedule = TrainRecipe(
             max_updates=settings.updates, base_lr=settings.learning_rate, warmup_share=0.04, min_lr_ratio=0.01
         )
-        self._volume = lru_cache(settings.batch // len(_LAGS) * (_LAGS[-1] + 1))(self._draw)
+        self._volume = lru_cache(settings.batch // settings.uses * (_LAG * (settings.uses - 1) + 1))(self._draw)
 
     def begin_update(self, update: int) -> Any:
         """Sets the learning rate, and returns it for the journal."""
@@ -124,9 +143,9 @@ class TruthTask(SupervisedTask[TruthBatch]):
             yield self.batch(update)
 
     def batch(self, update: int) -> TruthBatch:
-        """The batch of an update: a quarter of its volumes are new, the others were new some updates ago."""
-        share = self.settings.batch // len(_LAGS)
-        starts = [max(update - lag, 0) * share for lag in _LAGS]
+        """The batch of an update: a share of its volumes is new, the others were new some updates ago."""
+        share = self.settings.batch // self.settings.uses
+        starts = [max(update - _LAG * use, 0) * share for use in range(self.settings.uses)]
         numbers = [number for start in starts for number in range(start, start + share)]
         rng = generator("truth batch", self.settings.seed, update)
         count = int(rng.choice(self.settings.token_counts))
@@ -137,12 +156,17 @@ class TruthTask(SupervisedTask[TruthBatch]):
         size = len(batch.patches)
         for start in range(0, size, micro_batch):
             part = slice(start, start + micro_batch)
+            patches = batch.patches[part].to(self.runtime.device)
+            positions = batch.positions[part].to(self.runtime.device)
             with self.runtime.autocast():
-                outputs = self.network(
-                    batch.patches[part].to(self.runtime.device), batch.positions[part].to(self.runtime.device)
-                )
+                outputs = self.network(patches, positions)
             truth = TokenTruth(*(values[part].to(self.runtime.device) for values in batch.truth))
-            yield truth_losses(self.network, outputs, truth).total * (len(batch.patches[part]) / size)
+            loss = truth_losses(self.network, outputs, truth).total
+            if self.teacher is not None:
+                with torch.no_grad(), self.runtime.autocast():
+                    taught = standardised(self.teacher(patches, positions))
+                loss = loss + self.settings.keep * functional.mse_loss(outputs.recall, taught.float())
+            yield loss * (len(patches) / size)
 
     def validate(self, learners: Sequence[Learner]) -> list[float | None]:
         """The validation loss; all scores go to the log."""
