@@ -21,17 +21,18 @@ from octjepa.tasks.segment.layer_names import ANY_CLASS, FLUID
 from octjepa.tasks.segmenter import adapt_scans
 from octjepa.tasks.segmenter.adapt import (
     AdaptSettings,
+    HeldOut,
     LabelledScan,
     adapt,
     allowed_loss,
     draw_crops,
     labelled_samples,
     split_samples,
-    validation_loss,
+    train,
 )
 from octjepa.tasks.segmenter.adapt_scans import allowed_classes, labelled_scan
 from octjepa.tasks.segmenter.image_formation import Draws
-from octjepa.tasks.segmenter.inference import load_segmenter
+from octjepa.tasks.segmenter.inference import load_segmenter, with_calibration
 from octjepa.volume import OCTVolume
 
 SPACING_MM = (0.06, 0.0078, 0.0234)
@@ -119,8 +120,9 @@ def test_adaptation_learns_the_labels_and_ends_at_the_best_validation() -> None:
     assert before is not None
     assert after is not None
     assert after.mean_um < before.mean_um
-    _, held_out = split_samples(labelled_samples(scan))
-    assert validation_loss(made.segmenter.network, held_out) < validation_loss(start.network, held_out)
+    training, held_out = split_samples(labelled_samples(scan))
+    scored = HeldOut.of(held_out, training)
+    assert scored.loss(made.segmenter.network, 0.5) < scored.loss(start.network, 0.5)
     assert made.candidates[1].step in (4, 8)
     assert all(torch.equal(value, weights[name]) for name, value in start.network.state_dict().items())
     assert made.segmenter.calibration.fluid_threshold == 0.5
@@ -133,6 +135,35 @@ def test_an_adaptation_that_only_gets_worse_is_not_taken() -> None:
     assert made.segmenter.calibration == load_segmenter().calibration
     packaged = load_segmenter().network.state_dict()
     assert all(torch.equal(value, packaged[name]) for name, value in made.segmenter.network.state_dict().items())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_held_out_bscans_are_scored_as_the_scan_is_segmented(share: float) -> None:
+    """The statistics of the whole scan enter batch normalisation in the score, as they do in the prediction."""
+    scan = drawn_scan()
+    segmenter = with_calibration(load_segmenter(), adapt=share, boundary_temperature=(1.0,) * 8)
+    training, held_out = split_samples(labelled_samples(scan))
+    score = HeldOut.of(held_out, training).score(segmenter)
+    found = segmenter.predict(scan.volume.pixels, SPACING_MM)
+    error_um = np.abs(found.boundaries_px - scan.boundaries_px)[:, 2].mean(1) * 1000 * SPACING_MM[1]
+    assert score.boundary_um == pytest.approx(error_um, abs=0.2)
+    assert len(held_out) == 1  # the third of five
+
+
+def test_the_training_ends_when_the_cpu_time_is_used() -> None:
+    training, held_out = split_samples(labelled_samples(drawn_scan()))
+    settings = AdaptSettings(cpu_seconds=1e-6, batch=1)
+    trained = train(load_segmenter().network, training, held_out, settings)
+    assert trained.steps == 1
+    assert len(trained.losses) == 2  # before the first step and after the last one
+
+
+def test_the_same_seed_gives_the_same_weights() -> None:
+    training, held_out = split_samples(labelled_samples(drawn_scan()))
+    settings = AdaptSettings(most_steps=2, batch=1, learning_rate=1e-4)
+    first, second = (train(load_segmenter().network, training, held_out, settings) for _ in range(2))
+    pairs = zip(first.network.parameters(), second.network.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
 
 
 def test_classes_that_nobody_graded_are_not_background() -> None:

@@ -15,9 +15,10 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Final
+from itertools import count
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -25,7 +26,9 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 from torch.nn import functional
 
+from octjepa.distributed.runtime import Runtime
 from octjepa.errors import OctjepaError, UsageError
+from octjepa.keys import key
 from octjepa.model.boundary_unet import STRIDE, BoundaryUNet, NetworkSize, boundary_loss, decode_boundaries
 from octjepa.phantom.random_scene import BOUNDARIES, CLASSES
 from octjepa.tasks.segment.layer_names import ANY_CLASS, FLUID, SUB_RPE
@@ -33,17 +36,24 @@ from octjepa.tasks.segmenter.image_formation import ROW_UM, SIZE, Draws
 from octjepa.tasks.segmenter.inference import (
     Calibration,
     Segmenter,
+    bscan_logits,
     load_segmenter,
     near_bscans,
     network_shape,
     resampled,
+    with_statistics,
     without_fill,
 )
+from octjepa.train.learner import Learner, adamw
+from octjepa.train.optimizer import set_learning_rate
+from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervised
 from octjepa.volume import OCTVolume
 
 _FEWEST: Final = 3  # labelled B-scans (or people) from which some are held out
 _HELD_OUT: Final = 0.2
 _NEIGHBOURS: Final = 0.5  # share of training samples that show the neighbouring B-scans
+_STATISTICS_BSCANS: Final = 8  # of a scan, for the statistics with which its held-out B-scans are scored
+_CLIP_NORM: Final = 1.0
 _LEAST_COLUMNS: Final = 16  # labelled columns without which a B-scan teaches nothing
 
 
@@ -79,6 +89,7 @@ class AdaptSettings:
     learning_rate: float = 1e-3
     weight_decay: float = 0.01
     validate_every: int = 10
+    statistics_share: float = 0.5  # of the scan's own statistics in held-out B-scans; as in the calibration
     seed: int = 1
 
     def steps(self, bscans: int) -> int:
@@ -119,13 +130,17 @@ class Adaptation:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A labelled B-scan between its neighbours at the network's spacing, grey values 0..255; zero for no neighbour."""
+    """A labelled B-scan between its neighbours at the network's spacing, grey values 0..255; zero for no neighbour.
+
+    `group` is the person, and `scan` the scan, if they are known.
+    """
 
     images: Float[Tensor, "3 H W"]
     present: tuple[bool, bool, bool]
     boundaries: Float[Tensor, "8 W"]
     allowed: Int[Tensor, "H W"]
     group: str = ""
+    scan: str = ""
 
 
 @dataclass(eq=False)
@@ -151,7 +166,8 @@ def adapt(
     `baseline` also trains the network from random weights, with the same budget, for the table. `say` is told the
     progress. Raises UsageError: no labelled B-scan. Raises OctjepaError as `Segmenter.predict` does.
     """
-    settings, start = settings or AdaptSettings(), start or load_segmenter()
+    start = start or load_segmenter()
+    settings = replace(settings or AdaptSettings(), statistics_share=start.calibration.adapt)
     samples = [sample for scan in scans for sample in labelled_samples(scan)]
     if not samples:
         raise UsageError("no B-scan has labels: expected boundaries or classes in at least 16 columns of one B-scan")
@@ -161,15 +177,16 @@ def adapt(
     trained = train(start.network, training, held_out, settings, lambda text: say(f"adapt: {text}"))
     adapted = Segmenter(trained.network, adapted_calibration(start.calibration, learned_fluid and trained.step > 0))
     candidates = [
-        Candidate("packaged", _score(start, held_out), 0, 0, 0.0),
-        Candidate("adapted", _score(adapted, held_out), trained.step, trained.steps, trained.cpu_seconds),
+        Candidate("packaged", _score(start, held_out, training), 0, 0, 0.0),
+        Candidate("adapted", _score(adapted, held_out, training), trained.step, trained.steps, trained.cpu_seconds),
     ]
     if baseline and held_out:
         torch.manual_seed(settings.seed)
         random = train(
             BoundaryUNet(NetworkSize()), training, held_out, settings, lambda text: say(f"random weights: {text}")
         )
-        score = _score(Segmenter(random.network, adapted_calibration(start.calibration, learned_fluid)), held_out)
+        calibrated = Segmenter(random.network, adapted_calibration(start.calibration, learned_fluid))
+        score = _score(calibrated, held_out, training)
         candidates.append(Candidate("random weights", score, random.step, random.steps, random.cpu_seconds))
     return Adaptation(adapted, tuple(candidates), len(training), len(held_out), tuple(notes))
 
@@ -196,7 +213,8 @@ def labelled_samples(scan: LabelledScan) -> list[Sample]:
                 images[slot] = resampled(pixels[None, None], shape)[0, 0]
         before, _, after = (bool(index >= 0) for index in near[k])
         boundaries = _boundaries_at(scan.boundaries_px[:, k], (height, width), shape)
-        samples.append(Sample(images, (before, True, after), boundaries, _allowed_at(scan.allowed[k], shape), group))
+        allowed = _allowed_at(scan.allowed[k], shape)
+        samples.append(Sample(images, (before, True, after), boundaries, allowed, group, scan.name))
     return samples
 
 
@@ -258,6 +276,75 @@ def adapted_calibration(calibration: Calibration, learned_fluid: bool) -> Calibr
     return replace(calibration, fluid_threshold=0.5, class_temperature=1.0) if learned_fluid else calibration
 
 
+@dataclass(frozen=True, eq=False)
+class _Crops:
+    """The crops of a step."""
+
+    images: Float[Tensor, "N 3 H W"]
+    boundaries: Float[Tensor, "N 8 W"]
+    allowed: Int[Tensor, "N H W"]
+
+
+class _AdaptTask(SupervisedTask[_Crops]):
+    """Crops of the labelled B-scans. The learning rate follows the steps, or the CPU time if that is used up sooner."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        parts: tuple[Sequence[Sample], Sequence[Sample]],
+        settings: AdaptSettings,
+        runtime: Runtime,
+        say: Callable[[str], None],
+    ) -> None:
+        self.learner, self.settings, self.runtime, self.say = learner, settings, runtime, say
+        self.training, held_out = parts
+        self.held_out = HeldOut.of(held_out, self.training) if held_out else None
+        self.validations = {*range(settings.validate_every, learner.updates, settings.validate_every), learner.updates}
+        self.losses_held_out: list[float] = []
+        self.began = time.process_time()
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of the training so far."""
+        return time.process_time() - self.began
+
+    def batches(self, start: int) -> Iterator[_Crops]:
+        for step in count(start):
+            rng = np.random.default_rng([self.settings.seed, step])
+            draws = Draws(key("segmenter adaptation", self.settings.seed, step) % 2**31, torch.device("cpu"))
+            yield _Crops(*draw_crops(self.training, rng, draws, self.settings.batch))
+
+    def begin_update(self, update: int) -> dict[str, Any]:
+        self.say(f"step {update + 1} of {self.learner.updates}")
+        used = self.cpu_seconds / self.settings.cpu_seconds
+        if used >= 1 and update + 1 < self.learner.updates:
+            # No CPU time is left: this step is the last one, and it is validated.
+            self.learner.updates = update + 1
+            self.validations.add(update + 1)
+        planned = self.settings.steps(len(self.training))
+        # On a machine that is fast enough the rate depends on the step alone, so a seed always gives the same weights.
+        share = used if used > (update + 1) / planned else update / planned
+        set_learning_rate(self.learner.optimizer, self.settings.learning_rate * _schedule(share))
+        self.learner.network.train()
+        return {}
+
+    def losses(self, learner: Learner, batch: _Crops, update: int, micro_batch: int) -> Iterator[Tensor]:
+        total = len(batch.images)
+        for start in range(0, total, micro_batch):
+            part = slice(start, start + micro_batch)
+            with self.runtime.autocast():
+                logits = learner.network(batch.images[part].contiguous(memory_format=torch.channels_last))
+            loss = _loss(logits, batch.boundaries[part], batch.allowed[part])
+            yield loss * (len(logits) / total)
+
+    def validate(self, learners: Sequence[Learner]) -> list[float | None]:
+        if self.held_out is None:
+            return [None] * len(learners)
+        losses = [self.held_out.loss(learner.network, self.settings.statistics_share) for learner in learners]
+        self.losses_held_out += losses
+        return list(losses)
+
+
 def train(
     network: nn.Module,
     training: Sequence[Sample],
@@ -265,46 +352,26 @@ def train(
     settings: AdaptSettings,
     say: Callable[[str], None] = lambda text: None,
 ) -> Trained:
-    """Trains a copy of `network`. The learning rate follows the steps, or the CPU time if that is used up sooner."""
-    began = time.process_time()
+    """Trains a copy of `network` with the supervised loop of the training engine.
+
+    Raises OctjepaError: too many steps in a row had a gradient that is not finite.
+    """
     torch.manual_seed(settings.seed)
-    learner = copy.deepcopy(network).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = torch.optim.AdamW(
-        learner.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+    runtime = Runtime("bf16")
+    runtime.device = torch.device("cpu")  # as in prediction
+    copied = copy.deepcopy(network).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = adamw(
+        copied.parameters(), runtime.device, lr=settings.learning_rate, weight_decay=settings.weight_decay
     )
-    rng, draws = np.random.default_rng(settings.seed), Draws(settings.seed, torch.device("cpu"))
-    steps = settings.steps(len(training))
-    best_loss, best_step = math.inf, 0
-    best = copy.deepcopy(learner.state_dict())
-    losses: list[float] = []
-    if held_out:
-        best_loss = validation_loss(learner, held_out)
-        losses.append(best_loss)
-    step, share = 0, 0.0
-    while share < 1:
-        for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * _schedule(share)
-        learner.train()
-        images, boundaries, allowed = draw_crops(training, rng, draws, settings.batch)
-        with torch.autocast("cpu", torch.bfloat16):
-            logits = learner(images.contiguous(memory_format=torch.channels_last))
-        loss = _loss(logits, boundaries, allowed)
-        loss.backward()
-        nn.utils.clip_grad_norm_(learner.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        step += 1
-        share = max(step / steps, (time.process_time() - began) / settings.cpu_seconds)
-        if share >= 1 or step % settings.validate_every == 0:
-            say(f"step {step} of {steps}")
-            if not held_out:
-                continue
-            losses.append(validation_loss(learner, held_out))
-            if losses[-1] < best_loss:
-                best_loss, best_step, best = losses[-1], step, copy.deepcopy(learner.state_dict())
-    if held_out:
-        learner.load_state_dict(best)
-    return Trained(learner.eval(), best_step if held_out else step, step, time.process_time() - began, losses)
+    learner = Learner("adaptation", copied, optimizer, settings.steps(len(training)))
+    task = _AdaptTask(learner, (training, held_out), settings, runtime, say)
+    (loss,) = task.validate([learner])
+    if loss is not None:
+        learner.follow_validation(0, loss)  # the packaged network may be the best one
+    loop = LoopSettings(None, learner.updates, settings.batch, task.validations, _CLIP_NORM)
+    train_supervised(task, [learner], loop, runtime)
+    step = learner.best_update if held_out else learner.update
+    return Trained(copied.eval(), step, learner.update, task.cpu_seconds, task.losses_held_out)
 
 
 def _schedule(share: float) -> float:
@@ -386,44 +453,77 @@ def _crop(sample: Sample, rng: np.random.Generator) -> tuple[Tensor, Tensor, Ten
     )
 
 
-def _logits(network: nn.Module, sample: Sample) -> Float[Tensor, "1 O H W"]:
-    """Logits of a whole B-scan, prepared as `Segmenter.predict` does."""
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Held-out B-scans, and for each scan the B-scans whose statistics its batch normalisation uses.
+
+    `Segmenter.predict` mixes the statistics of a scan into batch normalisation. Held-out B-scans are scored in the same
+    way, with the statistics of all labelled B-scans of their scan. Statistics need no labels.
+    """
+
+    samples: dict[str, list[Sample]]
+    statistics: dict[str, Float[Tensor, "N 3 H W"]]
+
+    @classmethod
+    def of(cls, held_out: Sequence[Sample], training: Sequence[Sample]) -> HeldOut:
+        """The held-out B-scans by scan. `training` adds B-scans for the statistics of the same scans."""
+        samples: dict[str, list[Sample]] = {}
+        for sample in held_out:
+            samples.setdefault(sample.scan, []).append(sample)
+        statistics = {}
+        for scan in samples:
+            labelled = [sample for sample in (*held_out, *training) if sample.scan == scan]
+            chosen = np.unique(np.linspace(0, len(labelled) - 1, _STATISTICS_BSCANS).astype(int))
+            statistics[scan] = torch.cat([_prepared(labelled[k]) for k in chosen])
+        return cls(samples, statistics)
+
+    def logits(self, network: nn.Module, share: float, flip: bool) -> Iterator[tuple[Sample, Float[Tensor, "1 O H W"]]]:
+        """Logits of every held-out B-scan, with a `share` of the statistics of its scan."""
+        network.eval()
+        for scan, samples in self.samples.items():
+            with torch.inference_mode(), with_statistics(network, [self.statistics[scan]], share) as adapted:
+                for sample in samples:
+                    _, height, width = sample.images.shape
+                    yield sample, bscan_logits(adapted, _prepared(sample), flip)[:, :, :height, :width]
+
+    def loss(self, network: nn.Module, share: float) -> float:
+        """Mean loss of whole B-scans without augmentation."""
+        losses = [
+            float(_loss(logits, sample.boundaries[None], sample.allowed[None]))
+            for sample, logits in self.logits(network, share, flip=False)
+        ]
+        return sum(losses) / len(losses)
+
+    def score(self, segmenter: Segmenter) -> AdaptScore:
+        """Errors on the network's grid."""
+        calibration = segmenter.calibration
+        errors, hit, marked, true = [], 0, 0, 0
+        for sample, logits in self.logits(segmenter.network, calibration.adapt, calibration.flip):
+            errors.append((decode_boundaries(logits[:, :8]).rows[0] - sample.boundaries).abs() * ROW_UM)
+            p = torch.softmax(logits[0, 8:] / calibration.class_temperature, 0)
+            inside, outside = (sample.allowed & ~FLUID) == 0, (sample.allowed & FLUID) == 0
+            fluid = (p[1] + p[2] >= calibration.fluid_threshold) & (inside | outside)
+            hit += int((fluid & inside).sum())
+            marked += int(fluid.sum())
+            true += int(inside.sum())
+        um = torch.cat(errors, 1).nanmean(1)
+        is_graded = any(_has_fluid_labels(samples) for samples in self.samples.values())
+        dice = 2 * hit / (marked + true) if marked + true and is_graded else math.nan
+        return AdaptScore(tuple(round(float(v), 2) for v in um), round(float(um.nanmean()), 2), round(dice, 4))
+
+
+def _prepared(sample: Sample) -> Float[Tensor, "1 3 H W"]:
+    """A whole B-scan between its neighbours, prepared as `Segmenter.predict` does."""
     _, height, width = sample.images.shape
     deviation, mean = torch.std_mean(sample.images, (1, 2), keepdim=True)
     images = (sample.images - mean) / (deviation + 0.25)
     pad = (0, -width % STRIDE, 0, -height % STRIDE)
-    images = functional.pad(images[None], pad, mode="replicate") * torch.tensor(sample.present).view(1, 3, 1, 1)
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        logits = network(images.contiguous(memory_format=torch.channels_last)).float()
-    return logits[:, :, :height, :width]
+    return functional.pad(images[None], pad, mode="replicate") * torch.tensor(sample.present).view(1, 3, 1, 1)
 
 
-def validation_loss(network: nn.Module, samples: Sequence[Sample]) -> float:
-    """Mean loss of whole B-scans without augmentation."""
-    network.eval()
-    losses = [
-        float(_loss(_logits(network, sample), sample.boundaries[None], sample.allowed[None])) for sample in samples
-    ]
-    return sum(losses) / len(losses)
-
-
-def _score(segmenter: Segmenter, samples: Sequence[Sample]) -> AdaptScore | None:
-    """Errors on the network's grid. None without samples."""
-    if not samples:
-        return None
-    errors, hit, marked, true = [], 0, 0, 0
-    for sample in samples:
-        logits = _logits(segmenter.network, sample)
-        errors.append((decode_boundaries(logits[:, :8]).rows[0] - sample.boundaries).abs() * ROW_UM)
-        p = torch.softmax(logits[0, 8:] / segmenter.calibration.class_temperature, 0)
-        inside, outside = (sample.allowed & ~FLUID) == 0, (sample.allowed & FLUID) == 0
-        fluid = (p[1] + p[2] >= segmenter.calibration.fluid_threshold) & (inside | outside)
-        hit += int((fluid & inside).sum())
-        marked += int(fluid.sum())
-        true += int(inside.sum())
-    um = torch.cat(errors, 1).nanmean(1)
-    dice = 2 * hit / (marked + true) if marked + true and _has_fluid_labels(samples) else math.nan
-    return AdaptScore(tuple(round(float(v), 2) for v in um), round(float(um.nanmean()), 2), round(dice, 4))
+def _score(segmenter: Segmenter, held_out: Sequence[Sample], training: Sequence[Sample]) -> AdaptScore | None:
+    """The score on held-out B-scans; None without any."""
+    return HeldOut.of(held_out, training).score(segmenter) if held_out else None
 
 
 def as_record(adaptation: Adaptation, settings: AdaptSettings) -> dict[str, object]:

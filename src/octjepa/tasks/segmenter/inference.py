@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -135,10 +135,13 @@ class Segmenter:
         shape = network_shape(pixels.shape[1:], spacing_mm)
         images = _prepared(pixels, shape)
         out = _Result.empty(pixels.shape)
-        with torch.inference_mode(), _statistics(self.network, images, near, self.calibration.adapt) as network:
+        with (
+            torch.inference_mode(),
+            with_statistics(self.network, _spread_bscans(images, near), self.calibration.adapt) as network,
+        ):
             for start in range(0, len(pixels), _BATCH):
                 index = np.arange(start, min(start + _BATCH, len(pixels)))
-                logits = _logits(network, _stacked(images, near, index), self.calibration.flip)
+                logits = bscan_logits(network, _stacked(images, near, index), self.calibration.flip)
                 out.fill(index, logits, shape, spacing_mm[1], self.calibration)
                 if advance is not None:
                     advance(int(index[-1]) + 1)
@@ -256,8 +259,8 @@ def _stacked(images: Tensor, near: np.ndarray, index: np.ndarray) -> Float[Tenso
     return out
 
 
-def _logits(network: nn.Module, stacked: Tensor, flip: bool) -> Float[Tensor, "N O H W"]:
-    """Logits, optionally averaged with those of the mirrored B-scans."""
+def bscan_logits(network: nn.Module, stacked: Tensor, flip: bool) -> Float[Tensor, "N O H W"]:
+    """Logits of prepared B-scans, optionally averaged with those of the mirrored B-scans."""
     with torch.autocast(stacked.device.type, torch.bfloat16):
         logits = network(stacked.contiguous(memory_format=torch.channels_last)).float()
         if flip:
@@ -267,8 +270,8 @@ def _logits(network: nn.Module, stacked: Tensor, flip: bool) -> Float[Tensor, "N
 
 
 @contextmanager
-def _statistics(network: nn.Module, images: Tensor, near: np.ndarray, share: float) -> Iterator[nn.Module]:
-    """The network with a `share` of the scan's own statistics in its batch normalisation."""
+def with_statistics(network: nn.Module, bscans: Iterable[Tensor], share: float) -> Iterator[nn.Module]:
+    """The network with a `share` of the statistics of `bscans` `[N, 3, H, W]` in its batch normalisation."""
     if share <= 0:
         yield network
         return
@@ -279,20 +282,26 @@ def _statistics(network: nn.Module, images: Tensor, near: np.ndarray, share: flo
         norm.reset_running_stats()
         norm.momentum = None  # a cumulative mean over the batches
         norm.train()
-    spread = np.unique(np.linspace(0, len(images) - 1, 16).astype(int))
-    for start in range(0, len(spread), _BATCH):
-        _logits(adapted, _stacked(images, near, spread[start : start + _BATCH]), flip=False)
+    for batch in bscans:
+        bscan_logits(adapted, batch, flip=False)
     for norm, (mean, variance) in zip(norms, before, strict=True):
         norm.running_mean = (1 - share) * mean + share * norm.running_mean  # type: ignore[operator]
         norm.running_var = (1 - share) * variance + share * norm.running_var  # type: ignore[operator]
     yield adapted.eval()
 
 
+def _spread_bscans(images: Tensor, near: np.ndarray) -> Iterator[Tensor]:
+    """At most 16 B-scans with their neighbours, evenly spread over the scan, in batches."""
+    spread = np.unique(np.linspace(0, len(images) - 1, 16).astype(int))
+    for start in range(0, len(spread), _BATCH):
+        yield _stacked(images, near, spread[start : start + _BATCH])
+
+
 def adapted_logits(segmenter: Segmenter, images: Float[Tensor, "D H W"], share: float) -> Float[Tensor, "D O H W"]:
     """Logits of standardised neighbouring B-scans at the network's spacing, with a `share` of their own statistics."""
     near = near_bscans(len(images), 0.0, None, sparse=False)
-    with torch.inference_mode(), _statistics(segmenter.network, images, near, share) as network:
-        return _logits(network, _stacked(images, near, np.arange(len(images))), segmenter.calibration.flip)
+    with torch.inference_mode(), with_statistics(segmenter.network, _spread_bscans(images, near), share) as network:
+        return bscan_logits(network, _stacked(images, near, np.arange(len(images))), segmenter.calibration.flip)
 
 
 @dataclass(eq=False)
