@@ -52,7 +52,7 @@ from octjepa.volume import OCTVolume
 _FEWEST: Final = 3  # labelled B-scans (or people) from which some are held out
 _HELD_OUT: Final = 0.2
 _NEIGHBOURS: Final = 0.5  # share of training samples that show the neighbouring B-scans
-_STATISTICS_BSCANS: Final = 8  # of a scan, for the statistics with which its held-out B-scans are scored
+_STATISTICS_BSCANS: Final = 8  # of a scan that give the statistics for the score of held-out B-scans
 _CLIP_NORM: Final = 1.0
 _LEAST_COLUMNS: Final = 16  # labelled columns without which a B-scan teaches nothing
 
@@ -322,7 +322,7 @@ class _AdaptTask(SupervisedTask[_Crops]):
             self.learner.updates = update + 1
             self.validations.add(update + 1)
         planned = self.settings.steps(len(self.training))
-        # On a machine that is fast enough the rate depends on the step alone, so a seed always gives the same weights.
+        # On a machine that is fast enough the rate depends only on the step, so a seed always gives the same weights.
         share = used if used > (update + 1) / planned else update / planned
         set_learning_rate(self.learner.optimizer, self.settings.learning_rate * _schedule(share))
         self.learner.network.train()
