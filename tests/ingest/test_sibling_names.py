@@ -10,6 +10,7 @@ import pytest
 from oct_dicom import make_dataset, retina, save
 from octjepa.ingest import build_store
 from octjepa.ingest.sibling_names import SiblingNames
+from octjepa.read.personal_data import StatedPerson
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store
 
@@ -30,8 +31,8 @@ SMALL = Preprocessing(image_size=(16, 32, 32))
 )
 def test_names_reach_the_siblings_and_no_further(learned_from: str, path: str, expected: str) -> None:
     names = SiblingNames()
-    names.learn(learned_from, ("Doe^Jane", "19500101"))
-    names.learn(learned_from, ("Anonymous", ""))
+    names.learn(learned_from, StatedPerson("Doe^Jane", "19500101"))
+    names.learn(learned_from, StatedPerson("Anonymous", ""))
     assert names.masked(path, path) == expected
     assert names.masked(path, "***/" * path.count("/") + "***") == "***/" * path.count("/") + "***"
     assert names.identifies("1001/x.npy", "DOE-7") == (learned_from.startswith("1001"))

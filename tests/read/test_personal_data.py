@@ -13,7 +13,7 @@ from octjepa.read.personal_data import (
     count_fields,
     mask_path,
     personal_fields,
-    read_name_and_birth_date,
+    read_stated_person,
 )
 from octjepa.read.reader import read_volume
 
@@ -79,7 +79,7 @@ def test_a_refused_files_name_is_masked_by_its_own_header(tmp_path: Path) -> Non
     ds = make_dataset(PIXELS)
     del ds.PixelData
     path = save(ds, tmp_path / "doe.dcm")
-    assert mask_path("jane/doe.dcm", *read_name_and_birth_date(path)) == "***/***.dcm"
+    assert mask_path("jane/doe.dcm", *read_stated_person(path)[:2]) == "***/***.dcm"
     text = tmp_path / "note.txt"
     text.write_text("no DICOM")
-    assert mask_path("jane/note.txt", *read_name_and_birth_date(text)) == "jane/note.txt"
+    assert mask_path("jane/note.txt", *read_stated_person(text)[:2]) == "jane/note.txt"

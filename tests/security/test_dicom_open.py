@@ -17,7 +17,7 @@ from octjepa.ingest.audit import personal_fields_in_file
 from octjepa.read import memory_budget
 from octjepa.read.dicom_file import read_header
 from octjepa.read.dicom_series import series_facts
-from octjepa.read.personal_data import read_name_and_birth_date
+from octjepa.read.personal_data import read_stated_person
 from octjepa.read.reader import read_volume
 from octjepa.tasks.segment.dicom_seg import is_segmentation
 
@@ -78,7 +78,7 @@ def test_a_deflated_bomb_is_refused_below_the_budget(
     with pytest.raises(VolumeRejected, match="size_implausible"):
         read_volume(bomb)
     # The parent of an ingest looks for names, series and labels in files that a worker has not read.
-    assert read_name_and_birth_date(bomb) == ("Doe^Jane", "19500101")
+    assert read_stated_person(bomb)[:2] == ("Doe^Jane", "19500101")
     series_facts(bomb)
     personal_fields_in_file(bomb)
     assert not is_segmentation(bomb)
@@ -93,7 +93,7 @@ def test_a_deflated_file_is_read_as_before(tmp_path: Path) -> None:
     ds.file_meta.TransferSyntaxUID = DeflatedExplicitVRLittleEndian
     path = save(ds, tmp_path / "scan.dcm")
     assert (read_volume(path).pixels == pixels).all()
-    assert read_name_and_birth_date(path) == ("Doe^Jane", "19500101")
+    assert read_stated_person(path)[:2] == ("Doe^Jane", "19500101")
     path.write_bytes(path.read_bytes()[:-2000])
     with pytest.raises(VolumeRejected, match="truncated"):
         read_volume(path)

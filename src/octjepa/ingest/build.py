@@ -26,7 +26,7 @@ from octjepa.errors import NothingReadError, TooManyLostError, UsageError, Volum
 from octjepa.files import remove_unfinished, replace_folder
 from octjepa.ingest.note_warnings import note_warnings
 from octjepa.ingest.one_file import Result, Spacing, ingest_one, is_done, refused, sha256
-from octjepa.ingest.person_claims import CONTRADICTED_NOTE, PersonClaims
+from octjepa.ingest.person_claims import CONTRADICTED_NOTE, CONTRADICTION_KINDS, PersonClaims
 from octjepa.ingest.ray_pool import ray_results
 from octjepa.ingest.sibling_names import SiblingNames
 from octjepa.ingest.source_file import Discovery, SourceFile
@@ -36,7 +36,7 @@ from octjepa.ingest.worker_pool import Work, WorkerPool, worker_count
 from octjepa.notes import count_codes, read_codes, read_notes, write_notes
 from octjepa.progress import bar
 from octjepa.read.devices import parse_device
-from octjepa.read.personal_data import count_fields, pseudonym, read_name_and_birth_date
+from octjepa.read.personal_data import StatedPerson, count_fields, pseudonym, read_stated_person
 from octjepa.reasons import REASONS
 from octjepa.recipe import Preprocessing
 from octjepa.store.folder import Store
@@ -169,7 +169,7 @@ def build_store(
     `near_duplicates_across_people` pairs of equal or near-duplicate scans under two person ids,
     `spacing_overridden` skipped volumes whose spacing an earlier run was given,
     `people_at_several_sites` ids that more than one institution uses,
-    `people_contradicted` ids under which files state different names or birth years,
+    `people_contradicted` ids under which files state different people (`person_claims`),
     `personal_data` this run's files by the field of personal data that they hold (it stays there).
     Refused files are tried again by every run, for their cause may be gone.
     Raises UsageError (no such source, nothing to read), ContractError (a store of another contract), OctjepaError (disk
@@ -243,12 +243,12 @@ def _ingest(
             if entry := result.get("volume"):
                 entry["split"] = splits.get(entry["person_id"], "")
                 entry["site"] = sites.get(entry["person_id"]) or entry["site"]
-            names.learn(file.name, result.get("person") or ("", ""))
+            names.learn(file.name, result.get("person") or StatedPerson())
             read.add(file.key)
             recorded = record_result(store, duplicates, file, result)
             if "volume" in recorded:
                 accepted.append(recorded["volume"])
-                claims.learn(recorded["volume"]["person_id"], *(result.get("person") or ("", "")))
+                claims.learn(recorded["volume"], result.get("person") or StatedPerson())
             else:
                 refusals.append(recorded["refused"])
             progress.advance()
@@ -256,35 +256,44 @@ def _ingest(
         entry = refused(source, "discover", reason, detail)["refused"]
         store.refuse(entry)
         refusals.append(entry)
-    _mask_siblings(store, discovery, names, claims, read)
+    _learn_stored_people(store, discovery, names, claims, read)
     _note_contradictions(store, claims)
+    _mask_siblings(store, discovery, names)
     return accepted, refusals
 
 
 def _note_contradictions(store: Store, claims: PersonClaims) -> None:
-    """Notes the volumes of person ids under which files state different people."""
-    contradicted = claims.contradicted()
+    """Notes the volumes of person ids under which files state different people, with the kinds of contradiction."""
+    contradictions = claims.contradictions()
     for entry in store.entries():
-        if entry["person_id"] in contradicted:
-            entry["notes"] = write_notes([*read_notes(entry["notes"]), CONTRADICTED_NOTE])
+        if kinds := contradictions.get(entry["person_id"]):
+            notes = read_notes(entry["notes"])
+            earlier = {kind for note in notes if note.code == CONTRADICTED_NOTE for kind in note.detail.split("+")}
+            detail = "+".join(kind for kind in CONTRADICTION_KINDS if kind in (earlier | set(kinds)))
+            others = [note for note in notes if note.code != CONTRADICTED_NOTE]
+            entry["notes"] = write_notes([*others, f"{CONTRADICTED_NOTE}={detail}"])
 
 
-def _mask_siblings(
+def _learn_stored_people(
     store: Store, discovery: Discovery, names: SiblingNames, claims: PersonClaims, read: Collection[str]
 ) -> None:
-    """Masks in index and quarantine names and birth dates that files state, in the paths and ids of their siblings.
-
-    `names` are those of the files `read` in this run; DICOM headers of files in the store are read again.
-    """
-    refused_files = (refusal.source for refusal in discovery.refused)
-    sources = {file.key: file for file in (*discovery.files, *refused_files)}
+    """Learns whom the DICOM files state that are in the store and were not `read` in this run, from their headers."""
+    sources = {file.key: file for file in discovery.files}
     for entry in store.entries():
         source = sources.get(file_key(entry))
-        named = source is not None and isinstance(source.location, Path) and "PatientName" in str(entry["personal"])
-        if source is not None and named and source.key not in read and entry["format"] == "dicom":
-            person = read_name_and_birth_date(source.path)
+        if source is None or source.key in read:
+            continue
+        person = StatedPerson()
+        if isinstance(source.location, Path) and entry["format"] == "dicom" and entry["personal"]:
+            person = read_stated_person(source.path)
             names.learn(source.name, person)
-            claims.learn(entry["person_id"], *person)
+        claims.learn(entry, person)
+
+
+def _mask_siblings(store: Store, discovery: Discovery, names: SiblingNames) -> None:
+    """Masks in index and quarantine names and birth dates that files state, in the paths and ids of their siblings."""
+    refused_files = (refusal.source for refusal in discovery.refused)
+    sources = {file.key: file for file in (*discovery.files, *refused_files)}
     splits = {entry["person_id"]: entry["split"] for entry in store.entries() if entry["split"]}
     for entry in (*store.entries(), *store.quarantine):
         source = sources.get(file_key(entry))
@@ -339,7 +348,9 @@ def _summary(
     personal = count_fields(read_codes(entry["personal"]) for entry in accepted)
     sites_per_person = table[table["site"].fillna("") != ""].groupby("person_id")["site"].nunique()
     unknown, several_sites = people_unknown(table), int((sites_per_person > 1).sum())
-    has_note = table["notes"].map(lambda cell: CONTRADICTED_NOTE in read_notes(cell)).astype(bool)
+    has_note = (
+        table["notes"].map(lambda cell: any(note.code == CONTRADICTED_NOTE for note in read_notes(cell))).astype(bool)
+    )
     contradicted = int(table.loc[has_note, "person_id"].nunique())
     for count, message in (
         (
@@ -351,9 +362,9 @@ def _summary(
         *note_warnings(notes),
         (
             contradicted,
-            f"person id(s) of {store.location} under which files state different names or birth years: "
-            f"two people may share an id (note {CONTRADICTED_NOTE}). Where they do, give a manifest.tsv with ids of "
-            "their own and ingest again.",
+            f"person id(s) of {store.location} under which files state different people: two people may share the id. "
+            f"The note {CONTRADICTED_NOTE} in volumes.parquet says what differs. Where they do, give a manifest.tsv "
+            "with ids of their own and ingest again.",
         ),
         (
             several_sites,

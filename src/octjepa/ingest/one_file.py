@@ -14,7 +14,7 @@ from octjepa.errors import OctjepaError, UsageError, VolumeRejected
 from octjepa.ingest.source_file import SourceFile
 from octjepa.notes import write_codes, write_notes
 from octjepa.read.manifest import row_hash
-from octjepa.read.personal_data import mask_path, read_name_and_birth_date
+from octjepa.read.personal_data import StatedPerson, mask_path, read_stated_person
 from octjepa.read.reader import SpacingOption, read_volume
 from octjepa.reasons import error_origin, quarantine_record, rejection
 from octjepa.recipe import Preprocessing
@@ -27,8 +27,8 @@ _INVERTED = (
     "dark layers on a bright background: the intensities look inverted. A DICOM header has to say MONOCHROME1 then; "
     "of other formats invert the values"
 )
-# {"volume": index entry, "chunk": hidden folder} or {"refused": quarantine entry}; and "person", the name and birth
-# date that the file states, for the paths of its siblings: it is written nowhere.
+# {"volume": index entry, "chunk": hidden folder} or {"refused": quarantine entry}; and "person", whom the file states
+# (`StatedPerson`), for the paths of its siblings: it is written nowhere.
 Result = dict[str, Any]
 
 
@@ -42,7 +42,7 @@ def ingest_one(
     Raises OctjepaError, OSError: the disk is full or the store cannot be written.
     """
     stage = "read"
-    people: list[tuple[str, str]] = []
+    people: list[StatedPerson] = []
     try:
         before = state(source, spacing_mm)
         with source.local() as path:
@@ -70,7 +70,7 @@ def ingest_one(
         chunk = stage_chunk(chunk_folder(store, result.volume.volume_id), result.volume)
         digest = chunk_hash({name: chunk / name for name in CHUNK_FILES})
         entry = {**_entry(volume, result, source, before), "chunk_hash": digest}
-        return {"volume": entry, "chunk": chunk, "person": people[-1] if people else ("", "")}
+        return {"volume": entry, "chunk": chunk, "person": people[-1] if people else StatedPerson()}
     except VolumeRejected as error:
         return refused(source, stage, error.reason, error.detail, sha256(source), people[-1] if people else None)
     except UsageError:
@@ -102,15 +102,15 @@ def is_done(source: SourceFile, before: FileState | None, spacing_mm: Spacing = 
 
 
 def refused(
-    source: SourceFile, stage: str, reason: str, detail: str, digest: str = "", person: tuple[str, str] | None = None
+    source: SourceFile, stage: str, reason: str, detail: str, digest: str = "", person: StatedPerson | None = None
 ) -> Result:
     """The quarantine entry of one file as a result; `person` is whom it states, None where that was not read.
 
     Raises KeyError: a reason that is not on the list.
     """
     if person is None:
-        person = read_name_and_birth_date(source.location) if isinstance(source.location, Path) else ("", "")
-    entry = quarantine_record(mask_path(source.name, *person), digest, stage, reason, detail)
+        person = read_stated_person(source.location) if isinstance(source.location, Path) else StatedPerson()
+    entry = quarantine_record(mask_path(source.name, person.name, person.birth_date), digest, stage, reason, detail)
     return {"refused": {**entry, "file_key": source.key}, "person": person}
 
 

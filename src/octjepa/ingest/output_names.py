@@ -10,7 +10,7 @@ from typing import Final
 
 from octjepa.errors import UsageError
 from octjepa.ingest.source_file import SourceFile
-from octjepa.read.personal_data import mask_path, read_name_and_birth_date
+from octjepa.read.personal_data import StatedPerson, mask_path, read_stated_person
 
 _UNSAFE: Final = re.compile(r"[^\w.*#=+-]+")
 _NOT_ALLOWED: Final = str.maketrans({"*": "x", "#": "_"})
@@ -42,7 +42,7 @@ class OutputNames:
         *folders, file = name.split("/")[-parts:]
         return "_".join([*folders, _stem(file)]).casefold()
 
-    def of(self, source: SourceFile, people: Sequence[tuple[str, str]]) -> str:
+    def of(self, source: SourceFile, people: Sequence[StatedPerson]) -> str:
         """A name that no other scan of this call has."""
         masked = self.shown(source, people).split("/")[-self._parts.get(source.key, 1) :]
         name = "_".join([*masked[:-1], _stem(masked[-1])])
@@ -55,12 +55,12 @@ class OutputNames:
         return unique
 
     @staticmethod
-    def shown(source: SourceFile, people: Sequence[tuple[str, str]]) -> str:
+    def shown(source: SourceFile, people: Sequence[StatedPerson]) -> str:
         """The scan's name in lists, with what identifies the person masked."""
-        person = people[-1] if people else ("", "")
+        person = people[-1] if people else StatedPerson()
         if not people and isinstance(source.location, Path):
-            person = read_name_and_birth_date(source.location)
-        return mask_path(source.name, *person)
+            person = read_stated_person(source.location)
+        return mask_path(source.name, person.name, person.birth_date)
 
 
 def _stem(file: str) -> str:

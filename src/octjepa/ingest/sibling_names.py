@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from octjepa.read.personal_data import identifies_person, identifies_person_in_path, is_placeholder, mask_part
+from octjepa.read.personal_data import (
+    StatedPerson,
+    identifies_person,
+    identifies_person_in_path,
+    is_placeholder,
+    mask_part,
+)
 
 Person = tuple[str, str]  # name, birth date YYYYMMDD; "" where not stated
 _MAX_PEOPLE = 200  # of a folder; with more, a person's own folder or file name is all that is masked
@@ -22,9 +28,9 @@ class SiblingNames:
         self._below: defaultdict[tuple[str, ...], set[Person]] = defaultdict(set)  # all parts below a folder
         self._children: defaultdict[tuple[str, ...], set[Person]] = defaultdict(set)  # the parts in it alone
 
-    def learn(self, path: str, person: Person) -> None:
+    def learn(self, path: str, person: StatedPerson) -> None:
         """`person` is what the file at `path` states."""
-        name, birth_date = ("" if is_placeholder(text) else text for text in person)
+        name, birth_date = ("" if is_placeholder(text) else text for text in (person.name, person.birth_date))
         if not name and not birth_date:
             return
         *folders, _file = parts = tuple(path.split("/"))

@@ -343,6 +343,7 @@ def _header_fields(header: Dataset) -> HeaderFields:
         person_id=_text(header, "PatientID"),
         person_name=_text(header, "PatientName"),
         birth_date=_text(header, "PatientBirthDate"),
+        sex=_text(header, "PatientSex"),
         also_personal=tuple(filter(None, (_text(header, name) for name in _ALSO_PERSONAL))),
         laterality=_text(header, "ImageLaterality") or _text(header, "Laterality"),
         frame_laterality=_first_frame_laterality(header),

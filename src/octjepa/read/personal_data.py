@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from octjepa.read.dicom_file import read_header
 
@@ -79,7 +79,7 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
         "PatientSize",
     ),
 }
-_LAST_PERSONAL_TAG = 0x00100030  # PatientBirthDate
+_LAST_PERSONAL_TAG = 0x00100040  # PatientSex
 PRIVATE = "private elements"
 BURNED_IN = "text in the image"
 FIELD_KINDS = {field: kind for table in (DIRECT, INDIRECT) for kind, fields in table.items() for field in fields}
@@ -108,6 +108,14 @@ _BLANK = {
     "test",
     "xxx",
 }
+
+
+class StatedPerson(NamedTuple):
+    """The person that a file states, verbatim, "" where it states nothing. Kept in memory and written nowhere."""
+
+    name: str = ""
+    birth_date: str = ""
+    sex: str = ""
 
 
 @cache
@@ -328,10 +336,11 @@ def mask_path(path: str, name: str, birth_date: str) -> str:
     )
 
 
-def read_name_and_birth_date(path: Path) -> tuple[str, str]:
-    """(name, birth date) that the DICOM header at `path` states; ("", "") for none, and for what is no DICOM."""
+def read_stated_person(path: Path) -> StatedPerson:
+    """The person that the DICOM header at `path` states; empty texts for none, and for what is not DICOM."""
+    fields = ("PatientName", "PatientBirthDate", "PatientSex")
     try:
-        header = read_header(path, ("SpecificCharacterSet", "PatientName", "PatientBirthDate"), _LAST_PERSONAL_TAG)
-        return str(header.get("PatientName", "")), str(header.get("PatientBirthDate", ""))
+        header = read_header(path, ("SpecificCharacterSet", *fields), _LAST_PERSONAL_TAG)
+        return StatedPerson(*(str(header.get(field, "")) for field in fields))
     except Exception:  # refused files are often no DICOM, or damaged; pydicom raises what they made of its parser
-        return "", ""
+        return StatedPerson()

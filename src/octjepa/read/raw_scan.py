@@ -65,13 +65,14 @@ class HeaderFields:
     """Identity and acquisition as the file states them, verbatim; "" where absent.
 
     `person_name`, `birth_date` and `also_personal` (other ids, numbers and names) only serve to detect texts that
-    repeat them and are never stored. `visit` names the
+    repeat them, and with `sex` to detect two people under one id. They are never stored. `visit` names the
     session (a study UID, a date), of which only a hash is stored. `burned_in` is BurnedInAnnotation = YES.
     """
 
     person_id: str = ""
     person_name: str = ""
     birth_date: str = ""
+    sex: str = ""
     also_personal: tuple[str, ...] = ()
     laterality: str = ""
     frame_laterality: str = ""

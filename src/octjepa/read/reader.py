@@ -34,7 +34,7 @@ from octjepa.read.orientation import (
     rows_turned,
     wrapped_column,
 )
-from octjepa.read.personal_data import mask_path, storable_labels
+from octjepa.read.personal_data import StatedPerson, mask_path, storable_labels
 from octjepa.read.picture_frames import damaged_frames, picture_frames
 from octjepa.read.protocols import protocol_spacing
 from octjepa.read.raw_scan import FrameGeometry, RawScan
@@ -52,7 +52,7 @@ def read_volume(
     spacing_mm: tuple[float, float, float] | None = None,
     dataset_path: PurePath | None = None,
     member: str = "",
-    people: list[tuple[str, str]] | None = None,
+    people: list[StatedPerson] | None = None,
     seconds: float = SECONDS_PER_FILE,
 ) -> OCTVolume:
     """Reads one OCT scan in its native geometry: uint8 pixels `[D, H, W]`, spacing (dz, dy, dx) in mm with provenance.
@@ -60,7 +60,7 @@ def read_volume(
     `manifest_row` is looked up in the tree around the file when it is not given. `spacing_mm` takes precedence over the
     file. `dataset_path` is the scan's path in its data set where `path` is a copy of it; its folders and name may state
     person, eye and device. `member` names one of several scans in the file ("1", "2", ...); without it the first is
-    read. What the file states of a person, (name, birth date), is appended to `people`, for the paths of its siblings.
+    read. The person that the file states is appended to `people`, to mask the paths of its siblings.
     A file that takes longer than `seconds` is given up.
     Raises VolumeRejected (a code of `octjepa.reasons`); UsageError where there is no such file.
     """
@@ -74,7 +74,7 @@ def read_volume(
             row = manifest_row or (find_row(path) if dataset_path is None else None)
             scan = read_scan(path, _recognise_format(path), member, spacing_mm)
             if people is not None:
-                people.append((scan.header.person_name, scan.header.birth_date))
+                people.append(StatedPerson(scan.header.person_name, scan.header.birth_date, scan.header.sex))
             return assemble(scan, dataset_path or path, row, spacing_mm)
     except (VolumeRejected, UsageError, MemoryError):
         raise

@@ -7,7 +7,7 @@ none. Unlike a volume, a B-scan may have an unknown spacing; what is measured in
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,7 @@ from octjepa.read.formats.sequence import IMAGE_SUFFIXES, natural_key
 from octjepa.read.geometry import is_plausible
 from octjepa.read.links import leads_out
 from octjepa.read.orientation import is_upside_down
+from octjepa.read.personal_data import StatedPerson
 from octjepa.reasons import error_origin, rejection
 from octjepa.time_limit import SECONDS_PER_FILE, time_limit
 
@@ -35,13 +36,13 @@ _LEAST: Final = 32  # rows and columns of a B-scan
 class BScan:
     """One B-scan. `spacing_mm` (depth, column) is None if the file does not state it.
 
-    `person` is (name, birth date) as the file states them, to mask them in paths.
+    `person` is whom the file states, to mask the name in paths.
     """
 
     pixels: UInt8[np.ndarray, "H W"]
     spacing_mm: tuple[float, float] | None
     notes: tuple[str, ...] = ()
-    person: tuple[str, str] = ("", "")
+    person: StatedPerson = field(default_factory=StatedPerson)
 
 
 def read_bscan(path: Path) -> BScan:
@@ -80,7 +81,7 @@ def _read_dicom(path: Path) -> BScan:
     stated = scan.pixel_spacing_mm or tuple(map(float, scan.frame_geometry.spacing_mm[0]))
     depth_mm, column_mm = stated
     is_known = is_plausible("depth", depth_mm) and is_plausible("column", column_mm)
-    person = (scan.header.person_name, scan.header.birth_date)
+    person = StatedPerson(scan.header.person_name, scan.header.birth_date, scan.header.sex)
     return BScan(scan.pixels[0], (depth_mm, column_mm) if is_known else None, scan.notes, person)
 
 

@@ -29,7 +29,7 @@ from octjepa.ingest.sources import discover
 from octjepa.locks import writer_lock
 from octjepa.phantom.random_scene import BOUNDARIES, CLASSES
 from octjepa.progress import Bar, bar
-from octjepa.read.personal_data import mask_path, read_name_and_birth_date
+from octjepa.read.personal_data import StatedPerson, mask_path, read_stated_person
 from octjepa.read.reader import SpacingOption, read_volume
 from octjepa.recipe import Preprocessing
 from octjepa.tables import format_table
@@ -115,7 +115,7 @@ def segment_sources(
         made_by = f"made automatically by octjepa {version('octjepa')}{'' if model is None else ', adapted network'}"
         write_json(out / "classes.json", {**{str(k): name for k, name in enumerate(CLASSES) if k}, SOURCE: made_by})
         for source in found.files:
-            people: list[tuple[str, str]] = []
+            people: list[StatedPerson] = []
             try:
                 volume, preparation = _read(source, spacing_mm, people)
                 name = names.of(source, people)
@@ -132,13 +132,12 @@ def segment_sources(
 
 def _refusal(scan: str, reason: str, detail: str, source: SourceFile | None = None) -> RefusedScan:
     if source is not None and isinstance(source.location, Path):
-        scan = mask_path(scan, *read_name_and_birth_date(source.location))
+        person = read_stated_person(source.location)
+        scan = mask_path(scan, person.name, person.birth_date)
     return RefusedScan.of(scan, reason, detail)
 
 
-def _read(
-    source: SourceFile, spacing_mm: SpacingOption, people: list[tuple[str, str]]
-) -> tuple[OCTVolume, Preparation]:
+def _read(source: SourceFile, spacing_mm: SpacingOption, people: list[StatedPerson]) -> tuple[OCTVolume, Preparation]:
     """The scan, and what preparing it for a store says about it. Raises VolumeRejected: it is no scan of a retina."""
     given = None if spacing_mm == "file" else spacing_mm
     with source.local() as path:

@@ -32,6 +32,7 @@ from octjepa.ingest.source_file import SourceFile
 from octjepa.locks import writer_lock
 from octjepa.phantom.random_scene import BOUNDARIES, CLASSES
 from octjepa.progress import bar
+from octjepa.read.personal_data import StatedPerson
 from octjepa.read.single_bscan import BScan, find_bscans, read_bscan
 from octjepa.reasons import rejection
 from octjepa.recipe import Preprocessing
@@ -124,7 +125,7 @@ def segment_bscans(
     result = SegmentedBScans(table=str(out / "images.csv"))
     with writer_lock(out), bar("segment", len(files), "B-scan") as progress:
         for source in files:
-            people: list[tuple[str, str]] = []
+            people: list[StatedPerson] = []
             try:
                 bscan = read_bscan(source.path)
                 people.append(bscan.person)

@@ -214,6 +214,7 @@ def _header(series: _Series, database: _Database) -> tuple[HeaderFields, tuple[s
         person_id=(person.patient_id.strip() if person else "") or ("" if number is None else f"heyex-{number}"),
         person_name=person_name,
         birth_date=birth_date,
+        sex=person.sex.strip("\0 ") if person else "",
         laterality=eye.decode("ascii", "replace"),
         manufacturer=MAKE,
         model=named_model(words, MAKE, "Spectralis"),

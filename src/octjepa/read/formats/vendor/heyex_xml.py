@@ -292,6 +292,7 @@ def read_xml(path: Path, member: str = "") -> RawScan:
             person_id=person_id or (f"heyex-{number}" if number else ""),
             person_name=person_name,
             birth_date=birth_date,
+            sex=sex,
             laterality=series.findtext("Laterality", "").strip(),
             frame_laterality=eyes.pop() if len(eyes) == 1 else "",
             manufacturer=MAKE,

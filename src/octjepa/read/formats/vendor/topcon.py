@@ -155,6 +155,7 @@ def _header(chunks: _Chunks) -> tuple[HeaderFields, tuple[str, ...]]:
         person_id=person,
         person_name=" ".join(part for part in (last, first, middle) if part),
         birth_date=birth_date,
+        sex="" if patient is None else str(patient[4]),
         laterality="" if capture is None else _EYES.get(capture[0], ""),
         manufacturer="Topcon",
         model=model,
