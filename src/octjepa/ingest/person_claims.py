@@ -26,7 +26,7 @@ CONTRADICTION_KINDS: Final = ("names", "birth_years", "sex", "devices", "sites")
 
 
 class PersonClaims:
-    """Who the files of each person id say that they show, and by which devices."""
+    """Whom the files of each person id show, and with which devices and where."""
 
     def __init__(self) -> None:
         self._names: defaultdict[str, set[frozenset[str]]] = defaultdict(set)
