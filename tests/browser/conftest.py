@@ -13,12 +13,12 @@ import pytest
 from octjepa.embed.table import TableFacts, write_embeddings
 from octjepa.files import replace_folder
 from octjepa.ingest.build import build_store
+from octjepa.ingest.native_files import NativeFiles
 from octjepa.phantom import write_cohort
 from octjepa.store import Store
 from octjepa.store.storage import stage_chunk
 from octjepa.viewer.live import LiveRun
 from octjepa.viewer.misread import CasePredictions
-from octjepa.viewer.native_files import NativeFiles
 from octjepa.viewer.neighbours import Neighbours
 from octjepa.viewer.scans import Scans
 from synthetic import volume

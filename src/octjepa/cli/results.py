@@ -61,11 +61,11 @@ def embed(
 
 def _embed_biomarkers(store: str, out: Path, scans: list[str]) -> dict[str, int | str]:
     """`octjepa embed biomarkers`: thickness and fluid of the scans as they came."""
+    from octjepa.ingest.native_files import NativeFiles, folders_near
     from octjepa.ingest.remembered_sources import sources_of
     from octjepa.remote import is_remote
     from octjepa.store import Store
     from octjepa.tasks.segmenter.biomarkers import embed_biomarkers
-    from octjepa.viewer.native_files import NativeFiles, folders_near
 
     opened = Store.open(store)
     near = [] if is_remote(store) else folders_near(Path(store))
@@ -293,6 +293,9 @@ def report(
     compare: Annotated[
         list[str] | None, typer.Option("--compare", help="Another pretraining run beside this one; again for more.")
     ] = None,
+    scans: Annotated[
+        list[str] | None, typer.Option("--scans", help="For the layers of a store: the ingested folder; repeatable.")
+    ] = None,
     allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -300,7 +303,8 @@ def report(
     """Writes an HTML report. One self-contained file on the data, the training and the results."""
     from octjepa.report import write_report
 
-    written = {"report": str(write_report(source, out, card, compare or (), saliency, attention))}
+    page = write_report(source, out, card, compare or (), saliency, attention, scans or ())
+    written = {"report": str(page)}
     print_result(
         written | {name: str(path) for name, path in (("card", card), ("saliency", saliency)) if path is not None},
         as_json,

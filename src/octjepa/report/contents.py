@@ -117,6 +117,7 @@ class Contents:
     demo_seconds: float | None = None
     segmenter: Mapping[str, Any] | None = None  # of a demo: errors of the packaged segmenter
     missing: tuple[Missing, ...] = ()
+    scans: tuple[str, ...] = ()  # folders that hold the files of the store, as the user named them
 
     @property
     def run(self) -> Training | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from octjepa.errors import UsageError
 from octjepa.files import write_atomic
+from octjepa.ingest.native_files import existing_scans
 from octjepa.locks import file_lock
 from octjepa.metrics.findings import FAULT_KINDS
 from octjepa.remote import is_remote
@@ -30,6 +31,7 @@ def write_report(
     compare: Sequence[str | Path] = (),
     saliency: Path | None = None,
     attention: Path | None = None,
+    scans: Sequence[str] = (),
 ) -> Path:
     """Writes the page about `source` to `out`, by default `report.html` in it, and returns its path.
 
@@ -37,12 +39,15 @@ def write_report(
     is then written to the working folder by default. With `card` the data card of its store is written there, too, as
     Markdown. Of a run, the curves of the runs `compare` are drawn beside its own. With `saliency`, a folder, the maps
     of the page's eyes are saved there in native geometry, and with `attention`, a file of `octjepa probe --attention`,
-    those of the probe. Each file appears whole or not at all.
+    those of the probe. `scans` are the folders that the store was made from; by default those that this machine
+    remembers. The page about a store shows the layers of these scans. Each file appears whole or not at all.
 
-    Raises UsageError (no such folder, none of these, `out` is a folder, `attention` alone) and OctjepaError
-    (the disk refuses).
+    Raises UsageError (no such folder, none of these, no folder of `scans`, `out` is a folder, `attention` without
+    `saliency`) and OctjepaError (the disk refuses).
     """
     contents = read_contents(source)
+    if scans:
+        contents = replace(contents, scans=existing_scans(scans))
     if compare:
         if contents.run is None:
             raise UsageError(f"{source} is no pretraining run: there is nothing to --compare with")

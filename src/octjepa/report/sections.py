@@ -110,6 +110,19 @@ def _eyes(contents: Contents) -> Built:
     return {"pictures": pictures, "extremes": extremes}, []
 
 
+@section("layers", "Layers", "the layers", ("store",))
+def _layers(contents: Contents) -> Built:
+    from octjepa.report.store_layers import layers_of_store  # loads torch
+
+    if contents.store is None:
+        return None, contents.missing_parts("the store")
+    shown = layers_of_store(contents.store, contents.scans)
+    if not shown.scans:
+        reason = shown.left_out[0].reason if shown.left_out else "the store holds no raster volume"
+        return None, [Missing("the layers", reason, "octjepa report STORE --scans FOLDER")]
+    return {"shown": shown}, []
+
+
 @section("masks", "Masks", "the masks", _PRETRAINED)
 def _masks(contents: Contents) -> Built:
     store, run = contents.store, contents.run

@@ -17,7 +17,6 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.notes import read_notes
 from octjepa.tasks.segment.thickness import SECTORS
 from octjepa.tasks.segmenter.measurement import LAYERS, Measurement, Preparation, measure
 from octjepa.tasks.segmenter.retained_layers import LayerCache, RetainedLayers
@@ -137,9 +136,7 @@ def measured(
     volume: OCTVolume, retained: RetainedLayers, entry: Mapping[str, Any], chosen_mm: tuple[float, float] | None = None
 ) -> Measurement:
     """The measurement of a scan; `entry` is its entry in the store's index, which holds quality and notes."""
-    quality = float(entry.get("quality") or np.nan)
-    notes = read_notes(entry.get("notes"))
-    return measure(volume, retained, Preparation(quality if np.isfinite(quality) else None, notes), chosen_mm)
+    return measure(volume, retained, Preparation.of_entry(entry), chosen_mm)
 
 
 def sectors(made: Measurement, layer: str = "retina") -> dict[str, Any]:

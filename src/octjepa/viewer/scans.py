@@ -16,13 +16,13 @@ import numpy as np
 
 from octjepa.canonical.native_mapping import NativeMap
 from octjepa.errors import OctjepaError
+from octjepa.ingest.native_files import NativeFiles
 from octjepa.report.figures import eyes
 from octjepa.tasks.segmenter.measurement import Measurement
 from octjepa.tasks.segmenter.scan_picture import BOUNDARY_NAMES, LINE_COLOURS
 from octjepa.viewer.listing import VolumeList
 from octjepa.viewer.live import LiveRun
 from octjepa.viewer.misread import CasePredictions
-from octjepa.viewer.native_files import NativeFiles
 from octjepa.viewer.native_scan import NativeScan, coloured, is_blank
 from octjepa.viewer.native_surfaces import found_surfaces, native_surfaces, surface_lines
 from octjepa.viewer.neighbours import Neighbours

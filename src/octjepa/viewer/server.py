@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from octjepa.errors import CheckpointError, ContractError, OctjepaError, UsageError, VolumeRejected, install_command
+from octjepa.ingest.native_files import NativeFiles, existing_scans, folders_near
 from octjepa.ingest.remembered_sources import model_of
 from octjepa.remote import is_remote
 from octjepa.report.contents import Contents, read_contents
@@ -27,7 +28,6 @@ from octjepa.store.contract import contract_differences
 from octjepa.tasks.segmenter.retained_layers import LayerCache
 from octjepa.viewer.live import LiveRun
 from octjepa.viewer.misread import CasePredictions
-from octjepa.viewer.native_files import NativeFiles, folders_near
 from octjepa.viewer.neighbours import Neighbours
 from octjepa.viewer.opened_source import opened_source
 from octjepa.viewer.scan_layers import LayerState, ScanLayers
@@ -141,10 +141,7 @@ def open_scans(
         raise UsageError(f"{source} has no store to show{named} ({reasons}): give the store itself")
     if store.table.empty:
         raise UsageError(f"the store {store.location} holds no volume: `octjepa ingest` puts them in")
-    for folder in scans:
-        if not is_remote(folder) and not Path(folder).exists():
-            raise UsageError(f"no folder of scans at {folder}: give the one that was ingested")
-    files = NativeFiles(scans, () if is_remote(store.location) else folders_near(Path(store.location)))
+    files = NativeFiles(existing_scans(scans), () if is_remote(store.location) else folders_near(Path(store.location)))
     head, live = None, None
     if training is not None and contents.kind == "segmentation":
         head = head_reader(contents.root, encoder)

@@ -22,7 +22,6 @@ from octjepa.embed.shard import intensity_histogram
 from octjepa.embed.table import TableFacts, write_embeddings
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.files import write_atomic
-from octjepa.notes import read_notes
 from octjepa.phantom.random_scene import CLASSES
 from octjepa.progress import bar
 from octjepa.store import Store
@@ -58,9 +57,7 @@ def embed_biomarkers(
         for entry in rows.to_dict("records"):
             try:
                 volume = read({str(key): value for key, value in entry.items()})
-                quality = float(entry["quality"])
-                preparation = Preparation(quality if np.isfinite(quality) else None, read_notes(entry["notes"]))
-                values.append(features(measure(volume, cache.layers(volume), preparation)))
+                values.append(features(measure(volume, cache.layers(volume), Preparation.of_entry(entry))))
                 histograms.append(intensity_histogram(store.read(str(entry["volume_id"])), store.preprocessing))
             except OctjepaError as error:
                 failed.append(str(error))

@@ -8,16 +8,16 @@ because their B-scans do not sample an area evenly.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
 from octjepa.canonical.pipeline import SPARSE_FRAMES, SPARSE_GAP_MM
 from octjepa.canonical.plausibility import DOUBTFUL_NOTE
-from octjepa.notes import SPARSE_NOTE, Note
+from octjepa.notes import SPARSE_NOTE, Note, read_notes
 from octjepa.phantom.random_scene import CLASSES
 from octjepa.tasks.segment.layer_names import LAYERS as LAYERS
 from octjepa.tasks.segment.thickness import MIN_AREA_SHARE, SECTORS, ScanOrientation, sector_areas_mm2, sector_at
@@ -84,6 +84,12 @@ class Preparation:
 
     quality: float | None = None
     notes: tuple[Note, ...] = ()
+
+    @classmethod
+    def of_entry(cls, entry: Mapping[str, Any]) -> Preparation:
+        """The preparation of a volume, as its entry in a store's index holds it."""
+        quality = float(entry.get("quality") or np.nan)
+        return cls(quality if np.isfinite(quality) else None, read_notes(entry.get("notes")))
 
 
 def measure(

@@ -6,6 +6,7 @@ is up in the map; columns run to the right as in the scan.
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +31,22 @@ def draw_scan(
     path: Path, title: str, volume: OCTVolume, found: Segmentation | RetainedLayers, made: Measurement
 ) -> Path:
     """Writes the picture as PNG; returns `path`."""
+    figure = _scan_figure(title, volume, found, made)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, lambda file: figure.savefig(file, format="png", dpi=90, metadata={"Software": None}))
+    return path
+
+
+def scan_jpeg(title: str, volume: OCTVolume, found: Segmentation | RetainedLayers, made: Measurement) -> bytes:
+    """The picture as JPEG, about 100 kB, for pages that hold many."""
+    stream = io.BytesIO()
+    figure = _scan_figure(title, volume, found, made)
+    figure.savefig(stream, format="jpg", dpi=80, pil_kwargs={"quality": 80, "optimize": True})
+    return stream.getvalue()
+
+
+def _scan_figure(title: str, volume: OCTVolume, found: Segmentation | RetainedLayers, made: Measurement) -> Any:
+    """A matplotlib figure: the B-scan, and the map if the scan covers an area."""
     from matplotlib.figure import Figure
 
     # A field that is much wider than high goes below the B-scan, a square one beside it.
@@ -48,9 +65,7 @@ def draw_scan(
     index = int(np.abs(made.slice_mm - made.centre.slice_mm).argmin()) if made.has_area else middle
     _draw_bscan(left, index, volume, found, made)
     figure.suptitle(title, fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, lambda file: figure.savefig(file, format="png", dpi=90, metadata={"Software": None}))
-    return path
+    return figure
 
 
 def _draw_bscan(

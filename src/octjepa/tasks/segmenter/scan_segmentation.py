@@ -68,6 +68,31 @@ class SegmentedScan:
     centre: str
     centre_certainty: float
 
+    @classmethod
+    def of(
+        cls, name: str, volume: OCTVolume, made: Measurement, files: dict[str, str], notes: Sequence[str] = ()
+    ) -> SegmentedScan:
+        """What is shown of a measured scan; `notes` are added to those of the measurement."""
+        etdrs = {
+            layer: {sector: _number(value, 1) for sector, value in zip(SECTORS, means, strict=True)}
+            for (layer, _, _), means in zip(LAYERS, made.etdrs_um, strict=True)
+        }
+        return cls(
+            scan=name,
+            files=files,
+            thickness_um=etdrs["retina"],
+            layers_um=etdrs,
+            sector_notes=dict(zip(SECTORS, made.sector_notes, strict=True)),
+            fluid_mm3={k: None if v is None else _number(v, 4) for k, v in made.fluid_mm3.items()},
+            notes=(*made.notes, *notes),
+            eye=volume.laterality or "",
+            device=volume.device,
+            shape=volume.shape,
+            spacing_mm=volume.spacing_mm,
+            centre=made.centre.kind,
+            centre_certainty=made.centre.certainty,
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {**vars(self), "notes": list(self.notes), "shape": list(self.shape), "spacing_mm": list(self.spacing_mm)}
@@ -180,29 +205,10 @@ def _segment(
         raise VolumeRejected("size_implausible", str(error)) from None
     made = measure(volume, found, preparation)
     files, notes = _write_labels(volume, found, source, to)
-    eye = volume.laterality or ""
-    etdrs = {
-        layer: {sector: _number(value, 1) for sector, value in zip(SECTORS, means, strict=True)}
-        for (layer, _, _), means in zip(LAYERS, made.etdrs_um, strict=True)
-    }
-    result = SegmentedScan(
-        scan=to.name,
-        files=files,
-        thickness_um=etdrs["retina"],
-        layers_um=etdrs,
-        sector_notes=dict(zip(SECTORS, made.sector_notes, strict=True)),
-        fluid_mm3={k: None if v is None else _number(v, 4) for k, v in made.fluid_mm3.items()},
-        notes=(*made.notes, *notes),
-        eye=eye,
-        device=volume.device,
-        shape=volume.shape,
-        spacing_mm=volume.spacing_mm,
-        centre=made.centre.kind,
-        centre_certainty=made.centre.certainty,
-    )
+    result = SegmentedScan.of(to.name, volume, made, files, notes)
     files["thickness"] = str(_write_thickness(to.path("_thickness.csv"), result, made))
     files["fluid"] = str(_write_fluid(to.path("_fluid.csv"), result))
-    title = f"{to.name}{', ' + eye if eye else ''}"
+    title = f"{to.name}{', ' + result.eye if result.eye else ''}"
     files["picture"] = str(draw_scan(to.path(".png"), title, volume, found, made))
     return result
 

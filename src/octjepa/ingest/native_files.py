@@ -1,4 +1,4 @@
-"""Finds the files that a store was made from and reads them again, so that the viewer can show the scan as it came.
+"""Finds the files that a store was made from and reads them again, so that a page can show the scan as it came.
 
 A store holds no path, only each file's name below the folder that was ingested, a hash of its path, and the SHA-256 of
 its decoded pixels. A file counts as the volume's own when its pixels have that hash, wherever it is now.
@@ -17,7 +17,8 @@ import numpy as np
 from jaxtyping import UInt8
 
 from octjepa.errors import OctjepaError, UsageError, VolumeRejected
-from octjepa.ingest import SourceFile, discover
+from octjepa.ingest.source_file import SourceFile
+from octjepa.ingest.sources import discover
 from octjepa.notes import read_notes
 from octjepa.read.one_frame import read_one_frame
 from octjepa.read.reader import read_volume
@@ -89,8 +90,8 @@ class NativeFiles:
                 reasons.append("its file has changed since ingest: the pixels are others now")
         if reasons:
             raise UsageError(reasons[0])
-        hint = "is in none of the folders given with --scans" if self._scans else "is not beside the store"
-        raise UsageError(f"its file {hint}: start the viewer with --scans FOLDER, the folder that was ingested")
+        hint = "is in none of the folders given with --scans" if self._scans else "is not next to the store"
+        raise UsageError(f"its file {hint}: give --scans FOLDER, the folder that was ingested")
 
     def _candidates(self, entry: Mapping[str, Any]) -> Iterator[SourceFile]:
         """Files that may be the entry's: by name below the folders, then by the hash of the path, then by any name."""
@@ -118,6 +119,14 @@ class NativeFiles:
         except OctjepaError:
             files = []
         return {file.key: file for file in files}, {file.name: file for file in files}
+
+
+def existing_scans(scans: Sequence[str]) -> tuple[str, ...]:
+    """`scans` as they were given. Raises UsageError: a folder of them does not exist."""
+    for folder in scans:
+        if not is_remote(folder) and not Path(folder).exists():
+            raise UsageError(f"no folder of scans at {folder}: give the one that was ingested")
+    return tuple(scans)
 
 
 def folders_near(store: Path) -> list[Path]:
