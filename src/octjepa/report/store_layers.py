@@ -91,9 +91,9 @@ def _show(shown: StoreLayers, row: Mapping[str, Any], files: NativeFiles, cache:
         if time.monotonic() >= end:
             raise OctjepaError("the time for layers was used up; the same command continues with this volume")
         retained = cache.layers(volume)
-    made = measure(volume, retained, Preparation.of_entry(row))
-    scan = SegmentedScan.of(name, volume, made, {})
+    measurement = measure(volume, retained, Preparation.of_entry(row))
+    scan = SegmentedScan.of(name, volume, measurement, {})
     title = f"{name}{', ' + scan.eye if scan.eye else ''}"
-    picture = base64.b64encode(scan_jpeg(title, volume, retained, made)).decode()
+    picture = base64.b64encode(scan_jpeg(title, volume, retained, measurement)).decode()
     shown.scans.append(scan)
     shown.pictures[name] = f"data:image/jpeg;base64,{picture}"

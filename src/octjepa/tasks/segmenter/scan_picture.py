@@ -46,7 +46,7 @@ def scan_jpeg(title: str, volume: OCTVolume, found: Segmentation | RetainedLayer
 
 
 def _scan_figure(title: str, volume: OCTVolume, found: Segmentation | RetainedLayers, made: Measurement) -> Any:
-    """A matplotlib figure: the B-scan, and the map if the scan covers an area."""
+    """The B-scan as a matplotlib drawing, with the map if the scan covers an area."""
     from matplotlib.figure import Figure
 
     # A field that is much wider than high goes below the B-scan, a square one beside it.
