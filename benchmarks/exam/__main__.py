@@ -26,7 +26,7 @@ from octjepa.store import Store
 from . import ceiling, real_tasks, training
 from .cohorts import EXAMINED, PRETRAINING, Cohort, make_cohorts, phantom_store, signature
 from .openings import close_seal, code, open_seal
-from .page import row_names, write_page, write_sealed_page
+from .page import row_names, write_page
 from .reading import Exam
 from .real_eyes import data_folder, pretraining_store, why_absent
 from .results import NO_PATCH, READINGS, SUPERVISED, Results, RowName, patch_text
@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--cohorts", action="store_true", help="only make the cohorts")
     add("--floors", action="store_true", help="only the floors, and untrained twins")
     add("--ceilings", action="store_true", help="only the supervised networks")
-    add("--page", action="store_true", help="only write the page from the results")
+    add("--page", action="store_true", help="only write the pages and plots from the stored results")
     add("--only", metavar="NAME:SEED", action="append", help="of the encoders only this one; may be given again")
     add("--without", metavar="TASK", action="append", default=[], help="leave a task for later, such as tuning")
     add("--train", metavar="NAME:SEED", help="only train one run of encoders.yaml")
@@ -110,8 +110,6 @@ def _smaller(settings: Settings, people: int) -> Settings:
 def _examine(given: argparse.Namespace, settings: Settings, results: Results, out: Path) -> None:
     if given.page:
         write_page(results, out)
-        if (out / "sealed" / "results.json").is_file():
-            write_sealed_page(_results(given, "sealed"), results, out / "sealed")
         return
     everything = not (given.cohorts or given.floors or given.ceilings or given.read)
     folder = make_cohorts(given.work, settings, EXAMINED)
@@ -172,7 +170,7 @@ def _examine_sealed(given: argparse.Namespace) -> None:
     row = RowName(plan.name, encoder.recipe.tokens.patch_size, plan.seeds[0])
     exam.read(row, encoder, "encoder", {**about, **run_about}, NOT_SEALED)
     close_seal(out)
-    write_sealed_page(results, _results(given), out)
+    write_page(_results(given), given.out)
 
 
 def _read_floors(exam: Exam, plans: Sequence[training.Plan], about: dict[str, Any], without: Sequence[str]) -> None:

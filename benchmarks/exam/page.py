@@ -1,4 +1,4 @@
-"""The page of the exam, written from the results alone: what is not there is named as missing, never guessed."""
+"""The page with all rows of the exam, written from the results alone: a value that is not there is named as missing."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from octjepa.phantom import LESIONS
 
 from .admission import add_admitted_means, questions
 from .aims import aims_lines
+from .front import write_front_page
 from .openings import described
 from .plots import plot_compute
 from .results import (
@@ -98,13 +99,18 @@ SEALED_TEMPLATE = Path(__file__).with_name("sealed.md")
 
 
 def write_page(results: Results, folder: Path) -> None:
-    """README.md and compute.svg in `folder`."""
+    """README.md and summary.svg (the front page), rows.md and compute.svg (all rows) in `folder`.
+
+    The sealed cohort is read from its folder `sealed`, if there is one.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for patch in [patch for (name, patch) in row_names(results) if name == "intensity"]:
         add_admitted_means(results, patch)
+    sealed = Results(folder / "sealed", results.samples / "sealed")
     text = TEMPLATE.read_text(encoding="utf-8").format(
         **EXAM.as_dict(), missing=MISSING, encoders=encoders_table(results),
         package=plan_in_package().name, aims=aims_table(results),
+        sealed=sealed_section(sealed, results) if sealed.entries else MISSING,
         lesion_rows=rows_table(results, LESION_FIGURES),
         other_rows=rows_table(results, OTHER_FIGURES), lesion_differences=differences(results, LESION_FIGURES),
         other_differences=differences(results, OTHER_FIGURES),
@@ -115,26 +121,28 @@ def write_page(results: Results, folder: Path) -> None:
         min_cnn=MIN_CNN, max_few=MAX_CNN_FEW,
         few_labels=_few_labels(results),
     )  # fmt: skip
-    write_atomic(folder / "README.md", lambda file: file.write(text.encode()))
+    write_atomic(folder / "rows.md", lambda file: file.write(text.encode()))
     plot_compute(results, folder / "compute.svg")
+    write_front_page(results, sealed, folder)
+    for measured in (results, sealed):
+        measured.differences.save()
 
 
-def write_sealed_page(results: Results, main: Results, folder: Path) -> None:
-    """README.md in `folder`, on the sealed cohort; `main` are the exam's results, which decide what is admitted."""
+def sealed_section(results: Results, main: Results) -> str:
+    """The part of rows.md on the sealed cohort; `main` are the exam's results, which decide what is admitted."""
     for patch in [patch for (name, patch) in row_names(results) if name == "intensity"]:
         add_admitted_means(results, patch, main)
     lesions, others = (
         [(key, heading) for key, heading in figures if key.partition("/")[0] not in NOT_SEALED]
         for figures in (LESION_FIGURES, OTHER_FIGURES)
     )
-    text = SEALED_TEMPLATE.read_text(encoding="utf-8").format(
-        **SEALED.as_dict(), openings="\n".join(f"- {one}" for one in described(folder)),
+    return SEALED_TEMPLATE.read_text(encoding="utf-8").format(
+        **SEALED.as_dict(), openings="\n".join(f"- {opening}" for opening in described(results.path.parent)),
         aims=aims_table(results, NOT_SEALED),
         lesion_rows=rows_table(results, lesions), other_rows=rows_table(results, others),
         lesion_differences=differences(results, lesions), other_differences=differences(results, others),
         details=details(results), left_out=left_out(results),
     )  # fmt: skip
-    write_atomic(folder / "README.md", lambda file: file.write(text.encode()))
 
 
 def _few_labels(results: Results) -> str:
@@ -215,7 +223,7 @@ def encoders_table(results: Results) -> str:
 
 def aims_table(results: Results, left_out: Sequence[str] = ()) -> str:
     """What the package's encoder reaches of what was aimed at, but for the tasks `left_out`."""
-    return table(["aim", "figure", ""], aims_lines(results, plan_in_package().name, left_out))
+    return table(["aim", "value", ""], aims_lines(results, plan_in_package().name, left_out))
 
 
 def _views(results: Results, name: str) -> str:
@@ -229,19 +237,19 @@ def _views(results: Results, name: str) -> str:
 
 
 def differences(results: Results, figures: Figures) -> str:
-    """Encoder less untrained twin, intensity and raw patches."""
+    """Each encoder less random initialisation, intensity and raw patches."""
     known, lines = row_names(results), []
     starts = {plan.name: first_plan(plan) for plan in read_plans()}
     for (name, patch), rows in known.items():
         trained = any(
             entry["encoder"] == name and (entry.get("views") or entry.get("trained")) for entry in results.entries
         )
-        twins_of = known.get((f"{UNTRAINED}:{name}", patch)) or (known.get((UNTRAINED, patch)) if trained else None)
-        if twins_of is None:
+        random_rows = known.get((f"{UNTRAINED}:{name}", patch)) or (known.get((UNTRAINED, patch)) if trained else None)
+        if random_rows is None:
             continue
-        twins = {one.seed: one for one in twins_of}
-        rows = [row for row in rows if row.seed in twins]
-        others = {"its untrained twin": [twins[row.seed] for row in rows]}
+        random_by_seed = {row.seed: row for row in random_rows}
+        rows = [row for row in rows if row.seed in random_by_seed]
+        others = {"random initialisation": [random_by_seed[row.seed] for row in rows]}
         for floor in ("intensity", "raw_patches"):
             if (floor, patch) in known:
                 others[floor] = known[floor, patch][:1] * len(rows)
@@ -288,4 +296,4 @@ def left_out(results: Results) -> str:
     lines = [
         [f"`{one['row']}`", f"{one['task']}/{one['metric']}/{one['labels']}", one["reason"]] for one in results.left_out
     ]
-    return table(["row", "figure", "why"], lines) if lines else "Nothing."
+    return table(["row", "value", "why"], lines) if lines else "Nothing."

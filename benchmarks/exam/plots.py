@@ -51,7 +51,7 @@ def plot_compute(results: Results, path: Path) -> None:
                 axes.axhline(value, color="0.4", ls=style, lw=1, label=floor)
         axes.set_title(heading, fontsize="medium")
         axes.set_xscale("symlog", linthresh=10_000)
-        axes.set_xlabel("views (0: untrained)")
+        axes.set_xlabel("views (0: random initialisation)")
         axes.set_xlim(-2_000, 1_000_000)
         axes.set_xticks([0, 10_000, 100_000], ["0", "10,000", "100,000"])
     labels: dict[str, Any] = {}

@@ -2,8 +2,8 @@
 
 An entry is {task, encoder, reading, labels, seed, metric, value, low, high, n, run} and what else is known of it. The
 bootstrap samples are kept in a folder outside the repository, so that a later row is compared on the same draws of
-people. Without that folder only new rows can be compared. left_out.json says what
-was not measured, and why, cohorts.json what ingest made of the cohorts.
+people. differences.json holds the differences that the pages show, for a clone without that folder. left_out.json says
+what was not measured, and why, cohorts.json what ingest made of the cohorts.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from octjepa.evaluate.results import RecipePaired
 from octjepa.files import write_atomic, write_json
 from octjepa.metrics.bootstrap import Estimate
 from octjepa.metrics.comparisons import paired_difference, recipe_difference
+
+from .stored_differences import StoredDifferences
 
 Entry = dict[str, Any]
 Signature = dict[str, dict[str, float]]  # cohort -> its volumes, and means over them of what ingest measured
@@ -110,6 +112,7 @@ class Results:
         self._left_out_path, self._cohorts = folder / "left_out.json", folder / "cohorts.json"
         self.entries: list[Entry] = []
         self.left_out: list[Entry] = []
+        self.differences = StoredDifferences.read(folder / "differences.json")
         self._read()
 
     def _read(self) -> None:
@@ -303,24 +306,56 @@ def compare(
     pairs = [
         (results.estimate(a, key), results.estimate(b, their_key or key)) for a, b in zip(ours, theirs, strict=True)
     ]
+    measured = [
+        (a, b)
+        for a, b in zip(ours, theirs, strict=True)
+        if results.value(a, key) is not None and results.value(b, their_key or key) is not None
+    ]
+    rows = ([a.key for a, _ in measured], [b.key for _, b in measured])
     known = [(a, replace(b, label_hash=a.label_hash)) for a, b in pairs if a is not None and b is not None]
     if not known:
-        return None
+        return _stored_difference(results, measured, key, their_key or key)
     if len(known) == 1:
         networks = paired_difference(*known[0])
         low, high, people = networks.low, networks.high, networks.n_people
     else:
         networks, recipe, _ = recipe_difference([a for a, _ in known], [b for _, b in known])
         low, high, people = recipe.low, recipe.high, networks.n_people
+    difference = float(np.mean([a.value - b.value for a, b in known]))
+    results.differences.remember(rows, (key, their_key or key), difference=difference, low=low, high=high)
     return RecipePaired(
         name=ours[0].name,
         metric=key,
         reference=theirs[0].name,
-        difference=float(np.mean([a.value - b.value for a, b in known])),
+        difference=difference,
         low=low,
         high=high,
         n_people=people,
         seeds=len(known),
+    )
+
+
+def _stored_difference(
+    results: Results, pairs: Sequence[tuple[RowName, RowName]], key: str, their_key: str
+) -> RecipePaired | None:
+    """The difference that an earlier run computed from the same values; None if none is stored."""
+    if not pairs:
+        return None
+    values = [results.entry(a, key)["value"] - results.entry(b, their_key)["value"] for a, b in pairs]
+    rows = ([a.key for a, _ in pairs], [b.key for _, b in pairs])
+    record = results.differences.find(rows, (key, their_key), float(np.mean(values)))
+    if record is None:
+        return None
+    ours, theirs = pairs[0]
+    return RecipePaired(
+        name=ours.name,
+        metric=key,
+        reference=theirs.name,
+        difference=record["difference"],
+        low=record["low"],
+        high=record["high"],
+        n_people=record.get("people"),
+        seeds=len(pairs),
     )
 
 

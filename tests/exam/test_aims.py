@@ -39,7 +39,7 @@ def test_an_encoder_is_compared_with_the_rows_that_cut_its_patches(patch: tuple[
     assert twin is not None
     assert twin != results.value(RowName(UNTRAINED, FINE if patch == COARSE else COARSE), KEY)
     aim, figure, verdict = aims_lines(results, "mae")[0]
-    assert aim.startswith("token AP from 30 eyes: 3 times the untrained twin")
+    assert aim.startswith("token AP from 30 eyes: 3 times random initialisation")
     assert figure == f"1.000 / {twin:.3f} = {1 / twin:.2f}"
     assert verdict == "missed"  # it is not three times as high
     assert sorted(_points(results, {"mae"}, KEY)) == [(10, twin), (10, 1.0)]
@@ -52,7 +52,7 @@ def test_a_row_that_cuts_no_patches_is_compared_with_all(tmp_path: Path) -> None
     add(results, SUPERVISED, NO_PATCH, "real_fluid", "dice")
     lines = {aim: verdict for aim, _, verdict in aims_lines(results, "mae")}
     assert lines["real fluid, Dice: above a U-Net, every seed"] == "met"
-    assert lines["real fluid, Dice: above the twin, every seed"] == "missing"
+    assert lines["real fluid, Dice: above random initialisation, every seed"] == "missing"
 
 
 def test_the_twin_is_compared_by_its_better_pooling_too(tmp_path: Path) -> None:
@@ -66,6 +66,6 @@ def test_the_twin_is_compared_by_its_better_pooling_too(tmp_path: Path) -> None:
     assert twin is not None
     assert better is not None
     assert twin < better
-    figures = {aim: figure for aim, figure, _ in aims_lines(results, "mae") if "twin" in aim and "+" in figure}
+    figures = {aim: figure for aim, figure, _ in aims_lines(results, "mae") if "random initialisation" in aim and "+" in figure}
     assert [figure[:6] for figure in figures.values()] == [f"{1 - twin:+.3f}", f"{1 - better:+.3f}"]
     assert "zones_centered" in list(figures)[1]

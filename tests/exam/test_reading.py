@@ -182,7 +182,7 @@ def test_tiny_cohorts_are_read_once_and_every_figure_is_there_or_left_out(
             monkeypatch.setattr(module, task, fail)
     read(again)
     page.write_page(again, out)
-    text = (out / "README.md").read_text(encoding="utf-8")
+    text = (out / "rows.md").read_text(encoding="utf-8")
     assert "there are 5 training and 1 test eyes; 30 are to be labelled" in text
 
     seen = encoder(trained_on=(uid_key(str(Cohort.open(folder, "second_visit").entries[3]["sop_instance_uid"])),))

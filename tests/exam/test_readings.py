@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmarks.exam import __main__ as exam
-from benchmarks.exam import openings, page, training
+from benchmarks.exam import front, openings, page, training
 from benchmarks.exam.admission import CNN, add_admitted_means, questions
 from benchmarks.exam.lesion_tasks import auroc, difference
 from benchmarks.exam.measurement_tasks import macro
@@ -18,6 +18,8 @@ from benchmarks.exam.openings import close_seal, described, open_seal
 from benchmarks.exam.readings import Projection, choose_strength, draw_labelled, logistic_scores, ridge_values
 from benchmarks.exam.results import READINGS, Finding, LeftOut, Results, RowName, compare
 from benchmarks.exam.settings import RESULTS
+from benchmarks.exam.stored_differences import StoredDifferences
+from benchmarks.exam.training import plan_in_package
 
 from octjepa.errors import UsageError
 from octjepa.metrics.bootstrap import Draws
@@ -122,8 +124,8 @@ def test_a_row_better_than_its_twin_has_an_interval_above_zero(tmp_path: Path) -
     other = replace(finding(TRUTH.astype(float), draws), task="decoys")
     again.add(RowName("mae", PATCH, 1), "decoys", [other], {"run": "x"})  # which seed 0 has not been read for
     page.write_page(again, tmp_path / "out")
-    text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "`mae` less its untrained twin" in text
+    text = (tmp_path / "out" / "rows.md").read_text(encoding="utf-8")
+    assert "`mae` less random initialisation" in text
     assert "`mae` less intensity" in text
     assert page.MISSING in text
     assert "<svg" in (tmp_path / "out" / "compute.svg").read_text(encoding="utf-8")
@@ -360,12 +362,46 @@ def test_the_mean_over_admitted_questions_leaves_the_others_out(tmp_path: Path) 
     sealed.add(floor, "eye_lesion", figures(30, noise, noise), {})
     sealed.add(encoder, "eye_lesion", figures(30, noise, signal), {"run": "mae-1", "views": 64})
     open_seal(tmp_path / "sealed", again=False, **ENCODER)
-    page.write_sealed_page(sealed, again, tmp_path / "sealed")
+    text = page.sealed_section(sealed, again)
     value = sealed.value(encoder, "eye_lesion/auroc_admitted/30")
     assert value == pytest.approx(sealed.value(encoder, f"eye_lesion/auroc_{LESIONS[1]}/30"), abs=1e-5)
-    text = (tmp_path / "sealed" / "README.md").read_text(encoding="utf-8")
     assert "interrupted" in text
-    assert "real fluid" not in text.partition("## Rows")[2]
+    assert "real fluid" not in text
+
+
+def test_without_samples_the_published_pages_are_redrawn_to_the_byte(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "sealed"):
+        folder.mkdir(exist_ok=True)
+        for name in ("results.json", "left_out.json", "differences.json", "openings.json"):
+            source = RESULTS / folder.relative_to(tmp_path) / name
+            if source.is_file():
+                (folder / name).write_bytes(source.read_bytes())
+    page.write_page(Results(tmp_path, tmp_path / "no samples"), tmp_path)
+    for name in ("README.md", "rows.md", "summary.svg", "compute.svg", "differences.json"):
+        assert (tmp_path / name).read_bytes() == (RESULTS / name).read_bytes(), f"{name}: run make exam ARGS='--page'"
+
+
+def test_a_stored_difference_is_not_used_for_other_values(tmp_path: Path) -> None:
+    stored = StoredDifferences.read(tmp_path / "differences.json")
+    rows, keys = (["a"], ["b"]), ("eye_lesion/auroc/30", "eye_lesion/auroc/30")
+    stored.remember(rows, keys, difference=0.100, low=0.05, high=0.15)
+    stored.save()
+    again = StoredDifferences.read(tmp_path / "differences.json")
+    found = again.find(rows, keys, 0.1004)
+    assert found is not None
+    assert (found["low"], found["high"]) == (0.05, 0.15)
+    assert again.find(rows, keys, 0.104) is None  # a value was measured again
+    assert again.find((["a"], ["c"]), keys, 0.1) is None
+
+
+def test_the_front_page_says_which_baselines_the_encoder_beats(tmp_path: Path) -> None:
+    draws, rng = Draws(PEOPLE.tolist(), 300, 0), np.random.default_rng(0)
+    results, name = Results(tmp_path), plan_in_package().name
+    for row, effect in ((name, 3.0), ("intensity", 3.0), ("untrained", 0.3)):
+        scores = rng.normal(size=120) + effect * TRUTH
+        results.add(RowName(row, PATCH), "eye_lesion", [finding(scores, draws)], {"run": "x"})
+    assert front.answer(results, front.QUESTIONS[1]) == "better than random initialisation only"
+    assert front.answer(results, front.QUESTIONS[0]) == "not compared"
 
 
 def test_the_published_results_are_of_the_contract() -> None:
