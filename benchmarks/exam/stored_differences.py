@@ -35,7 +35,7 @@ class StoredDifferences:
     def find(
         self, rows: tuple[Sequence[str], Sequence[str]], keys: tuple[str, str], difference: float
     ) -> dict[str, Any] | None:
-        """The record of two lists of rows, whose values differ by `difference`; None if there is none of these values."""
+        """The record of two lists of rows whose values differ by `difference`; None if no record has it."""
         record = self.records.get(_name(*rows, *keys))
         rounding = ROUNDING_UM if "error_um" in keys[0] else ROUNDING
         return record if record is not None and abs(record["difference"] - difference) < rounding else None

@@ -66,6 +66,8 @@ def test_the_twin_is_compared_by_its_better_pooling_too(tmp_path: Path) -> None:
     assert twin is not None
     assert better is not None
     assert twin < better
-    figures = {aim: figure for aim, figure, _ in aims_lines(results, "mae") if "random initialisation" in aim and "+" in figure}
+    figures = {
+        aim: figure for aim, figure, _ in aims_lines(results, "mae") if "random initialisation" in aim and "+" in figure
+    }
     assert [figure[:6] for figure in figures.values()] == [f"{1 - twin:+.3f}", f"{1 - better:+.3f}"]
     assert "zones_centered" in list(figures)[1]
