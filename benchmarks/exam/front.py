@@ -1,7 +1,8 @@
 """The first page of the exam: four questions, one plot, one table. It is written from the results alone.
 
 In go the results of the exam and of the sealed exam, out come `README.md` and `summary.svg`. All rows are on the other
-page (`page.py`). Questions that the sealed cohort answers are answered there, because no choice was made with its people.
+page (`page.py`). Questions that the sealed cohort answers are answered with it, because no choice was made with its
+people.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ COLORS = {INTENSITY: "0.55", UNTRAINED: "#c8a24a", "encoder": "#3458a8"}
 
 @dataclass(frozen=True)
 class Question:
-    """A row of the table: `number` is the question it belongs to; `key` its metric, from the sealed cohort if `sealed`."""
+    """A row of the table. number: the question it belongs to. key: its metric, in the sealed cohort if `sealed`."""
 
     number: int
     text: str
