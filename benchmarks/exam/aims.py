@@ -53,7 +53,10 @@ AIMS = (
         for labels in ("10", "30", "100", "all")
     ),
     Aim("admitted decoys, 100 people: 0.80", "decoys/auroc_admitted/100", None, "alone", 0.80),
-    Aim("surfaces from 30 eyes: 0.7 of the error of random initialisation", "surfaces/error_um/30", UNTRAINED, "ratio", 0.7, less=True),
+    Aim(
+        "surfaces from 30 eyes: 0.7 of the error of random initialisation",
+        "surfaces/error_um/30", UNTRAINED, "ratio", 0.7, less=True,
+    ),
     Aim("the same eye, top-1: 3 times random initialisation's", "same_eye/top_1/0", UNTRAINED, "ratio", 3),
     *(
         Aim(
@@ -74,7 +77,9 @@ AIMS = (
             "every", 0, their_key=None if other != SUPERVISED else f"real_fluid/{metric}/1",
         )
         for metric, name in (("ap", "AP"), ("dice", "Dice"))
-        for other, label in ((UNTRAINED, "random initialisation"), ("intensity", "the same without tokens"), (SUPERVISED, "a U-Net"))
+        for other, label in (
+            (UNTRAINED, "random initialisation"), ("intensity", "the same without tokens"), (SUPERVISED, "a U-Net")
+        )
     ),
     *(
         Aim(f"real surfaces: below {label}, every seed", "real_surfaces/error_um/1", other, "every", 0, less=True)
