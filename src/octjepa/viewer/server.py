@@ -64,6 +64,7 @@ _SCRIPTS = (
     "native_sectors",
     "live",
     "cases",
+    "csv",
     "parts",
 )
 _PAGE = {

@@ -1,4 +1,5 @@
 // The table of thickness in the ETDRS sectors: on the page, to copy, and as a CSV file.
+import { tableText } from "/csv.js";
 import { make, plain } from "/parts.js";
 
 const QUARTERS = ["superior", "nasal", "inferior", "temporal"];
@@ -39,10 +40,10 @@ export function sectorTable(row, found, verticalKnown) {
   const buttons = make("p", undefined, "tools");
   buttons.append(
     act("Copy table", async (button) => {
-      await navigator.clipboard.writeText(sectorsCsv(row, found).replaceAll(",", "\t"));
+      await navigator.clipboard.writeText(tableText(sectorRows(row, found), "\t"));
       button.textContent = "Copied";
     }),
-    act("Save as CSV", async () => save(`${row.file.split("/").pop().replace(/\.[^.]*$/, "")}_etdrs.csv`, sectorsCsv(row, found))),
+    act("Save as CSV", async () => save(`${row.file.split("/").pop().replace(/\.[^.]*$/, "")}_etdrs.csv`, tableText(sectorRows(row, found), ","))),
   );
   box.append(buttons);
   return box;
@@ -69,14 +70,13 @@ function notesOf(found) {
   return list;
 }
 
-// A line for each sector. No value can be taken for a formula by a spreadsheet.
-export function sectorsCsv(row, found) {
-  const lines = ["volume_id,eye,layer,sector,thickness_um,share_measured,centre_slice,centre_column,centre_from"];
+// The header and a row for each sector.
+export function sectorRows(row, found) {
   const [slice, column] = found.centre.map((value) => (value + 1).toFixed(1));
-  for (const [name, value] of Object.entries(found.sectors)) {
-    lines.push([row.id, row.eye, found.layer, name, value ?? "", found.measured[name], slice, column, found.centre_from].join(","));
-  }
-  return `${lines.join("\n")}\n`;
+  return [
+    ["volume_id", "eye", "layer", "sector", "thickness_um", "share_measured", "centre_slice", "centre_column", "centre_from"],
+    ...Object.entries(found.sectors).map(([name, value]) => [row.id, row.eye, found.layer, name, value, found.measured[name], slice, column, found.centre_from]),
+  ];
 }
 
 async function save(name, text) {
