@@ -122,7 +122,7 @@ def test_a_key_that_the_rest_makes_necessary_is_requested(
         ("train.seed.x=1", "train.seed: Input should be a valid integer"),
         ("name=no/such", "name: String should match pattern"),
         ("preprocessing.margin=[0, -1, 0]", "margin must not be negative"),
-        ("preprocessing.image_size=[16, 128, 130]", "image_size 130 is no multiple of patch_size 16 along W"),
+        ("preprocessing.image_size=[16, 128, 130]", "image_size 130 is not a multiple of patch_size 16 along W"),
         ("preprocessing.clip_percentiles=[99, 1]", "clip_percentiles must rise"),
         ("tokens.budget=100000", "tokens.budget 100000 is more than the grid's 256 tokens"),
         ("masks.ratio=0.999", "masks leave 0 context"),

@@ -117,4 +117,4 @@ def test_an_index_whose_volumes_lie_elsewhere_is_damaged(tmp_path: Path) -> None
     rows = [index_entry(0, split="train") | {"volume_id": "../../precious"}]
     (tmp_path / "precious").mkdir()
     outcome = call("inspect", store_of(tmp_path / "store", rows).path, "--verify")
-    assert (outcome.code, "is no volume id" in outcome.err) == (1, True)
+    assert (outcome.code, "is not a volume id" in outcome.err) == (1, True)

@@ -41,7 +41,7 @@ def parse_yaml(text: str, where: str) -> Any:
 class RecipeKind(Generic[Model]):
     """A kind of recipe: the model that validates it, the folder of the package's own, and the noun for messages.
 
-    `example` is an override that it accepts; `alternative` a hint for messages where there is no such recipe.
+    `example` is an override that it accepts; `alternative` a hint for messages if there is no such recipe.
     """
 
     model: type[Model]
@@ -89,7 +89,7 @@ class RecipeKind(Generic[Model]):
         return data
 
     def path_of(self, name_or_path: str | Path) -> Path:
-        """The file of a recipe. Raises RecipeError where there is none."""
+        """The file of a recipe. Raises RecipeError if there is none."""
         path = Path(name_or_path)
         if path.suffix not in _SUFFIXES:
             path = self.folder / f"{name_or_path}.yaml"
@@ -229,7 +229,7 @@ def with_earlier_defaults(stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_run_recipe(path: Path) -> Recipe:
-    """`stored_recipe` of a run's recipe.yaml, which holds every key. Raises RecipeError, also where it extends another.
+    """`stored_recipe` of a run's recipe.yaml, which holds every key. Raises RecipeError, also if it extends another.
 
     A run may come from a stranger, and another recipe may be any file of this machine.
     """

@@ -45,7 +45,7 @@ def _write_error(error: OSError, path: Path) -> OctjepaError:
 def open_temporary(path: Path) -> IO[bytes]:
     """The file `path`, empty and for this process alone until it is closed; what a killed process left is replaced.
 
-    It follows no link: whatever is there and is no plain file with one name is removed. Of two processes that
+    It follows no link: whatever is there and is not a plain file with one name is removed. Of two processes that
     write the same file the second waits for the first. Raises OSError.
     """
     while True:
@@ -68,7 +68,7 @@ def open_temporary(path: Path) -> IO[bytes]:
 
 
 def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Calls `write(file)` on a temporary file beside `path`, flushes it to disk, renames it. Raises OctjepaError."""
+    """Calls `write(file)` on a temporary file next to `path`, flushes it to disk, renames it. Raises OctjepaError."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         try:
@@ -223,7 +223,7 @@ class Journal:
     def truncate(self, update: int, *added: Mapping[str, Any]) -> None:
         """Removes the entries whose `update` is above `update` and adds `added`, in one atomic write.
 
-        Creates the file where there is none. Raises OctjepaError (a damaged line, disk full).
+        Creates the file if there is none. Raises OctjepaError (a damaged line, disk full).
         """
         lines = read_json_lines(self.path) if self.path.exists() else []
         entries = [*(entry for entry in lines if entry["update"] <= update), *added]

@@ -130,7 +130,7 @@ def _run(path: Path) -> dict[str, object]:
 
 
 def _task_folder(path: Path) -> dict[str, object] | None:
-    """Of a folder that a supervised task wrote; None where none did."""
+    """Of a folder that a supervised task wrote; None if none did."""
     from octjepa.tasks import find_task
 
     task = find_task(path)

@@ -35,7 +35,7 @@ PARQUET_FREE_BYTES = 128 << 20  # memory that a Parquet file of any size may tak
 PARQUET_EXPANSION = 40  # and times its size in addition; the index of a real store takes 5 to 10 times its size
 SAFETENSORS_HEADER_BYTES = 16 << 20  # of 4,000 tensors: 0.5 MB
 _INTEGER_DIGITS = 40
-_STRUCTURE = re.compile(r'"(?:[^"\\]|\\(?:.|\Z))*(?:"|\Z)|[\[\]{}]', re.DOTALL)  # matches an unfinished string, too
+_STRUCTURE = re.compile(r'"(?:[^"\\]|\\(?:.|\Z))*(?:"|\Z)|[\[\]{}]', re.DOTALL)  # matches an unfinished string as well
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -280,7 +280,7 @@ def _check_declared(metadata: Any, wanted: Sequence[str], budget: int) -> list[s
 
 
 def _without_dictionaries(table: pa.Table, budget: int) -> pa.Table:
-    """The table with plain texts. Raises Malformed where they would exceed `budget` bytes, or are in nested lists."""
+    """The table with plain texts. Raises Malformed if they would exceed `budget` bytes, or are in nested lists."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

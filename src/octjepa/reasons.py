@@ -29,13 +29,13 @@ REASONS: dict[str, Reason] = {
         "neither DICOM nor another format that octjepa reads", "see docs/formats.md; export it as one of those"
     ),
     "not_dicom": Reason("named as DICOM, but the content is something else", "download it again: often an HTML page"),
-    "broken_header": Reason("a header, or the JSON beside a scan, that cannot be parsed", "copy or export it again"),
+    "broken_header": Reason("a header, or the JSON next to a scan, that cannot be parsed", "copy or export it again"),
     "not_structural_oct": Reason(
         "an image of another kind (photograph, en face, flow, height map, segmentation)", "nothing to do", lost=False
     ),
     "not_retina": Reason(
         "by its header, shape or layers something else than a human retina",
-        "none; correct the header where it is a human retina",
+        "none; correct the header if it is a human retina",
         lost=False,
     ),
     "no_pixel_data": Reason("a header without pixel data", "export the images together with the header"),
@@ -56,10 +56,10 @@ REASONS: dict[str, Reason] = {
     "no_decoder": Reason(
         "no installed library reads this transfer syntax or format", "install octjepa with the extra that is named"
     ),
-    "unsupported_pixels": Reason("values that are no greyscale scan", "export the scan itself, as intensities"),
+    "unsupported_pixels": Reason("values that are not greyscale scan", "export the scan itself, as intensities"),
     "axes_ambiguous": Reason(
         "neither spacing nor content tells which axis is slice, depth and column",
-        'state the order in a JSON file beside it ("axes": "slice,depth,column"), or give its spacing',
+        'state the order in a JSON file next to it ("axes": "slice,depth,column"), or give its spacing',
     ),
     "too_few_frames": Reason(
         "fewer than four B-scans: no volume",
@@ -71,7 +71,7 @@ REASONS: dict[str, Reason] = {
         "name the folder that holds all its files, four at least, or export the scan as one multi-frame file",
     ),
     "images_beside_scan": Reason(
-        "numbered images beside a scan of another format; they are not read",
+        "numbered images next to a scan of another format; they are not read",
         "none if they are pictures of that scan; a scan of their own needs a folder of its own",
         lost=False,
     ),

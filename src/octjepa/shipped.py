@@ -1,4 +1,6 @@
-"""What comes with the package beside its code: encoders by name, and the files of the repository that a wheel holds."""
+"""What comes with the package in addition to its code: encoders by name, and the files of the repository that a wheel
+holds.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def table_cell(value: object) -> str:
 
 
 def plain_cell(text: str) -> str:
-    """The text that `table_cell` was given, but for carriage returns."""
+    """The text that `table_cell` was given, except for carriage returns."""
     return text[1:] if _GUARDED.match(text) else text
 
 

@@ -35,7 +35,7 @@ class OCTVolume:
     names the axes whose spacing may be wrong. A spacing is never a default: a reader that cannot know it raises
     `VolumeRejected`.
 
-    `visit` is a pseudonym of the session, equal within it; `labels` came in the same file; `personal` names (never
+    `visit` is a pseudonym of the session, equal within it. `labels` came in the same file. `personal` names (never
     quotes) the fields of personal data that the source holds.
 
     `content_hash` is the SHA-256 of the decoded pixels and their shape, so that one scan stored in two transfer

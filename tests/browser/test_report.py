@@ -1,4 +1,4 @@
-"""The report on a phone and on paper: nothing is wider than the page, and paper is white in a dark browser, too."""
+"""The report on a phone and on paper: nothing is wider than the page, and paper is white in a dark browser as well."""
 
 from __future__ import annotations
 

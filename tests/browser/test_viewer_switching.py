@@ -218,7 +218,9 @@ def test_side_by_side_shows_its_own_eye_and_goes_with_the_first(page: Page, gate
     settled(page)
     click(page, first)
     settled(page)
-    gate.holds = lambda path: path == f"/volumes/{second}"  # asked for beside the first eye, answered beside the third
+    gate.holds = lambda path: (
+        path == f"/volumes/{second}"
+    )  # asked for next to the first eye, answered next to the third
     page.choose("#compare", second)
     time.sleep(0.3)
     click(page, third)

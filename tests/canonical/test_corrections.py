@@ -136,4 +136,4 @@ def test_a_store_of_an_older_canonicalisation_says_so(tiny: Path, tmp_path: Path
         (path / "store.json").write_text(json.dumps(older))
         with pytest.raises(ContractError, match=f"made by canonicalisation {number}, .*new --store"):
             build_store([tiny], path, PREPROCESSING)
-        assert len(Store.open(path).table) == 10  # reading it goes on
+        assert len(Store.open(path).table) == 10  # reading it continues

@@ -1,4 +1,6 @@
-"""Copies of a scan are near-duplicates; repeats, fellow eyes and other people are not; finding them is no all-pairs."""
+"""Copies of a scan are near-duplicates; repeats, fellow eyes and other people are not; finding them is not an
+all-pairs.
+"""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_bruch_below_the_last_row_is_clipped() -> None:
     assert float(result["quality"]) < 0.85 * float(whole["quality"])
 
 
-# Smooth brightness is no retina
+# Smooth brightness is not a retina
 
 
 def _no_retina() -> dict[str, np.ndarray]:

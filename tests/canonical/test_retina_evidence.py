@@ -1,4 +1,4 @@
-"""What is no retina is refused for that reason; sparse, oedematous and other diseased retinas are not."""
+"""What is not a retina is refused for that reason; sparse, oedematous and other diseased retinas are not."""
 
 from __future__ import annotations
 

@@ -24,7 +24,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:Re
 def recipe_for(location: str, updates: int = 6):
     train = {"max_updates": updates, "global_batch": 4, "base_lr": 1e-3, "precision": "fp32"}
     checkpoint = {"dir": location, "every_updates": 2, "keep_last": 2}
-    return small_recipe(train=train, checkpoint=checkpoint, monitor={"every_updates": None})  # else the best stays, too
+    return small_recipe(
+        train=train, checkpoint=checkpoint, monitor={"every_updates": None}
+    )  # else the best stays as well
 
 
 def names(location: str) -> list[str]:
@@ -47,7 +49,7 @@ def test_a_run_saves_prunes_and_resumes_in_a_bucket(bucket: Bucket, tmp_path: Pa
     straight = {name: folder.read_tensors(join(location, "step-00000006"), name) for name in
                 ("model.safetensors", "optimiser.safetensors")}  # fmt: skip
 
-    # the last two updates are lost, and a torn upload lies there; the run goes on and comes to the same weights
+    # the last two updates are lost, and a torn upload lies there; the run continues and comes to the same weights
     remove(join(location, "step-00000006/manifest.json"))
     (tmp_path / "whole" / "summary.json").unlink()
     bucket.proxy.faults += [Fault("truncate", "GET", "model.safetensors")]

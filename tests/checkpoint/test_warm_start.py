@@ -149,7 +149,7 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         recipe = small_recipe(**settings)
         with pytest.raises(UsageError, match=message):
             start_weights(VJEPA3D.from_recipe(recipe), recipe)
-    with pytest.raises(RecipeError, match=r"objective\.ema_horizon is unused beside objective\.teacher"):
+    with pytest.raises(RecipeError, match=r"objective\.ema_horizon is unused with objective\.teacher"):
         small_recipe(objective={**teacher, "ema_horizon": 0.01})
     with pytest.raises(RecipeError, match="the student is exported"):
         small_recipe(objective=teacher, checkpoint={"export": "target"})

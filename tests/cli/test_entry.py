@@ -65,7 +65,7 @@ def test_every_verb_prints_json_where_requested() -> None:
 
 
 def test_the_line_of_every_verb_in_help_is_a_whole_sentence() -> None:
-    """Rich cuts what does not fit 80 columns; a verb's first sentence must, beside the longest name."""
+    """Rich cuts what does not fit 80 columns; a verb's first sentence must, next to the longest name."""
     from command_line import call
 
     _, _, commands = call("--help").out.partition("Start with:")

@@ -1,4 +1,4 @@
-"""Stopped half-way by a signal or a full disk: the right exit code, nothing half-written, and a way to go on."""
+"""Stopped half-way by a signal or a full disk: the right exit code, nothing half-written, and a way to continue."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def stopped_run(line: Any, run: Path, number: signal.Signals, code: int) -> list
     assert result.code == code, result.err
     assert result.out == ""
     assert "Traceback" not in result.err
-    assert "Go on with --resume" in result.err
+    assert "Continue with --resume" in result.err
     assert unfinished(run) == []
     (checkpoint,) = (run / "checkpoints").iterdir()
     assert f"stopped after update {int(checkpoint.name.removeprefix('step-'))} of 20" in result.err
@@ -139,7 +139,7 @@ def test_a_disk_that_fills_before_the_embeddings_are_written(line: Any, small_di
     assert result.code == 1
     assert "the disk is full" in result.err
     assert str(disk) in result.err
-    assert not out.exists()  # parts that are whole may stay: the same command goes on from them
+    assert not out.exists()  # parts that are whole may stay: the same command continues from them
 
 
 def test_a_store_that_may_only_be_read(line: Any, small_disk: Callable[[str], Path]) -> None:

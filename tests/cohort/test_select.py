@@ -204,5 +204,5 @@ def test_filters_and_balance_take_any_device_and_a_wrong_name_lists_those_of_the
     )
     with pytest.raises(UsageError, match=wrong):
         select(store, DataRecipe(devices=("optovue_avanty", "acme_x_1")), "")
-    with pytest.raises(ValidationError, match="is no device"):
+    with pytest.raises(ValidationError, match="is not a device"):
         DataRecipe(devices=("Optovue Avanti",))

@@ -117,7 +117,7 @@ def test_labels_are_assigned_as_classes_or_by_quarters(tmp_path: Path) -> None:
     assert "label unknown" in strata_of(store, eyes)["1002"]
     with pytest.raises(UsageError, match="none of the 1 labelled people is in the store"):
         strata_of(store, {("9999", ""): "1"})
-    with pytest.raises(UsageError, match="40 values that are no numbers"):
+    with pytest.raises(UsageError, match="40 values that are not numbers"):
         strata_of(store, {whose: f"id-{value}" for whose, value in ages.items()})
 
 

@@ -1,4 +1,4 @@
-"""The embedding table of a store: every eye once, keyed, the same whoever computes it, beside what knows nothing."""
+"""The embedding table of a store: every eye once, keyed, the same whoever computes it, next to what knows nothing."""
 
 from __future__ import annotations
 

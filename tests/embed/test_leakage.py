@@ -20,7 +20,7 @@ from synthetic import small_recipe
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
-    """A run folder whose weights saw the training volumes of the store beside it: volumes 0 to 5."""
+    """A run folder whose weights saw the training volumes of the store next to it: volumes 0 to 5."""
     rows = [index_entry(number, split="train" if number < 6 else "test") for number in range(10)]
     store_of(tmp_path / "store", rows)
     recipe = small_recipe()

@@ -106,7 +106,7 @@ def test_unknown_visit_order_and_quality_are_errors(tmp_path: Path) -> None:
     (tmp_path / "order.tsv").write_text("visit;order\nv1;0,5\n")
     assert read_visit_order(tmp_path / "order.tsv") == {"v1": 0.5}
     for text, message in (
-        ("visit\tdate\nv1\tlate\n", "is no order of visits"),
+        ("visit\tdate\nv1\tlate\n", "is not an order of visits"),
         ("visit\torder\nv1\t0\nv2\t\n", "an order that is neither number nor date"),
         ("visit\torder\nv1\t0\nv2\t1\nv1\t2\n", "a visit more than once"),
     ):

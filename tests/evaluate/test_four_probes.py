@@ -1,4 +1,6 @@
-"""All four probes beside all baselines on a small cohort: a planted effect is recovered, shuffled labels are chance."""
+"""All four probes next to all baselines on a small cohort: a planted effect is recovered, shuffled labels are
+chance.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_codes_and_none_count_among_numbers_alone(tmp_path: Path) -> None:
     path = tmp_path / "t.tsv"
     assert values(table(path, ["1", "2", "-999", "None"])) == ["1", "2"]
     assert values(table(path, ["none", "mild", "severe"])) == ["none", "mild", "severe"]
-    assert values(table(path, ["-999", "-5", "3.5"])) == ["-999", "-5", "3.5"]  # a refraction is negative, too
+    assert values(table(path, ["-999", "-5", "3.5"])) == ["-999", "-5", "3.5"]  # a refraction is negative as well
 
 
 def test_a_text_among_the_numbers_of_a_quantity_is_named(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_the_draw_is_nested_balanced_and_the_same_for_a_seed() -> None:
     assert len(order) == len(set(order)) == 40
     sick = {f"p{number:03d}" for number in range(10)}
     assert len(sick & set(order[:10])) == 5
-    assert sick - {"p004", "p009"} == sick & set(order)  # all who are sick, but for those of val
+    assert sick - {"p004", "p009"} == sick & set(order)  # all who are sick, except for those of val
     assert order == people_order(target, person_ids, 0)
     assert order != people_order(target, person_ids, 1)
     few, more = (limit_target(target, person_ids, count, 0) for count in (10, 30))
@@ -58,7 +58,7 @@ def test_too_few_people_or_positives_are_refused_with_the_numbers() -> None:
 
 @pytest.mark.parametrize("text", ["", "ten", "10;30", "10,-3", "3", "10,,30", "1e2"])
 def test_bad_counts_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is no list of numbers of people"):
+    with pytest.raises(UsageError, match="is not a list of numbers of people"):
         parse_counts(text)
 
 

@@ -228,11 +228,11 @@ def test_texts_beside_numbers_become_classes_and_that_is_reported(
     labels.loc[labels.index[::5], "lesion0"] = "ungraded"
     target = join_labels(read(labels), frame, "lesion0")
     assert (target.task, target.classes) == ("multiclass", ("0", "1", "ungraded"))
-    assert "lesion0: 'ungraded' beside numbers count as classes; leave such cells empty" in "\n".join(target.notes)
+    assert "lesion0: 'ungraded' next to numbers count as classes; leave such cells empty" in "\n".join(target.notes)
     labels["lesion0"] = labels["lesion0"].map(
         {"0": "no", "1": "yes", "ungraded": "?"}
-    )  # names alone: no number to stand beside
-    assert not [note for note in join_labels(read(labels), frame, "lesion0").notes if "beside numbers" in note]
+    )  # names alone: no number to stand next to
+    assert not [note for note in join_labels(read(labels), frame, "lesion0").notes if "next to numbers" in note]
 
 
 def test_label_hash_changes_with_one_label_of_the_test_split(cohort: Cohort, read: Callable[..., LabelTable]) -> None:

@@ -34,7 +34,7 @@ def test_bands_hold_their_lower_edge() -> None:
     ]
     assert sex.group_of("female") == "female"
     assert parse_subgroups(None) == ()
-    with pytest.raises(UsageError, match="'old' is no number"):
+    with pytest.raises(UsageError, match="'old' is not a number"):
         age.group_of("old")
 
 

@@ -64,7 +64,7 @@ def test_a_row_that_names_a_visit_labels_the_volumes_of_that_visit(tmp_path: Pat
     table, state = cohort(6)
     frame = table.frame
     rows = visit_rows(table, state)
-    rows[1][2] = frame["visit"][1]  # the pseudonym of the store works, too
+    rows[1][2] = frame["visit"][1]  # the pseudonym of the store works as well
     rows[3][2] = ""  # holds for every visit of p1 without a row of its own
     rows.append(["p5", "OD", "1999-01-01", 7])
     labels = read_labels(write_tsv(tmp_path / "labels.tsv", ["person_id", "eye", "visit", "va"], rows), ["va"])

@@ -25,7 +25,7 @@ SMALL = (2, 128, 16)
 
 
 def cohort_with_cyst(reversed_frames: bool) -> Any:
-    """One eye as native as it is stored, but for a shift of 3 along depth; a cyst in frames 4 to 7 of the truth."""
+    """One eye as native as it is stored, except for a shift of 3 along depth; a cyst in frames 4 to 7 of the truth."""
     size = FINE.stored_size
     shifts = np.full((size[0], size[2]), 3, np.int16)
     frame_mm = (np.arange(size[0]) - (size[0] - 1) / 2) * FINE.target_spacing_mm[0]

@@ -76,7 +76,7 @@ def test_the_bands_are_as_dark_as_the_cysts_and_elsewhere(pairs: dict[Decoy, lis
     for decoy, lesion in pairs["cyst_or_thinning"]:
         change = decoy.pixels.astype(int) - lesion.pixels
         assert abs(change.sum()) < 0.2 * np.abs(change).sum()
-        # Bands are where there was no cyst, too: they are no copy of them.
+        # Bands are where there was no cyst as well: they are not copy of them.
         cysts = lesion.truth.masks["intraretinal_fluid"]
         assert (change[~cysts] < -25).sum() > 0.2 * cysts.sum()
 

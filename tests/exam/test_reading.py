@@ -142,7 +142,7 @@ def keys_of(row: RowName) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # 40 CPU-seconds, on a machine that does other work beside it
+@pytest.mark.timeout(1200)  # 40 CPU-seconds, on a machine that does other work next to it
 def test_tiny_cohorts_are_read_once_and_every_figure_is_there_or_left_out(
     tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,7 +72,7 @@ def test_a_step_that_is_done_is_not_repeated_and_one_that_fails_costs_no_other(t
         raise ValueError("no such kernel\nat all")
 
     def long(campaign: Campaign) -> dict:
-        raise Unfinished("goes on in the next call")
+        raise Unfinished("continues in the next call")
 
     campaign = Campaign(SMALLEST, tmp_path / "work", tmp_path / "out", 60)
     for name, run in (("good", good), ("bad", bad), ("long", long)):
@@ -221,7 +221,7 @@ def test_wheels_are_followed_to_what_they_need_and_what_is_there_is_left_out(tmp
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2400)  # some 6 minutes beside other tests
+@pytest.mark.timeout(2400)  # some 6 minutes next to other tests
 def test_every_step_runs_in_the_rehearsal_and_is_not_repeated(tmp_path: Path, root: Path) -> None:
     script = [
         str(root / "scripts" / "gpu" / "campaign"),

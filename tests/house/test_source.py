@@ -94,7 +94,7 @@ def test_no_pickle_is_ever_loaded() -> None:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 modules = {alias.name for alias in node.names} | {getattr(node, "module", None)}
                 if modules == {"pickle", "UnpicklingError"}:
-                    continue  # what torch.load raises of a file that is no plain checkpoint
+                    continue  # what torch.load raises of a file that is not a plain checkpoint
                 if modules & {"pickle", "cPickle", "dill", "cloudpickle", "joblib"}:
                     refused.append(f"{name_of(path)}:{node.lineno}")
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {"torch.load", "np.load"}:

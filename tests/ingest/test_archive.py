@@ -1,4 +1,4 @@
-"""ZIP archives to trees: placement, going on after a stop, and everything a hostile or damaged archive can hold."""
+"""ZIP archives to trees: placement, continuing after a stop, and everything a hostile or damaged archive can hold."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_stop_leaves_whole_files_and_the_rest_follows(tmp_path: Path, monkeypa
         patch.setattr(os, "replace", stopping)
         with pytest.raises(KeyboardInterrupt):
             expand(source, tmp_path / "out")
-    assert len(files(tmp_path / "out")) == 2  # and no half one beside
+    assert len(files(tmp_path / "out")) == 2  # and no half one next to
     summary = expand(source, tmp_path / "out")
     assert (summary["written"], summary["skipped"]) == (3, 2)
 

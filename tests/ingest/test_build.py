@@ -250,7 +250,7 @@ def test_wrong_stores_and_sources_are_reported_apart(
 
     with pytest.raises(UsageError, match="no store at"):
         Store.open(tmp_path / "absent")
-    with pytest.raises(UsageError, match="is no store"):
+    with pytest.raises(UsageError, match="is not a store"):
         Store.open(tmp_path)
     with pytest.raises(ContractError, match=r"preprocessing.flatten: store quadratic, expected plane"):
         build_store([phantom_cohort], built[0], PREPROCESSING.model_copy(update={"flatten": "plane"}))
@@ -394,7 +394,7 @@ def test_real_scans_are_all_accepted(real_scans: Path, tmp_path: Path) -> None:
 
     summary = build_store([real_scans], tmp_path / "store", PREPROCESSING)
     assert (summary["accepted"], summary["lost"]) == (3, 0)
-    assert summary["by_reason"] in ({}, {"not_structural_oct": 2})  # fluid masks lie beside two of them
+    assert summary["by_reason"] in ({}, {"not_structural_oct": 2})  # fluid masks lie next to two of them
     uncertain = Store.open(tmp_path / "store").table.set_index("source")["uncertain"]
     assert uncertain.filter(like="duke").eq("slice").all()
     assert uncertain.filter(like="spectralis").eq("").all()

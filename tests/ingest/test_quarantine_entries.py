@@ -1,4 +1,4 @@
-"""What a data manager finds in the ledger and the counts: links, images beside scans, empty files, rows and paths."""
+"""What a data manager finds in the ledger and the counts: links, images next to scans, empty files, rows and paths."""
 
 from __future__ import annotations
 
@@ -137,12 +137,12 @@ def test_numbered_images_beside_a_scan_are_reported(tmp_path: Path, caplog: pyte
             Image.new("L", (8, 8)).save(tmp_path / folder / f"{number}.png")
     (tmp_path / "P3" / "notes.txt").write_text("text")
     scan(tmp_path / "P4" / "one.dcm")
-    Image.new("L", (8, 8)).save(tmp_path / "P4" / "fundus_1.png")  # one picture is no scan
+    Image.new("L", (8, 8)).save(tmp_path / "P4" / "fundus_1.png")  # one picture is not a scan
     found = discover([tmp_path])
     assert names(found) == ["P1/extra.dcm", "P2/IM0001", "P3", "P4/one.dcm"]
     assert reasons(found) == {"P1": "images_beside_scan", "P2": "images_beside_scan"}
     assert {one.detail for one in found.refused} == {"6 images"}
-    assert "2 images_beside_scan: numbered images beside a scan of another format" in caplog.text
+    assert "2 images_beside_scan: numbered images next to a scan of another format" in caplog.text
     assert reasons(discover([tmp_path / "P1"])) == {"P1": "images_beside_scan"}
 
 

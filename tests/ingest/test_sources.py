@@ -157,7 +157,7 @@ def test_a_list_names_files_relative_to_itself(tmp_path: Path, encoding: str) ->
 def test_what_is_no_list_is_reported(tmp_path: Path) -> None:
     for content in (b"", b"# nothing\n", b"\x00\x01binary"):
         (tmp_path / "a.txt").write_bytes(content)
-        with pytest.raises(UsageError, match=r"a.txt is no list of files: expected text with a path"):
+        with pytest.raises(UsageError, match=r"a.txt is not a list of files: expected text with a path"):
             discover([tmp_path / "a.txt"])
     (tmp_path / "a.txt").write_text("gone.dcm\n")
     with pytest.raises(UsageError, match=r"1 manifest_row_without_file: .* finish the download"):

@@ -1,4 +1,4 @@
-"""scripts/launch/one_machine: what torchrun is asked for, when a run goes on, restarts, signals, exit codes."""
+"""scripts/launch/one_machine: what torchrun is asked for, when a run continues, restarts, signals, exit codes."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_complex_numbers_rotate_to_the_same_bits(dtype):
         assert torch.equal(ours, products)
     # In bf16 a product is rounded twice: up to two steps of the largest term, 4 to 8, whose steps are 1/32.
     assert torch.allclose(ours.float(), products.float(), rtol=1e-2, atol=1 / 16)
-    assert rope_tables(coordinates(), 32, tiled=True).turns is None  # two angles a pair are no rotation
+    assert rope_tables(coordinates(), 32, tiled=True).turns is None  # two angles a pair are not rotation
 
 
 def test_a_head_too_narrow_is_refused():

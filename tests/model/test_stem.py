@@ -41,7 +41,7 @@ def test_it_is_the_mlp_of_the_sub_patches_by_hand():
 
 
 def test_it_is_not_linear():
-    """Even before training: an untrained twin has to have what a stem is for."""
+    """Even before training: a randomly initialised encoder has to have what a stem is for."""
     embed, x, y = encoder().embed, torch.randn(1, 8, 1024), torch.randn(1, 8, 1024)
     zero = embed(torch.zeros(1, 8, 1024))
     bent = (embed(x + y) - embed(x) - embed(y) + zero).norm() / (embed(x + y) - zero).norm()

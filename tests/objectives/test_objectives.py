@@ -99,7 +99,7 @@ def test_the_sparse_objectives_are_their_loss_at_hidden_tokens_alone(objective: 
 def test_dense_is_hidden_plus_faded_visible_token_by_token() -> None:
     model, outcome, (_, seen_by_target, positions, context, target) = predicted("vjepa_dense")
     assert model.depths == (2, 3, 5, 6)
-    # Targets: every depth by itself, layer-normed, beside the others.
+    # Targets: every depth by itself, layer-normed, next to the others.
     stream = model.target_encoder.embed_patches(seen_by_target)
     from octjepa.model.positions import rope_tables
 

@@ -1,4 +1,4 @@
-"""JPEG rings where white fill ends: fill is still removed whole, ringing is no text, and text is still found."""
+"""JPEG rings where white fill ends: fill is still removed whole, ringing is not text, and text is still found."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def test_every_file_of_a_single_frame_series_is_reported(tmp_path: Path) -> None
     assert reasons == ["single_frame_series"] * 5 + ["empty_file"]
     line = make_dataset(PIXELS[:1])
     line.SeriesInstanceUID = "1.2.4"
-    for name in ("line.dcm", "other.dcm"):  # a volume of the same series beside it makes no series of single frames
+    for name in ("line.dcm", "other.dcm"):  # a volume of the same series next to it makes no series of single frames
         save(line, tmp_path / "lines" / name)
         line = make_dataset(PIXELS)
         line.SeriesInstanceUID = "1.2.4"

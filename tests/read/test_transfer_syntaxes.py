@@ -134,7 +134,7 @@ def test_fragments_and_offset_tables(pieces: int, has_bot: bool, declared: int, 
 
 
 def test_every_frame_is_decoded_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more than one decoded frame beside the volume: decoding all at once is what takes a file's memory twice."""
+    """No more than one decoded frame next to the volume: decoding all at once is what takes a file's memory twice."""
     from oct_dicom import encode
     from octjepa.read import encapsulated
 

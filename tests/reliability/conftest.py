@@ -16,7 +16,7 @@ from verbs import Inputs, Verb, differences, import_all, left_over
 
 @dataclass(frozen=True)
 class Lives:
-    """Lives of a verb beside its undisturbed one."""
+    """Lives of a verb next to its undisturbed one."""
 
     verb: Verb
     whole: Path

@@ -31,5 +31,5 @@ def rewrite_probe() -> Callable[[Path, float, float], None]:
 
 @pytest.fixture(autouse=True)
 def few_maps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One eye's occlusion map on a page is enough but for `page`, which is made before and has all."""
+    """One eye's occlusion map on a page is enough except for `page`, which is made before and has all."""
     monkeypatch.setattr("octjepa.explain.eyes.MAX_EYES", 1)

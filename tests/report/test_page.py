@@ -123,7 +123,7 @@ def test_the_sentence_follows_the_interval(
     shutil.rmtree(demo / "store")
     rewrite_probe(demo, low, high)
     text = write_report(demo).read_text(encoding="utf-8")
-    assert text.count(message) == 2  # in the head and beside the drawing
+    assert text.count(message) == 2  # in the head and next to the drawing
     card = text[text.index("<h2>Trained minus untrained") :]
     assert badge in card[:200]
 

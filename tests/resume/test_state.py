@@ -1,4 +1,4 @@
-"""What a resume needs beside the weights, and what must not be lost or be there twice after a kill."""
+"""What a resume needs next to the weights, and what must not be lost or be there twice after a kill."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_alarms_and_lost_volumes_stand_there_once_whatever_was_killed(
 def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run that was told to stop after its first update, before a checkpoint was due."""
     stop_in(monkeypatch, 0)
-    with pytest.raises(Interrupted, match=r"after update 1 of 6; its checkpoint is written. Go on with --resume"):
+    with pytest.raises(Interrupted, match=r"after update 1 of 6; its checkpoint is written. Continue with --resume"):
         pretrain(recipe_of(), MemoryStore(recipe_of().preprocessing), tmp_path / "run")
     monkeypatch.undo()
     return tmp_path / "run"

@@ -170,7 +170,7 @@ def test_a_run_stops_when_the_pixels_behind_its_ids_changed(stopped: Path) -> No
 
 
 def test_a_run_leaves_out_and_records_the_volumes_that_changed(stopped: Path) -> None:
-    """One volume of ten: the run goes on without it, and its records say so."""
+    """One volume of ten: the run continues without it, and its records say so."""
     names = overwrite_volumes(stopped, 0.1)
     outcome = pretrain(stopped, stopped, "--resume")
     assert outcome.code == 0, outcome.err

@@ -225,7 +225,7 @@ def test_what_is_no_store_is_reported(bucket: Bucket) -> None:
     with pytest.raises(UsageError, match=f"no store at {bucket.url}"):
         Store.open(bucket.url)
     put_bytes(b"notes", join(bucket.url, "notes.txt"))
-    with pytest.raises(UsageError, match="holds objects and is no store"):
+    with pytest.raises(UsageError, match="holds objects and is not a store"):
         Store.create(bucket.url, PREPROCESSING)
     with pytest.raises(UsageError, match="lost a slash"):
         Store.open(Path(bucket.url))

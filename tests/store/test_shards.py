@@ -164,7 +164,7 @@ def test_a_name_that_leads_out_of_the_store_is_refused(path: Path) -> None:
     table = pd.read_parquet(path / "shards.parquet")
     table["shard"] = "../../secret.bin"
     table.to_parquet(path / "shards.parquet", index=False)
-    with pytest.raises(OctjepaError, match=r"shards\.parquet is damaged .*is no name of a shard"):
+    with pytest.raises(OctjepaError, match=r"shards\.parquet is damaged .*is not a name of a shard"):
         Store.open(path)
 
 

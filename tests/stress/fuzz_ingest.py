@@ -5,7 +5,7 @@
 
 Each file is read and canonicalised in a worker process of the ingest job itself (`octjepa.ingest.worker_pool`), with
 10 s a file and an address space of 2 GiB above what the idle worker holds. A line per file is written as it comes, and
-a second run with the same --results goes on; a case is made again from its number alone.
+a second run with the same --results continues; a case is made again from its number alone.
 
 What an accepted file's geometry is held against:
 - Shape and spacing are those of the undamaged file: `same`.
@@ -305,7 +305,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--results", type=Path, default=None, help="JSON lines; a run with the same file goes on")
+    parser.add_argument("--results", type=Path, default=None, help="JSON lines; a run with the same file continues")
     parser.add_argument("--case", type=int, default=None, help="one case, in this process")
     parser.add_argument("--keep", type=Path, default=None, help="write the damaged file of --case here")
     arguments = parser.parse_args()

@@ -153,7 +153,7 @@ def random_kills(work: Path, whole: Path, kills: int, seconds: float) -> dict[st
 
 
 def at_every_write(work: Path, whole: Path) -> dict[str, Any]:
-    """Rank 0 dies right before its n-th flush or rename, for every n of a run; then the run goes on."""
+    """Rank 0 dies right before its n-th flush or rename, for every n of a run; then the run continues."""
     boundary, wrong, hangs = 0, 0, 0
     while True:
         out = work / f"write{boundary}"

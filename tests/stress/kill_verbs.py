@@ -5,7 +5,7 @@
 Inputs are small (tests/support/verbs.py), so that hundreds of lives take an hour. Each life is a forked process that
 runs the command; then the same command runs undisturbed (`finetune` with --resume where it had begun). At the end all
 files are compared with those of a run that was never touched, times left out, and nothing hidden may be left.
-Counts are saved after every life, and the same command goes on with those that are missing.
+Counts are saved after every life, and the same command continues with those that are missing.
 
     at_every_write     kill -9 right before the n-th write of a life, for every n
     full_disk          every write from the n-th on fails with ENOSPC: one line for the user, then the same again

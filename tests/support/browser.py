@@ -83,7 +83,7 @@ class Page:
         self.send("Emulation.setEmulatedMedia", features=[scheme])
 
     def open(self, url: str) -> None:
-        """Goes to `url`, also where the page is there but for what follows the #."""
+        """Goes to `url`, also where the page is there except for what follows the #."""
         self.send("Page.navigate", url="about:blank")
         self.send("Page.navigate", url=url)
 

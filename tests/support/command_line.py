@@ -33,7 +33,7 @@ class Outcome:
 
 
 def _refuse_constant(name: str) -> None:
-    raise AssertionError(f"{name} is no JSON")
+    raise AssertionError(f"{name} is not a JSON")
 
 
 def call(*words: object) -> Outcome:

@@ -1,4 +1,4 @@
-"""Drawn pictures of what is no retina, or not only one: bent surfaces, a fundus picture, an instrument."""
+"""Drawn pictures of what is not a retina, or not only one: bent surfaces, a fundus picture, an instrument."""
 
 from __future__ import annotations
 

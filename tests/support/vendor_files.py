@@ -250,7 +250,7 @@ def bioptigen_bytes(values: np.ndarray, volumes: int = 1, scan_type: int = 1) ->
 
 
 def write_optovue(path: Path, scans: list[np.ndarray]) -> Path:
-    """`scans` [F, H, W] float32 each: the values, and the text file beside them."""
+    """`scans` [F, H, W] float32 each: the values, and the text file next to them."""
     text = ["Eye Scanned = OS", "Physical video width = 8 mm", "Video Width = 640"]
     content = b""
     for values in scans:

@@ -42,7 +42,7 @@ class Verb:
     again: Callable[[Path], list[object]] = lambda life: []
 
     def command(self, life: Path) -> list[object]:
-        """The command to begin with, or to go on."""
+        """The command to begin with, or to continue."""
         return [*self.words(life), *self.again(life), "--quiet"]
 
 

@@ -34,7 +34,7 @@ def obey(source: SourceFile) -> dict[str, Any]:
         raise OctjepaError("the disk is full")
     if name == "fast":
         source.path.touch()
-    if name == "pair":  # goes on when its twin works too
+    if name == "pair":  # continues when its twin works too
         source.path.touch()
         while len(list(source.path.parent.glob("pair.*"))) < 2:
             time.sleep(0.01)

@@ -3,7 +3,7 @@
 It says that nothing between a stored volume and an update has changed what is learned: views, masks, model, objective,
 optimizer, EMA. The store itself is kept (golden_store.zip): NumPy's vector instructions differ from CPU to CPU, so that
 eyes drawn anew differ in some voxels, and the first loss by 8e-4. Where a change is meant, make the figures anew
-and say why in the commit; with `--store` the store, too:
+and say why in the commit; with `--store` the store as well:
 
     OMP_NUM_THREADS=1 .venv/bin/python tests/train/test_golden.py [--store]
 """

@@ -31,7 +31,7 @@ def die_of_a_segmentation_fault() -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-RESUME = "go on with --resume"
+RESUME = "continue with --resume"
 DEATHS: dict[str, tuple[Callable[[], Any], str]] = {
     "killed": (
         lambda: os.kill(os.getpid(), signal.SIGKILL),

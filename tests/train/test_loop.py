@@ -126,7 +126,7 @@ pretrain(recipe, MemoryStore(recipe.preprocessing), Path(sys.argv[1]))
 
 @pytest.mark.slow
 def test_kill_9_and_resume_is_exact(tmp_path, root):
-    """The process is killed without warning while it writes; the run goes on from its last whole checkpoint."""
+    """The process is killed without warning while it writes; the run continues from its last whole checkpoint."""
     environment = os.environ | {"PYTHONPATH": f"{root / 'src'}:{root / 'tests' / 'support'}"}
     child = subprocess.Popen([sys.executable, "-c", _CHILD, str(tmp_path / "killed")], env=environment)
     saves = tmp_path / "killed" / "checkpoints"
@@ -187,11 +187,11 @@ def test_continuing_with_other_code_is_logged_and_recorded(tmp_path, caplog):
     begun = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(begun | {"code_hash": "0" * 64}))
     pretrain(recipe, store_of(recipe), run, resume=True)
-    assert "OTHER CODE" not in caplog.text  # the run has ended: nothing goes on
+    assert "OTHER CODE" not in caplog.text  # the run has ended: nothing continues
     for _ in range(2):  # once for each change
         (run / "summary.json").unlink()
         pretrain(recipe, store_of(recipe), run, resume=True)
-    assert caplog.text.count("goes on from update 2 WITH OTHER CODE than it began with: code of octjepa 0000") == 1
+    assert caplog.text.count("continues from update 2 WITH OTHER CODE than it began with: code of octjepa 0000") == 1
     about = json.loads((run / "run.json").read_text())
     assert about["code_hash"] == "0" * 64
     assert about["continued"] == [

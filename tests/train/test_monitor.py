@@ -85,7 +85,7 @@ def test_a_constant_solution_trips_its_alarm(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["vjepa", "normalized_mse"])
 def test_a_rate_too_high_trips_diverging(objective: str, tmp_path: Path) -> None:
-    """Where the loss cannot explode, too: that of unit vectors that all point alike is small."""
+    """Where the loss cannot explode as well: that of unit vectors that all point alike is small."""
     train = {**TRAIN, "base_lr": 1.0, "clip_norm": None}
     summary, measured = run(tmp_path / "run", train=train, objective={"name": objective})
     assert "diverging" in summary["alarms"]

@@ -129,7 +129,7 @@ def timed(updates=7, **machine):
         ({}, LOAD + WORK + STEP),
         ({"micro_batch": 1}, 4 * (LOAD + WORK) + STEP),
         ({"micro_batch": 1, "devices": 2}, 2 * (LOAD + WORK) + STEP),
-        ({"loader_workers": 1}, WORK + STEP),  # loading goes on beside the arithmetic
+        ({"loader_workers": 1}, WORK + STEP),  # loading continues next to the arithmetic
     ],
 )
 def test_seconds_of_an_update_are_those_of_its_parts(laps, machine, seconds):

@@ -94,7 +94,7 @@ def test_a_run_that_resumes_says_why_it_keeps_its_precision(machine: Any, record
 
 def test_rank_zero_decides_for_all(machine: Any) -> None:
     class Second(Runtime):
-        """Rank 1, whose device has no bf16, beside a rank 0 that chose it."""
+        """Rank 1, whose device has no bf16, next to a rank 0 that chose it."""
 
         def run_on_rank_zero(self, function: Callable[[], Any]) -> Any:
             return "bf16", "chosen by rank 0"

@@ -72,7 +72,7 @@ def test_the_run_ends_with_a_checkpoint_and_goes_on_with_the_same_volumes(
         pretrain(recipe, Refusing(recipe, first=8), tmp_path / "run")
     assert re.fullmatch(
         r"chunks/volume\d+ cannot be read: Too many open files. The volume is not at fault: raise the limit of open "
-        r"files \(ulimit -n\).*; stopped after update 3 of 6; its checkpoint is written. Go on with --resume.",
+        r"files \(ulimit -n\).*; stopped after update 3 of 6; its checkpoint is written. Continue with --resume.",
         str(outputs.value),
     )
     assert outputs.value.exit_code == 1

@@ -150,7 +150,7 @@ def test_every_answer_about_a_volume_names_it(url: str, scans: Scans) -> None:
             status, headers, _ = ask(url + path.replace(":int", "").format(**values, plane="slice", layer="random"))
             assert headers[ANSWER_OF] == (name if "{volume_id}" in path else None), (path, status)
     status, headers, _ = ask(f"{url}/volumes/{first}/slices/99.png")
-    assert (status, headers[ANSWER_OF]) == (404, first)  # an error is about the volume, too
+    assert (status, headers[ANSWER_OF]) == (404, first)  # an error is about the volume as well
     assert ask(f"{url}/volumes/nobody/band")[1][ANSWER_OF] is None
 
 

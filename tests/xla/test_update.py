@@ -82,7 +82,7 @@ def seen(xla_device: torch.device, counted: Callable[[], dict[str, float]]) -> S
         if number == 0:
             first = counted()
     early = run.weights()
-    before = counted()  # reading the weights is no part of an update
+    before = counted()  # reading the weights is not part of an update
     for number in range(3, UPDATES):
         run.update(number, norm_limit=math.inf if number < 20 else 50.0 + number)
     after = counted()

@@ -20,7 +20,7 @@ _STILL_RANGE = 24  # intensity levels by which lossy compression moves a painted
 _STILL_STEP = 60  # intensity levels between ink and the pixel two columns on
 _STILL_ENDS = 2  # places where it does, two rows high: those of a scale bar
 _STILL_PIXELS = 12  # painted pixels, at least
-_BRIGHT, _DARK = 200, 120  # ink (yellow text has intensity 226) and the pixels beside it
+_BRIGHT, _DARK = 200, 120  # ink (yellow text has intensity 226) and the pixels next to it
 _RUN = 4  # rows of a stroke, at least: capitals of the smallest legible type
 _EDGES = 10  # upright edges of one piece of text in one B-scan: five strokes
 _ALIGNED, _ALIGNED_ROWS = 7, 3  # so many of them begin within so few rows; of a folded sheet at most 5
@@ -61,7 +61,7 @@ def _still(pixels: UInt8[np.ndarray, "D H W"]) -> tuple[_Mask | None, _Mask | No
         return nothing
     from scipy.ndimage import label
 
-    # A layer of the retina can be as still and bright, but it goes on along the columns.
+    # A layer of the retina can be as still and bright, but it continues along the columns.
     mean = pixels.mean(axis=0, dtype=np.float32)
     ends = np.zeros(ink.shape, bool)
     ends[:, :-2] = ink[:, :-2] & (mean[:, 2:] < low[:, :-2] - _STILL_STEP)
@@ -91,7 +91,7 @@ def _runs(edges: Bool[np.ndarray, "D H V"]) -> Bool[np.ndarray, "D R V"]:
 
 
 def _strokes(pixels: UInt8[np.ndarray, "D H W"], lines: _Mask | None) -> Bool[np.ndarray, "D H W"] | None:
-    """B-scan by B-scan, the boxes around several strokes near each other; `lines` are no strokes."""
+    """B-scan by B-scan, the boxes around several strokes near each other; `lines` are not strokes."""
     depth, height, width = pixels.shape
     if height < _RUN or width < 3:
         return None
@@ -122,7 +122,7 @@ def _strokes(pixels: UInt8[np.ndarray, "D H W"], lines: _Mask | None) -> Bool[np
 def _lines_of_text(
     edges: Bool[np.ndarray, "H V"], runs: Bool[np.ndarray, "R V"], shape: tuple[int, int]
 ) -> Bool[np.ndarray, "H W"] | None:
-    """Boxes around what has `_EDGES` strokes, with the glyphs beside them that have none, an S or an 8."""
+    """Boxes around what has `_EDGES` strokes, with the glyphs next to them that have none, an S or an 8."""
     from scipy.ndimage import find_objects, label
 
     starts = runs.copy()
@@ -157,7 +157,7 @@ def _lines_of_text(
 def _boxes(ink: _Mask, reach: tuple[int, int], margin: tuple[int, int]) -> tuple[_Mask, _Mask]:
     """Upright boxes, `margin` (rows, columns) wider, around the pieces of `ink` within `reach` of each other.
 
-    A piece that inks little of its box, as a viewer's frame does, is no text: only its lines are masked, apart.
+    A piece that inks little of its box, as a viewer's frame does, is not text: only its lines are masked, apart.
     """
     from scipy.ndimage import find_objects, label, maximum_filter
 

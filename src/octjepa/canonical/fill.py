@@ -19,14 +19,14 @@ from jaxtyping import Bool, Int, UInt8
 
 _WHITE = 254
 _NEARLY_WHITE = 235  # fill after lossy compression, away from its edge
-_RINGING = 160  # fill after lossy compression, at its edge; the vitreous beside it stays below 140
+_RINGING = 160  # fill after lossy compression, at its edge; the vitreous next to it stays below 140
 _RINGING_REACH = 4  # pixels from the edge, at most: half a block of JPEG
 _LOSSY = 0.05  # of the fill's outline in pixels: so many pixels of a fill that are not white show lossy compression
 _MIN_SHARE = 0.002  # of a B-scan's pixels; less is not worth a mask
 _BESIDE = 12  # pixels along depth that the level next to a fill is measured on
-_FAINT = 4  # a background whose darkest twentieth is no brighter is truly dark
+_FAINT = 4  # a background whose darkest twentieth is not brighter is truly dark
 _MIN_RUN = 6  # pixels from the border: the end of a bright A-scan is shorter
-_LEAST_WHITE = 100  # the largest value of a volume is no fill below
+_LEAST_WHITE = 100  # the largest value of a volume is not fill below
 _TISSUE_BESIDE = 0.3  # from the darkest to the brightest twentieth of what is not black: a background stays below
 
 
@@ -82,7 +82,7 @@ def runs_from_top_and_bottom(full: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, 
 def _white_fill(frame: UInt8[np.ndarray, "H W"], white: int) -> Bool[np.ndarray, "H W"]:
     """White fill with the pixel around it, whether the B-scan was compressed with loss or not.
 
-    `white` is the largest value of the volume; where it is not nearly white, all fill has that very value.
+    `white` is the largest value of the volume; if it is not nearly white, all fill has that very value.
     """
     if white < _NEARLY_WHITE:
         return _dilate(runs_from_top_and_bottom(frame == white))

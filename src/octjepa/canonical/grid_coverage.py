@@ -53,8 +53,8 @@ def shares_outside(
 ) -> dict[str, float]:
     """{column of the index: share of the scan's tissue outside the centred view along that axis}.
 
-    frame_mm: positions of the native B-scans; width, column_mm: native columns and their spacing; surfaces and shifts:
-    of the B-scans and columns within the stored grid; below_bruch: depth indices of tissue under Bruch's membrane.
+    frame_mm: positions of the native B-scans. width, column_mm: native columns and their spacing. surfaces and shifts:
+    of the B-scans and columns within the stored grid. below_bruch: depth indices of tissue under Bruch's membrane.
     """
     (d, h, w), (tz, _, tx) = preprocessing.image_size, preprocessing.target_spacing_mm
     first = preprocessing.margin[1]

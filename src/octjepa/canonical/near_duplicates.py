@@ -27,7 +27,7 @@ _AT_ONCE = 1 << 20  # candidate pairs compared at once
 
 
 def mean_en_face(pixels: UInt8[np.ndarray, "D H W"], tissue: Bool[np.ndarray, "D H W"]) -> Float[np.ndarray, "D W"]:
-    """Mean intensity of the tissue in every A-scan, NaN where there is none."""
+    """Mean intensity of the tissue in every A-scan, NaN if there is none."""
     count = tissue.sum(axis=1, dtype=np.float32)
     total = np.where(tissue, pixels, np.uint8(0)).sum(axis=1, dtype=np.float32)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
@@ -54,7 +54,7 @@ def enface_hash(image: Float[np.ndarray, "D W"], slice_mm: float, column_mm: flo
 def near_duplicates(table: pd.DataFrame, bits: int = NEAR_BITS) -> list[tuple[str, str, int]]:
     """(volume_id, volume_id, distance in bits) of all pairs of a store's table whose en face images are alike.
 
-    Of volumes with one and the same hash only the pairs with the first are listed. Two hashes are compared where they
+    Of volumes with one and the same hash only the pairs with the first are listed. Two hashes are compared if they
     agree in one of 270 keys, each made of 24 bits that are drawn once (bit sampling: Indyk and Motwani, Approximate
     Nearest Neighbors, 1998). A pair d bits apart is missed with probability (1 - (1 - d / 256) ** 24) ** 270: 1 % of
     those 40 apart, one in 250,000 of those 31 apart. One pair in 62,000 of random hashes is compared, so that the

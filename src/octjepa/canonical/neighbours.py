@@ -47,7 +47,7 @@ _REPEAT_STEP = 0.25  # correlation of shadows within a group less that between g
 class Neighbours:
     """Differences of thickness in um: `near` of neighbours, `all` of any two B-scans (medians); `uneven` within one.
 
-    `disorder` is 0 where neighbours are the most similar pairs, 1 where they are no more similar than any two: the mean
+    `disorder` is 0 where neighbours are the most similar pairs, 1 if they are no more similar than any two: the mean
     rank of their difference among those of all pairs, which one odd B-scan hardly moves.
 
     `shadows_near`, `shadows_all`: median correlation of shadows. `repeats`: B-scans of each position, 1 where every
@@ -80,7 +80,7 @@ def _shadows(image: Float[np.ndarray, "D R C"], surfaces: Surfaces, depth_mm: fl
 def compare_neighbours(
     image: Float[np.ndarray, "D R C"], surfaces: Surfaces, depth_mm: float, column_mm: float
 ) -> Neighbours | None:
-    """None where there are too few B-scans to tell."""
+    """None if there are too few B-scans to tell."""
     count = len(image)
     if count < _FEWEST:
         return None

@@ -1,7 +1,7 @@
 """Canonicalisation: a native volume is resampled, flattened on Bruch's membrane, cropped to 8 bit, its tissue found.
 
-Steps: remove painted text, fill and blank B-scans; resample each B-scan to canonical depth and column spacing; find the
-retinal surfaces; shift A-scans by whole depth indices so that the fitted Bruch's membrane is flat at the anchor; only
+Steps: remove painted text, fill and blank B-scans. Resample each B-scan to canonical depth and column spacing. Find the
+retinal surfaces. Shift A-scans by whole depth indices so that the fitted Bruch's membrane is flat at the anchor. Only
 then average B-scans along the slice axis, so that tilt and motion do not smear the layers. A left eye is mirrored last.
 """
 
@@ -164,7 +164,7 @@ def intensity_scale(
 ) -> tuple[np.float32, np.float32]:
     """(intensity of 0, stored values a unit of intensity) between two percentiles.
 
-    Raises VolumeRejected no_tissue where nothing is valid.
+    Raises VolumeRejected no_tissue if nothing is valid.
     """
     if not valid.any():
         raise rejection("no_tissue", "flattening moves the whole scan out of the stored height")
@@ -313,7 +313,7 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing, halves: bool =
 
 
 def _remove_text(pixels: UInt8[np.ndarray, "D H W"], text: Bool[np.ndarray, "D H W"]) -> UInt8[np.ndarray, "D H W"]:
-    """Sets text to the level next to it. Raises VolumeRejected burned_in_text where it fills much of a B-scan."""
+    """Sets text to the level next to it. Raises VolumeRejected burned_in_text if it fills much of a B-scan."""
     share = float(text.mean(axis=(1, 2)).max())
     if share > _MAX_TEXT_SHARE:
         raise rejection("burned_in_text", f"text and lines cover {share:.0%} of a B-scan")

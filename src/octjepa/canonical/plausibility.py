@@ -70,7 +70,7 @@ def running_sums(image: Float[np.ndarray, "D R C"]) -> Float[np.ndarray, "D R+1 
 def _mean_between(
     total: Float[np.ndarray, "D S C"], first: Float[np.ndarray, "D C"], last: Float[np.ndarray, "D C"]
 ) -> Float[np.ndarray, "D C"]:
-    """Mean intensity from depth index `first` to `last` by `running_sums`, NaN where that is above the image."""
+    """Mean intensity from depth index `first` to `last` by `running_sums`, NaN if that is above the image."""
     height = total.shape[1] - 1
     low, high = (np.clip(np.rint(end), 0, height).astype(np.int64)[:, None] for end in (first, last))
     count = (high - low)[:, 0]
@@ -180,9 +180,9 @@ def score_retina(
 ) -> float:
     """0..1. Raises VolumeRejected not_retina where the score is below `_LEAST`, with what speaks against it.
 
-    An object that is no retina can have two smooth edges. Its tissue between them lacks the dark outer nuclear layer
+    An object that is not a retina can have two smooth edges. Its tissue between them lacks the dark outer nuclear layer
     above the bright pigment epithelium, and it is bright far below: a lens, an iris, a finger, a fruit. Either sign
-    alone is no proof: oedema hides the layers, and choroid and sclera are seen through atrophy. So the depth that
+    alone is not proof: oedema hides the layers, and choroid and sclera are seen through atrophy. So the depth that
     is allowed rises with the similarity to a retina.
     """
     thickness = float(np.median(surfaces.bm - surfaces.ilm)) * depth_mm

@@ -24,9 +24,9 @@ _HALF_SNR_DB = 4.0  # where the share of the score that the signal gives is a ha
 _SNR_STEP_DB = 8.0
 _HALF_MOTION_UM = 120.0
 _EDGE = 0.12  # step at Bruch's membrane in units of the tissue contrast; a smooth intensity has next to none
-_TORN_MM, _TORN_REACH_MM = 0.06, 0.12  # jump between A-scans 47 um apart, and what is beside it
+_TORN_MM, _TORN_REACH_MM = 0.06, 0.12  # jump between A-scans 47 um apart, and what is next to it
 _THINNEST_MM = (
-    0.07  # between ILM and Bruch's membrane; the search keeps them 0.05 mm apart where it finds one edge for both
+    0.07  # between ILM and Bruch's membrane; the search keeps them 0.05 mm apart if it finds one edge for both
 )
 _UNEVEN = 0.15  # spread of the background in units of the contrast: an intensity ramp has 0.2 and more, scans up to 0.1
 
@@ -35,12 +35,12 @@ _UNEVEN = 0.15  # spread of the background in units of the contrast: an intensit
 class Quality:
     """`quality` 0..1 is the product of the parts below, each brought to 0..1; see `docs/quality.md`.
 
-    `snr_db`: 20 log10((mean of retina - mean of vitreous) / standard deviation of the vitreous), within B-scans;
-    `blank_share`: of the B-scans, blank or damaged; `clipped_share`: of the A-scans whose ILM or Bruch's membrane
-    is at or beyond an end of the depth axis; `motion_um`: root mean square of the axial jumps from B-scan to
-    B-scan, without the smooth shape of the eye; `fill_share`: of the voxels that were registration fill;
-    `torn_share`: of the A-scans near a jump of the retina's thickness, where the search for a surface lost it;
-    `implausible_share`: of the A-scans whose surfaces are no retina's by their thickness, or have tissue above
+    `snr_db`: 20 log10((mean of retina - mean of vitreous) / standard deviation of the vitreous), within B-scans.
+    `blank_share`: of the B-scans, blank or damaged. `clipped_share`: of the A-scans whose ILM or Bruch's membrane
+    is at or beyond an end of the depth axis. `motion_um`: root mean square of the axial jumps from B-scan to
+    B-scan, without the smooth shape of the eye. `fill_share`: of the voxels that were registration fill.
+    `torn_share`: of the A-scans near a jump of the retina's thickness, where the search for a surface lost it.
+    `implausible_share`: of the A-scans whose surfaces are not retina's by their thickness, or have tissue above
     them.
     """
 
@@ -74,7 +74,7 @@ def structured_frames(pixels: UInt8[np.ndarray, "D H W"]) -> Bool[np.ndarray, " 
 
 
 def signal_to_noise_db(image: Float[np.ndarray, "D R C"], surfaces: Surfaces, depth_mm: float) -> float:
-    """Retina over vitreous in decibels of the intensity scale; 0 where no vitreous is in the scan.
+    """Retina over vitreous in decibels of the intensity scale; 0 if no vitreous is in the scan.
 
     The SNR of Adler, Ko and Fujimoto (Optics Letters 29(24), 2004: 20 log10 of the image's maximum over the standard
     deviation of a background region) with the mean contrast of the retina instead of the maximum, which a single

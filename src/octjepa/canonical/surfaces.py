@@ -28,7 +28,7 @@ _REFINE_MM = 0.05  # largest error of the first search
 TORN_MM, TORN_SHARE = 0.1, 0.01  # jumps of thickness between coarse columns, and the share that calls for a repair
 _LOST_SHARE, _NOISY = 0.05, 0.15  # of the A-scans that far off, in noise of that share of the contrast: neighbouring
 # B-scans are searched together. Without noise it is disease that is far off.
-_WEIGHTS = (3, 2, 1, 1)  # then, of a B-scan, of those beside it, and further on
+_WEIGHTS = (3, 2, 1, 1)  # then, of a B-scan, of those next to it, and further on
 _ALIGN_MM = 0.2  # largest axial jump between B-scans that are searched together
 _AROUND_FRAMES, _AROUND_MM = 7, 1.5  # B-scans and width over which a torn ILM takes the median thickness
 _MIN_LIGHT = 0.38  # least share of an A-scan's intensity above Bruch's membrane
@@ -224,7 +224,7 @@ def find_surfaces(image: Float[np.ndarray, "D H W"], depth_mm: float, column_mm:
     """ILM and BM of `image` with spacing `depth_mm` and `column_mm`.
 
     First searched at some 16 um by 0.14 mm, then refined to the depth index within `_REFINE_MM` of that.
-    Raises VolumeRejected no_tissue where nothing stands out from the background.
+    Raises VolumeRejected no_tissue if nothing stands out from the background.
     """
     depth_factor = max(1, min(round(_COARSE_MM[0] / depth_mm), image.shape[1] // 32))
     column_factor = max(1, min(round(_COARSE_MM[1] / column_mm), image.shape[2] // 8))

@@ -20,7 +20,7 @@ _FRAMES = 2  # with an object, at least
 
 
 def block_medians(blocks: Float[np.ndarray, "D r c"], chosen: Bool[np.ndarray, "D r c"]) -> Float[np.ndarray, " D"]:
-    """Median of the chosen blocks of each B-scan, 0 where there is none; all B-scans are sorted at once."""
+    """Median of the chosen blocks of each B-scan, 0 if there is none; all B-scans are sorted at once."""
     count = chosen.sum(axis=(1, 2))
     values = np.where(chosen, blocks, np.inf).reshape(len(blocks), -1)
     values.sort(axis=1)

@@ -1,6 +1,6 @@
 """A checkpoint folder `step-NNNNNNNN/`: written atomically, and verified file by file when read.
 
-Files are written into a hidden folder beside it, each flushed to disk, the manifest with their checksums last; one
+Files are written into a hidden folder next to it, each flushed to disk, the manifest with their checksums last; one
 rename then makes the folder appear. A crash leaves the hidden folder, which the next write removes.
 A bucket has no rename: the folder is written on this disk and uploaded with its manifest last; a folder without a
 manifest is not a checkpoint.
@@ -84,7 +84,7 @@ def write_folder(
         shutil.rmtree(hidden, ignore_errors=True)
         raise CheckpointError(
             f"could not write checkpoint {final}: {_reason(error)}. Earlier checkpoints are untouched. "
-            "Free space or give another checkpoint.dir, then go on with --resume."
+            "Free space or give another checkpoint.dir, then continue with --resume."
         ) from None
     return final
 
@@ -100,7 +100,7 @@ def _remove(path: Path) -> None:
 def read_manifest(folder: Location) -> dict[str, Any]:
     """The manifest of a checkpoint folder. Raises WrongCheckpointError (there is none), CheckpointError (damaged)."""
     if not has_file(folder, MANIFEST):
-        raise WrongCheckpointError(f"{folder} is no checkpoint: it holds no {MANIFEST}")
+        raise WrongCheckpointError(f"{folder} is not a checkpoint: it holds no {MANIFEST}")
     try:
         with local_file(folder, MANIFEST) as path:
             manifest = read_object(path)
@@ -110,14 +110,15 @@ def read_manifest(folder: Location) -> dict[str, Any]:
         valid = False
     if not valid:
         raise CheckpointError(
-            f"{folder}/{MANIFEST} is damaged: it cannot be read as a manifest. Remove {location_name(folder)} to go on "
+            f"{folder}/{MANIFEST} is damaged: it cannot be read as a manifest. Remove {location_name(folder)} to "
+            "continue "
             "from an earlier one."
         )
     return manifest
 
 
 def check_schema(schema: int, where: str) -> None:
-    """Raises CheckpointError where this octjepa does not read the schema of the checkpoint or weights file `where`."""
+    """Raises CheckpointError if this octjepa does not read the schema of the checkpoint or weights file `where`."""
     if schema != SCHEMA:
         older = "use the octjepa that wrote it (export takes its weights), or train again"
         way_out = "update octjepa" if schema > SCHEMA else older
@@ -144,9 +145,9 @@ def list_checkpoints(parent: Location) -> list[Location]:
 
 
 def load_newest(parent: Location, load: Callable[[Location], Loaded]) -> Loaded | None:
-    """The result of `load` for the newest checkpoint under `parent`; None where there is no checkpoint.
+    """The result of `load` for the newest checkpoint under `parent`; None if there is no checkpoint.
 
-    A damaged one is logged, and the one before it is loaded. Raises CheckpointError where none is whole, and
+    A damaged one is logged, and the one before it is loaded. Raises CheckpointError if none is whole, and
     WrongCheckpointError as `load` does.
     """
     checkpoints = list_checkpoints(parent)
@@ -164,7 +165,7 @@ def load_newest(parent: Location, load: Callable[[Location], Loaded]) -> Loaded 
 
 
 def best_checkpoint(parent: Location) -> Location | None:
-    """The checkpoint with the highest `score` in its manifest, the later of equals; None where none has one."""
+    """The checkpoint with the highest `score` in its manifest, the later of equals; None if none has one."""
     scored = [(score, folder) for folder in list_checkpoints(parent) if (score := _score(folder)) is not None]
     return max(scored, key=lambda pair: (pair[0], location_name(pair[1])))[1] if scored else None
 

@@ -89,7 +89,8 @@ def upload(folder: Path, location: str) -> None:
             remote.put(path, remote.join(location, path.name))
     except OctjepaError as error:
         raise CheckpointError(
-            f"could not write checkpoint {location}: {error}. Earlier checkpoints are untouched; go on with --resume."
+            f"could not write checkpoint {location}: {error}. Earlier checkpoints are untouched; continue with "
+            "--resume."
         ) from None
 
 

@@ -29,7 +29,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 def snapshot(network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """Copies on the host of weights and moments, by file: training may go on while they are written.
+    """Copies on the host of weights and moments, by file: training may continue while they are written.
 
     Where the network is sharded over ranks, every rank must call it; each gets the full tensors.
     """
@@ -122,7 +122,8 @@ def load(folder: Location, model: VJEPA3D, optimizer: torch.optim.AdamW, recipe:
         fill(folder, model, optimizer)
     except RuntimeError as error:
         raise WrongCheckpointError(
-            f"checkpoint {folder} was made by a version whose {recipe.objective.name} is another network: go on with "
+            f"checkpoint {folder} was made by a version whose {recipe.objective.name} is another network: continue "
+            "with "
             f"that version, or start a new run with another --out ({str(error).splitlines()[-1].strip()})"
         ) from None
     return manifest["update"], int(manifest["skipped_updates"])

@@ -21,7 +21,7 @@ from octjepa.parsing import Malformed, check_safetensors
 def read_safetensors(path: Path, name: str = "") -> tuple[dict[str, Tensor], dict[str, str]]:
     """(tensors by name, metadata) of the safetensors file `path`, which messages call `name`.
 
-    Raises CheckpointError: damaged, or a header longer than any of ours could be; OSError: it cannot be read.
+    Raises CheckpointError (damaged, or a header longer than any of ours could be) and OSError (it cannot be read).
     """
     try:
         check_safetensors(path)

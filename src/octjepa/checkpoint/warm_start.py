@@ -56,10 +56,10 @@ def load_teacher(model: VJEPA3D, recipe: Recipe) -> frozenset[str]:
 
 
 def warm_start(model: VJEPA3D, recipe: Recipe) -> frozenset[str]:
-    """Fills both encoders of `model` from `recipe.model.warm_start`, in place; does nothing where that is null.
+    """Fills both encoders of `model` from `recipe.model.warm_start`, in place; does nothing if that is null.
 
-    Returns what the weights record of the volumes that they were trained on. Raises UsageError: nothing
-    there, another width, depth or number of heads, patches that cannot be carried over; CheckpointError: damaged.
+    Returns what the weights record of the volumes that they were trained on. Raises UsageError (nothing
+    there, another width, depth or number of heads, patches that cannot be carried over) and CheckpointError (damaged).
     """
     if recipe.model.warm_start is None:
         return frozenset()

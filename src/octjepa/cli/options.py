@@ -55,7 +55,7 @@ Subgroups = Annotated[
 ]
 Ledger = Annotated[
     Path | None,
-    typer.Option("--ledger", help="Folder where uses of the test set are counted; default: beside the labels."),
+    typer.Option("--ledger", help="Folder where uses of the test set are counted; default: next to the labels."),
 ]
 MaxLost = Annotated[
     float,

@@ -90,7 +90,7 @@ def visits(
     ] = "consecutive",
     as_json: Json = False,
 ) -> None:
-    """Pairs the visits of each eye. Writes the change of features, and of labels beside it as a TSV."""
+    """Pairs the visits of each eye. Writes the change of features, and of labels next to it as a TSV."""
     from octjepa.embed.table import read_embeddings, write_table
     from octjepa.evaluate.cases import read_visit_order
     from octjepa.evaluate.labels import read_labels
@@ -157,7 +157,7 @@ def probe(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Evaluates frozen features on labels. With intervals over people, beside trivial baselines."""
+    """Evaluates frozen features on labels. With intervals over people, next to trivial baselines."""
     from octjepa.embed.table import check_split, read_embeddings
     from octjepa.embed.token_folder import TokenFolder
     from octjepa.evaluate.case_predictions import write_case_predictions
@@ -291,7 +291,7 @@ def report(
         Path | None, typer.Option("--attention", help="With --saliency: also maps of a file of probe --attention.")
     ] = None,
     compare: Annotated[
-        list[str] | None, typer.Option("--compare", help="Another pretraining run beside this one; again for more.")
+        list[str] | None, typer.Option("--compare", help="Another pretraining run next to this one; again for more.")
     ] = None,
     scans: Annotated[
         list[str] | None, typer.Option("--scans", help="For the layers of a store: the ingested folder; repeatable.")

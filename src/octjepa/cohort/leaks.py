@@ -56,7 +56,7 @@ def pretraining_overlap(table: pd.DataFrame, trained: TrainingSet) -> dict[str, 
 
     train, val, test: people of `table`; seen: {split: {people, volumes}} of which the pretraining had anything; leaks:
     [{kind, split, volumes}] of val and test, volumes being those of `table`. Without the entries of the pretraining
-    store, contents are compared, UIDs where they are recorded, and people by what `table` itself holds of the volumes
+    store, contents are compared, UIDs if they are recorded, and people by what `table` itself holds of the volumes
     trained on.
     """
     import pandas as pd
@@ -94,7 +94,7 @@ def pretraining_overlap(table: pd.DataFrame, trained: TrainingSet) -> dict[str, 
 
 
 def _compared_by(known: pd.DataFrame, here: pd.DataFrame, trained: TrainingSet) -> list[str]:
-    """The kinds of leak that could be found; en face images only where both sides have hashes of them."""
+    """The kinds of leak that could be found; en face images only if both sides have hashes of them."""
     if trained.entries is None:
         return list(_COLUMNS[: 3 if trained.uid_keys else 2])
     hashed = all("enface_hash" in side and (text_column(side["enface_hash"]) != "").any() for side in (known, here))

@@ -42,7 +42,7 @@ class Selection:
 
 
 def select(store: Store, data: DataRecipe, split: str, seed: int = 0, halves: bool = False) -> Selection:
-    """The volumes of `split` that meet every criterion of `data`, and have `halves`; empty where none does."""
+    """The volumes of `split` that meet every criterion of `data`, and have `halves`; empty if none does."""
     table = cohort_table(store)
     entries = table[table["split"] == split]
     stages = [stage("store", "in the store", None, table), stage("split", f"split {split}", table, entries)]
@@ -67,7 +67,7 @@ def select(store: Store, data: DataRecipe, split: str, seed: int = 0, halves: bo
 
 
 def check_not_empty(selection: Selection, store: Store, split: str) -> None:
-    """Raises UsageError with the flow where nothing is left."""
+    """Raises UsageError with the flow if nothing is left."""
     if selection.volume_ids:
         return
     if store.table.empty:
@@ -107,7 +107,7 @@ def _criteria(data: DataRecipe, table: pd.DataFrame) -> Iterator[tuple[str, str,
     for name, column, rule, low, high in bounds:
         if low is not None:
             large_enough = table[column] >= low
-            # a default is listed only where it leaves something out
+            # a default is listed only if it leaves something out
             if not large_enough.all() or name != "quality" or low != DataRecipe.model_fields["min_quality"].default:
                 yield f"min_{name}", f"{rule.format(low)} at least", large_enough
         if high is not None:
@@ -117,7 +117,7 @@ def _criteria(data: DataRecipe, table: pd.DataFrame) -> Iterator[tuple[str, str,
         ("exclude_uncertain", "uncertain", "uncertain spacing of", data.exclude_uncertain),
     ):
         left_out = _has_code(table[column], codes)
-        # a default is listed only where it leaves something out
+        # a default is listed only if it leaves something out
         if codes and (left_out.any() or codes != DataRecipe.model_fields[name].default):
             yield name, f"without {rule} {' or '.join(codes)}", ~left_out
 

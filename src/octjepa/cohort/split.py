@@ -120,7 +120,7 @@ def _label_strata(labels: Labels, people: Iterable[str]) -> dict[str, set[str]]:
             name = {value: f"quarter {1 + int(np.searchsorted(edges, numbers[value]))}" for value in values}
         elif len(values) > _MOST_CLASSES:
             raise UsageError(
-                f"the label has {len(values)} values that are no numbers, at most {_MOST_CLASSES} can be balanced: "
+                f"the label has {len(values)} values that are not numbers, at most {_MOST_CLASSES} can be balanced: "
                 "is it an id? Name another --target"
             )
     strata: dict[str, set[str]] = defaultdict(set)

@@ -2,7 +2,7 @@
 
 An x86 CPU without AMX-BF16 or AVX512-BF16 emulates bf16 products: an update took 2 to 12 times as long as in fp32 on
 such machines (docs/performance), so `auto` is fp32 there. The instruction sets of a CPU are
-confirmed by timing a product in both types, for the casts of an update have to be paid for, too: where AVX512-BF16
+confirmed by timing a product in both types, for the casts of an update have to be paid for as well: where AVX512-BF16
 multiplied at 0.9 times the rate of fp32, an update in bf16 took 1.5 times as long. On other CPUs, such as those of ARM,
 the products alone decide. CUDA needs compute capability 8.0; a TPU always computes in bf16.
 
@@ -35,7 +35,7 @@ _LONG_SECONDS = 1e-3  # a product that takes so long can be timed, and is often 
 _SECONDS = 0.1  # for each type
 _TRIES = 3  # products of a side before the next
 _ENOUGH, _FEWEST = 10, 2  # products of a type, of which the fastest should not be interrupted; and of one that is slow
-_PATIENCE = 4  # times `_SECONDS`: no type is measured for longer, but for its fewest products
+_PATIENCE = 4  # times `_SECONDS`: no type is measured for longer, except for its fewest products
 _LEAST_GAIN = 1.5  # of products in bf16 over fp32 on a CPU, below which an update does not become faster
 _log = logging.getLogger(__name__)
 
@@ -102,9 +102,9 @@ def _three_digits(rate: float) -> str:
 
 
 def choose_precision(requested: str, device: torch.device) -> tuple[str, str]:
-    """(`fp32` or `bf16`, why): `requested` itself or, where that is `auto`, what `device` computes fastest.
+    """(`fp32` or `bf16`, why): `requested` itself or, if that is `auto`, what `device` computes fastest.
 
-    The reason names the measured rates, but for fp32 where a recipe asks for it: nothing is measured then.
+    The reason names the measured rates, except for fp32 where a recipe asks for it: nothing is measured then.
     """
     if requested == "fp32":
         return "fp32", "the recipe asks for it"
@@ -132,7 +132,7 @@ def agree_on_precision(requested: str, read_recorded: Callable[[], str | None], 
 
 
 def _choose(requested: str, recorded: str | None, runtime: Runtime) -> tuple[str, str]:
-    """(`fp32` or `bf16`, why). Logs a warning where it is slower than the other would be."""
+    """(`fp32` or `bf16`, why). Logs a warning if it is slower than the other would be."""
     if requested != AUTO or recorded is None:
         precision, reason = choose_precision(requested, runtime.device)
         if precision == "bf16" and not bf16_is_faster(runtime.device)[0]:

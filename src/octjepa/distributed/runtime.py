@@ -53,7 +53,7 @@ def current_accelerator() -> torch.device | None:
 
 
 def best_device() -> torch.device:
-    """The accelerator where there is one, else the processor."""
+    """The accelerator if there is one, else the processor."""
     return current_accelerator() or torch.device("cpu")
 
 
@@ -333,7 +333,7 @@ def _communicate(exchange: Callable[[], object]) -> None:
         reason = str(error).splitlines()[0]
         raise OctjepaError(
             f"rank {dist.get_rank()} lost the others ({reason}). One of them ended or hangs: see its log. Start the "
-            "processes again with --resume; the run goes on from its last checkpoint."
+            "processes again with --resume; the run continues from its last checkpoint."
         ) from None
 
 

@@ -27,7 +27,7 @@ _PLATFORMS = ("TPU", "CPU")
 
 
 def is_requested() -> bool:
-    """Whether PJRT_DEVICE asks for torch_xla. Raises UsageError where it names neither a TPU nor the CPU."""
+    """Whether PJRT_DEVICE asks for torch_xla. Raises UsageError if it names neither a TPU nor the CPU."""
     platform = os.environ.get("PJRT_DEVICE", "")
     if platform and platform not in _PLATFORMS:
         raise UsageError(
@@ -76,7 +76,7 @@ def checkpoint(block: Callable[..., Tensor], *arguments: object) -> Tensor:
 
 
 def adamw(groups: list[dict[str, Any]], rate: float, betas: tuple[float, float]) -> torch.optim.AdamW:
-    """AdamW that obeys its attribute `found_inf`, as torch's fused one does: where that is 1, nothing moves.
+    """AdamW that obeys its attribute `found_inf`, as torch's fused one does: if that is 1, nothing moves.
 
     Its moments exist from the start, so that the first update has the graph of all others.
     """
@@ -107,7 +107,7 @@ def _complete(optimizer: torch.optim.AdamW) -> None:
 
 
 def memory() -> dict[str, int]:
-    """The most bytes that the device used, where it counts them: XLA's CPU device does not."""
+    """The most bytes that the device used, if it counts them: XLA's CPU device does not."""
     with suppress(RuntimeError):  # UNIMPLEMENTED
         info = _library("torch_xla.core.xla_model").get_memory_info(device())
         return {"memory/device_bytes": int(info["peak_bytes_used"])}

@@ -15,7 +15,7 @@ State = Literal["ok", "warning", "failed"]
 
 @dataclass(frozen=True)
 class Check:
-    """The outcome of one check; `to_do` is empty where nothing needs doing."""
+    """The outcome of one check; `to_do` is empty if nothing needs doing."""
 
     name: str
     state: State

@@ -170,7 +170,7 @@ def shared_memory_check(setup: Setup) -> Iterator[Check]:
 
 @register("output folder", _WRITABLE, "give --out a folder that you may write to, on a file system with locks")
 def output_check(setup: Setup) -> Iterator[Check]:
-    """Writes, renames and locks a file beside the output folder. Raises what the file system raises."""
+    """Writes, renames and locks a file next to the output folder. Raises what the file system raises."""
     with tempfile.TemporaryDirectory(prefix=".doctor-", dir=nearest(setup.out)) as folder:
         write_atomic(Path(folder) / "written", lambda file: file.write(b"octjepa"))
         with writer_lock(Path(folder)):

@@ -1,4 +1,6 @@
-"""Embedding tables side by side: cut to the volumes that all hold, with their names in results and untrained twins."""
+"""Embedding tables side by side: cut to the volumes that all hold, with their names in results and randomly initialised
+encoders.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def name_tables(tables: Sequence[Embeddings], add_note: Callable[[str], None]) -
 
 
 def untrained_name(tables: NamedTables, index: int) -> str:
-    """Result name of the untrained twin of table `index`: "untrained" where it equals the first table's."""
+    """Result name of the randomly initialised encoder of table `index`: "untrained" if it equals the first table's."""
     name, table = tables[index]
     return "untrained" if np.array_equal(table.untrained, tables[0][1].untrained) else f"untrained:{name}"
 

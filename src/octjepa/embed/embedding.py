@@ -1,9 +1,9 @@
-"""Embeds every volume of a store: features of the encoder, of its untrained twin and of intensity alone.
+"""Embeds every volume of a store: features of the encoder, of its randomly initialised encoder and of intensity alone.
 
 The encoder is ours or another project's (`encoders.base.FrozenEncoder`). The volumes, sorted by id, are cut into parts.
 Processes of torchrun, workers of a Ray cluster or this process alone take them in turn and write each when it is
 computed (`shard.Embedder.write`), so a killed run is resumed, and the table is the same however the work is divided.
-Tokens and features of B-scans are written beside it on demand.
+Tokens and features of B-scans are written next to it on demand.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Engine = Literal["local", "ray"]
 class Division:
     """How the work is divided, which does not change the table.
 
-    engine: "local" for this process or those of torchrun, "ray" for a Ray cluster, of `workers` where it is started
+    engine: "local" for this process or those of torchrun, "ray" for a Ray cluster, of `workers` if it is started
     here. batch: volumes in a forward pass. part: volumes that a kill can cost, and that a rank takes at a time.
     """
 
@@ -71,7 +71,7 @@ def embed_store(
 
     source: an encoder, ours or another project's, or its location. pools: poolings, by default those of the encoder.
     Only scan patterns select volumes: the effect of another device, site or quality is measured by the evaluation.
-    `tokens` is a folder for token features, `per_bscan` asks for a table of B-scan features beside `out`.
+    `tokens` is a folder for token features, `per_bscan` asks for a table of B-scan features next to `out`.
     Under torchrun each process takes its share of the parts, and each returns the summary.
 
     Returns the summary, whose `leaked` counts people of val and test on whose eyes the encoder was trained; probes
@@ -194,7 +194,7 @@ def require_same_contract(encoder: FrozenEncoder, store: Store, weights: str | P
 def select_volumes(encoder: FrozenEncoder, store: Store) -> pd.DataFrame:
     """The store's volumes to embed, sorted by volume id; a device or site that is lost as a whole is logged.
 
-    Raises UsageError where there is none.
+    Raises UsageError if there is none.
     """
     table, patterns = store.table, encoder.patterns
     rows = table[table["pattern"].isin(patterns)].sort_values("volume_id")
@@ -215,7 +215,7 @@ def select_volumes(encoder: FrozenEncoder, store: Store) -> pd.DataFrame:
 def _wait_for_all(runtime: Runtime, job: Job, count: int) -> None:
     """Waits for the parts of every process by their files: waiting for hours does not mean that a rank is dead.
 
-    Raises OctjepaError where no part has come for _STALLED_SECONDS.
+    Raises OctjepaError if no part has come for _STALLED_SECONDS.
     """
     missing, since = set(range(count)), time.monotonic()
     while missing:
@@ -241,7 +241,7 @@ def _join(
     encoder: FrozenEncoder,
     about: TableFacts,
 ) -> list[float]:
-    """Writes one table from all parts and the indexes beside it, then removes the parts.
+    """Writes one table from all parts and the indexes next to it, then removes the parts.
 
     Returns the least, the median and the greatest number of tokens of a volume.
     """
@@ -263,7 +263,7 @@ def _join(
 
 
 def add_participants(rows: pd.DataFrame, participants: pd.DataFrame) -> pd.DataFrame:
-    """The keys of an embedding table for a store's volumes, with age and clinical site where they are known."""
+    """The keys of an embedding table for a store's volumes, with age and clinical site if they are known."""
     columns = ["person_id", "eye", "volume_id", "content_hash", "device", "split", "visit", "quality"]
     frame = rows[columns].reset_index(drop=True)
     by_person = participants.set_index("person_id") if len(participants) else pd.DataFrame()

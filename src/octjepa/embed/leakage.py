@@ -26,7 +26,8 @@ _log = logging.getLogger(__name__)
 def check_leakage(store: Store, source: str | Path) -> dict[str, Any]:
     """The people of `store` who are in the pretraining data of `source`, as `pretraining_overlap` reports them.
 
-    Raises UsageError: nothing there, or weights that do not say what they were trained on; CheckpointError: damaged.
+    Raises UsageError (nothing there, or weights that do not say what they were trained on) and CheckpointError
+    (damaged).
     """
     return pretraining_overlap(store.table, training_volumes(source))
 
@@ -80,7 +81,7 @@ def warn_of_leaks(leaked: int, trained: str) -> None:
 
 
 def _store_of(source: Path) -> Any:
-    """The index of the store that the run of `source` names; None where it is gone, or may not be opened."""
+    """The index of the store that the run of `source` names; None if it is gone, or may not be opened."""
     for folder in (source, *source.resolve().parents[:2]):
         about = folder / "run.json"
         if about.is_file():

@@ -1,6 +1,6 @@
-"""The folder of parts beside an embedding table: locked while the table is made, read when it is joined, then removed.
+"""The folder of parts next to an embedding table: locked while the table is made, read when it is joined, then removed.
 
-A part holds the features of some volumes and is written whole, so that a run that was stopped goes on with the next.
+A part holds the features of some volumes and is written whole, so that a run that was stopped continues with the next.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def remove_parts(out: Path) -> None:
 
 
 def discard_leftovers(out: Path, tokens: Path | None = None) -> None:
-    """Removes what an embedding that was killed right after it wrote the table `out` left beside it and in `tokens`.
+    """Removes what an embedding that was killed right after it wrote the table `out` left next to it and in `tokens`.
 
     Raises UsageError where another process writes them.
     """

@@ -23,8 +23,8 @@ Part = tuple[int, list[str]]
 def embed_on_ray(job: Job, parts: Sequence[Part], workers: int | None) -> Iterator[int]:
     """Numbers of the parts as they are finished, from the cluster at RAY_ADDRESS or one started here for the time.
 
-    Each task takes a CPU, and a GPU where the cluster has any. Raises UsageError: Ray is not installed, no such
-    cluster, a machine that does not see the parts; OctjepaError: the cluster was lost, or what a worker met.
+    Each task takes a CPU, and a GPU where the cluster has any. Raises UsageError (Ray is not installed, no such
+    cluster, a machine that does not see the parts) and OctjepaError (the cluster was lost, or what a worker met).
     """
     with cluster(workers) as ray:
         gpus = 1 if ray.cluster_resources().get("GPU", 0) >= 1 else 0

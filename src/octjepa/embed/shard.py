@@ -70,7 +70,7 @@ def job_key(weights: str, contract: str, contents: Sequence[str], options: Embed
 
 
 class Embedder:
-    """An encoder, ours or another project's, and its untrained twin on one device."""
+    """An encoder, ours or another project's, and its randomly initialised encoder on one device."""
 
     def __init__(self, encoder: FrozenEncoder, options: EmbeddingOptions, device: torch.device) -> None:
         self.encoder, self.untrained = encoder.to(device), encoder.untrained().to(device)
@@ -129,7 +129,7 @@ class Embedder:
 
 
 def slice_means(volume: TokenFeatures) -> tuple[Float[np.ndarray, "slices dim"], Int[np.ndarray, " slices"]]:
-    """Mean feature of the tokens in each slice of the grid, NaN where none was selected, and their number."""
+    """Mean feature of the tokens in each slice of the grid, NaN if none was selected, and their number."""
     slices = np.unravel_index(volume.grid_index, volume.grid)[0]
     counts = np.bincount(slices, minlength=volume.grid[0])
     sums = np.zeros((volume.grid[0], volume.features.shape[1]))

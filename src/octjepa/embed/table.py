@@ -233,10 +233,10 @@ def read_embeddings(path: str | Path) -> Embeddings:
         raise UsageError(f"{path} has schema {schema}, this octjepa reads {SCHEMA}: {way_out}")
     missing = [name for name in (*KEY_COLUMNS, *FEATURE_COLUMNS) if name not in content.column_names]
     if missing:
-        raise UsageError(f"{path} lacks the column(s) {', '.join(missing)}: it is no table of octjepa embed")
+        raise UsageError(f"{path} lacks the column(s) {', '.join(missing)}: it is not a table of octjepa embed")
     missing = [name for name in ("octjepa.dim", "octjepa.encoder", "octjepa.contract") if name not in metadata]
     if missing:
-        raise UsageError(f"{path} lacks the parquet metadata {', '.join(missing)}: it is no table of octjepa embed")
+        raise UsageError(f"{path} lacks the parquet metadata {', '.join(missing)}: it is not a table of octjepa embed")
     keys = [name for name in (*KEY_COLUMNS, *OPTIONAL_COLUMNS) if name in content.column_names]
     blocks: dict[str, Any] = {
         name: _matrix(content.column(name), f"{path}: {name}") for name in _BLOCKS if name in content.column_names
@@ -313,7 +313,7 @@ def write_bscan_table(
 
     A token covers several neighbouring B-scans of the canonical volume, so they share an
     entry, which names the first and the last. `offset_mm` is the distance of their middle from the middle of the scan
-    along the slow axis. `vector` is the mean over the slice's tokens, empty where none was selected: `tokens` is 0
+    along the slow axis. `vector` is the mean over the slice's tokens, empty if none was selected: `tokens` is 0
     then. Raises OctjepaError: the disk refuses.
     """
     import pyarrow as pa

@@ -2,7 +2,7 @@
 
     tokens.json             encoder, hash of its weights, contract, dim, grid, and the volumes of each part in order
     PART.vector.npy         float16 [tokens, dim], memory-mapped; the tokens of its volumes, one volume after the other
-    PART.untrained.npy      the same of the untrained twin
+    PART.untrained.npy      the same of the randomly initialised encoder
     PART.positions.npy      int32 [tokens], position of each token in the raster order of the grid
     PART.counts.npy         int32 [volumes], number of tokens of each volume
 
@@ -98,7 +98,7 @@ class TokenFolder:
 
     @classmethod
     def open(cls, folder: str | Path) -> TokenFolder:
-        """Raises UsageError: no token folder; OctjepaError: a part of it is absent or not what the index says."""
+        """Raises UsageError (no token folder) and OctjepaError (a part of it is absent or not what the index says)."""
         folder = Path(folder)
         try:
             about = read_object(folder / INDEX)
@@ -107,7 +107,7 @@ class TokenFolder:
             dim, grid = int(about["dim"]), tuple(int(size) for size in about["grid"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(
-                f"{folder} is no folder of tokens ({type(error).__name__} at {INDEX}): make one with octjepa embed "
+                f"{folder} is not a folder of tokens ({type(error).__name__} at {INDEX}): make one with octjepa embed "
                 "... --tokens FOLDER, and let it end"
             ) from None
         parts: dict[str, list[np.ndarray]] = {name: [] for name in (*VIEWS, "positions")}
@@ -141,7 +141,7 @@ class TokenFolder:
         self._require(volume_ids)
         where = [self.index[name] for name in volume_ids]
         counts = np.array([rows.stop - rows.start for _, rows in where], dtype=np.int64)
-        # Always the same length: a volume's sums are taken in one order, whatever volumes are read beside it.
+        # Always the same length: a volume's sums are taken in one order, whatever volumes are read next to it.
         longest = max((rows.stop - rows.start for _, rows in self.index.values()), default=0)
         features = np.zeros((len(where), longest, self.dim), np.float16)
         coordinates = np.zeros((len(where), longest, 3), np.float32)

@@ -34,9 +34,9 @@ class FrozenEncoder(Protocol):
     name: in results. dim: the width of a token's features. grid: (slices, depth, columns) of its tokens, None where a
     token has no position. preprocessing: by which its volumes are prepared. parameters: their number. patterns: the
     scan patterns that it reads. token_choice: which of a volume's tokens it reads, one of `embed.table.TOKENS`.
-    default_pools: the poolings of its table, if none is asked for. location: where its training is recorded, None where
+    default_pools: the poolings of its table, if none is asked for. location: where its training is recorded, None if
     that is not known. recorded_training: content ids of the volumes that it was trained on, and the `uid_key` of those
-    that have a UID; empty where nothing is known. origin: source, licence and checksum of another project's weights;
+    that have a UID; empty if nothing is known. origin: source, licence and checksum of another project's weights;
     None for ours.
     """
 

@@ -46,9 +46,9 @@ def export(
 ) -> list[str]:
     """Writes the encoder of `source` into the folder `out`; returns the names of its files.
 
-    licence: of the weights, as the Hugging Face Hub names it; metrics: figures by name; both for the card.
+    licence: of the weights, as the Hugging Face Hub names it. metrics: figures by name. Both for the card.
 
-    Form safetensors is read back by `load_encoder`; hf is a folder for `transformers.AutoModel`: a VJEPA2Model where
+    Form safetensors is read back by `load_encoder`; hf is a folder for `transformers.AutoModel`: a VJEPA2Model if
     that computes the same features, otherwise the model of `encoders.auto_model`; onnx a graph from the patches and
     positions of selected tokens to their features. Raises UsageError: `out` is not empty, or the extra of onnx is not
     installed; CheckpointError: the disk refuses.
@@ -136,7 +136,7 @@ def _safetensors(encoder: PretrainedEncoder) -> dict[str, Content]:
 
 
 def _hugging_face(encoder: PretrainedEncoder) -> dict[str, Content]:
-    """The files of a `transformers` export: a VJEPA2Model where it computes the same, otherwise a model of ours."""
+    """The files of a `transformers` export: a VJEPA2Model if it computes the same, otherwise a model of ours."""
     recipe, grid = encoder.recipe, encoder.recipe.grid
     reason = ""
     if recipe.model.position_unit != "index":
@@ -243,7 +243,7 @@ def card(encoder: PretrainedEncoder, how: str) -> str:
 {table}
 
 Features of retinal OCT volumes, for research. Not a medical device: no decision about a patient may rest on it. Their
-quality has to be shown by probes on held-out people of the data at hand, beside an untrained encoder
+quality has to be shown by probes on held-out people of the data at hand, next to an untrained encoder
 (`octjepa probe`). Volumes must be prepared by the contract above; `octjepa` refuses others.
 """
 

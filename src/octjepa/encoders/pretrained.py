@@ -42,8 +42,8 @@ class SelectedTokens(NamedTuple):
 class PretrainedEncoder(EncoderBase[SelectedTokens]):
     """A frozen encoder with its recipe, as `octjepa.load_encoder` returns it. Its protocol is `base.FrozenEncoder`.
 
-    Attributes: `dim`, the width of a token's features; `recipe`, its settings; `trained_on`, the content ids of its
-    training volumes, and `trained_on_uids`, the `uid_key` of those that have a UID, in newer weights; `which`,
+    Attributes: `dim`, the width of a token's features. `recipe`, its settings. `trained_on`, the content ids of its
+    training volumes, and `trained_on_uids`, the `uid_key` of those that have a UID, in newer weights. `which`,
     "target" for the EMA target or "student" for the encoder that was trained.
     """
 
@@ -85,7 +85,7 @@ class PretrainedEncoder(EncoderBase[SelectedTokens]):
 
     @property
     def token_choice(self) -> str:
-        """ "tissue" where it reads the tokens that hold tissue, "all" where it reads every token."""
+        """ "tissue" if it reads the tokens that hold tissue, "all" if it reads every token."""
         return self.recipe.tokens.select
 
     def untrained(self) -> PretrainedEncoder:

@@ -16,7 +16,7 @@ from octjepa.evaluate.calibration import ProbeFit
 class VolumeAttention:
     """The attention of each token of one volume, which sums to 1; `grid_index` is its index in the raster of `grid`.
 
-    name: of the result. twin: whether the tokens are those of the untrained twin of the encoder.
+    name: of the result. twin: whether the tokens are those of the randomly initialised encoder of the encoder.
     """
 
     name: str

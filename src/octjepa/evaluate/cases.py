@@ -208,14 +208,14 @@ def read_visit_order(path: Path) -> dict[str, float]:
         frame = read_table(path)
         cells, orders = frame["visit"].str.strip().tolist(), frame["order"].str.strip().tolist()
     except (UsageError, KeyError, AttributeError) as error:
-        raise UsageError(f"{path} is no order of visits ({type(error).__name__}): {expected}") from None
+        raise UsageError(f"{path} is not an order of visits ({type(error).__name__}): {expected}") from None
     column = next((name for name in PERSON_COLUMNS if name in frame), None)
     people = [""] * len(cells) if column is None else frame[column].map(clean_person_id).tolist()
     numbers = _days(orders)
     keys = list(zip(people, cells, strict=True))
     if numbers is None or len(set(keys)) < len(keys):
         what = "an order that is neither number nor date" if numbers is None else "a visit more than once"
-        raise UsageError(f"{path} is no order of visits, it has {what}: {expected}")
+        raise UsageError(f"{path} is not an order of visits, it has {what}: {expected}")
     return {
         name: number
         for (person, cell), number in zip(keys, numbers, strict=True)
@@ -224,7 +224,7 @@ def read_visit_order(path: Path) -> dict[str, float]:
 
 
 def _days(texts: Sequence[str]) -> list[float] | None:
-    """The texts as numbers, or dates as days; None where one of them is neither."""
+    """The texts as numbers, or dates as days; None if one of them is neither."""
     numbers = numbers_of(texts)
     if numbers is not None:
         return numbers.tolist()
@@ -340,7 +340,7 @@ def prepare_targets(
 ) -> tuple[list[PreparedTarget], dict[str, str]]:
     """Every target of `names` that can be measured, and by name why the others are left out.
 
-    Raises UsageError where none can; of a single target its own error.
+    Raises UsageError if none can; of a single target its own error.
     """
     prepared: list[PreparedTarget] = []
     left_out: dict[str, str] = {}

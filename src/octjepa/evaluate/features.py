@@ -2,7 +2,7 @@
 
 Features are standardised by the training volumes and scaled so that a training volume has length one on average: one
 grid of settings then serves 192 and 1,728 features alike. The setting is selected by loss on the validation split, or,
-where that holds too few people, by person-grouped cross-validation inside the training split. Every feature set, the
+if that holds too few people, by person-grouped cross-validation inside the training split. Every feature set, the
 untrained encoder's included, goes through exactly this.
 """
 

@@ -34,7 +34,7 @@ def parse_counts(text: str | None) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and int(part) >= 2 * MIN_PEOPLE for part in parts):
         raise UsageError(
-            f"--labelled {text!r} is no list of numbers of people: give whole numbers of at least {2 * MIN_PEOPLE} "
+            f"--labelled {text!r} is not a list of numbers of people: give whole numbers of at least {2 * MIN_PEOPLE} "
             "with commas between them, such as 10,30,100"
         )
     return tuple(sorted({int(part) for part in parts}))

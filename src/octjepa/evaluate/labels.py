@@ -73,7 +73,7 @@ class LabelTable:
         return bool(self.visit_names)
 
     def texts(self, target: str, frame: pd.DataFrame) -> list[str | None]:
-        """The label of each volume of `frame`, of its visit first; None where there is none."""
+        """The label of each volume of `frame`, of its visit first; None if there is none."""
         values, visits = self.values[target], self.visits.get(target, {})
         names = frame["visit"] if "visit" in frame else [""] * len(frame)
         keys = zip(frame["person_id"], frame["eye"], names, strict=True)
@@ -92,8 +92,8 @@ class LabelTable:
 def read_labels(path: str | Path, targets: Sequence[str]) -> LabelTable:
     """Reads the columns `targets` of a TSV or CSV.
 
-    Raises UsageError: no such file, not a table, no person column, no such target, a column twice, an eye that is no
-    eye, two rows of one person and eye that disagree.
+    Raises UsageError: no such file, not a table, no person column, no such target, a column twice, an eye that is not
+    an eye, two rows of one person and eye that disagree.
     """
     path = Path(path)
     if not targets:
@@ -188,7 +188,7 @@ def _without_placeholders(
     if strange:
         shown = ", ".join(f"{text!r} in row {row}" for row, text in strange[:5])
         raise UsageError(
-            f"{path}: {target} holds {len(strange)} cell(s) that are no numbers among numbers: {shown}; correct them, "
+            f"{path}: {target} holds {len(strange)} cell(s) that are not numbers among numbers: {shown}; correct them, "
             "or leave them empty"
         )
     return column

@@ -1,7 +1,7 @@
 """The two probes without gradient steps: linear and k-nearest-neighbour.
 
-linear is L2-penalised logistic regression with classes weighted by inverse frequency; for ordered classes one for each
-threshold between neighbours (Frank & Hall 2001); ridge for a quantity, Cox regression for a time to an event.
+linear is L2-penalised logistic regression with classes weighted by inverse frequency. For ordered classes one for each
+threshold between neighbours (Frank & Hall 2001). Ridge for a quantity, Cox regression for a time to an event.
 """
 
 from __future__ import annotations

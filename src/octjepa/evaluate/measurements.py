@@ -41,7 +41,7 @@ class Measurements:
 def estimate_metric(
     metric: str, predictions: Predictions, draws: Draws, people: Sequence[str], label_hash: str
 ) -> Estimate:
-    """`metric` ("brier", too) of the predictions of test cases, resampled by person.
+    """`metric` ("brier" as well) of the predictions of test cases, resampled by person.
 
     people: of the test cases, in order. label_hash: of the test cases and their labels (`Target.label_hash`).
     """
@@ -71,7 +71,7 @@ def measure_predictions(
     """Estimates every metric of every prediction, and the macro AUROC of at least two binary targets.
 
     people: the people of each target's test cases, in order. metric_names: None for all of the task; the primary metric
-    is always estimated. Raises UsageError where none of `metric_names` fits a target's task.
+    is always estimated. Raises UsageError if none of `metric_names` fits a target's task.
     """
     estimates: Estimates = {}
     rows: list[Row] = []
@@ -137,7 +137,7 @@ def result_row(key: ResultKey, metric: str, estimate: Estimate) -> Row:
 def _macro_estimates(
     targets: Mapping[str, Target], estimates: Estimates, people: Mapping[str, Sequence[str]]
 ) -> Estimates:
-    """The mean AUROC over the binary targets, resampled jointly; empty where there are fewer than two."""
+    """The mean AUROC over the binary targets, resampled jointly; empty if there are fewer than two."""
     binary = [name for name, target in targets.items() if target.task == "binary"]
     if len(binary) < 2:
         return {}
@@ -151,7 +151,9 @@ def _macro_estimates(
 
 
 def compare_with_untrained(targets: Sequence[Target], tables: NamedTables, estimates: Estimates) -> list[ProbePaired]:
-    """The paired difference of every encoder result and its untrained twin, in the primary metric of each target."""
+    """The paired difference of every encoder result and its randomly initialised encoder, in the primary metric of each
+    target.
+    """
     metrics = {target.name: PRIMARY_METRIC[target.task] for target in targets} | {MACRO: "auroc"}
     twins = {name: untrained_name(tables, index) for index, (name, _) in enumerate(tables)}
     comparisons = []
@@ -190,7 +192,7 @@ def compare_with_baselines(paired: ProbePaired | None, estimates: Estimates) -> 
 
 
 def best_by_test(values: Mapping[Any, float], metric: str) -> Any | None:
-    """The key with the best finite value of `metric`; None where no value is finite.
+    """The key with the best finite value of `metric`; None if no value is finite.
 
     Chosen by the test set, which favours it: comparisons with it are conservative and have no corrected p-value.
     """

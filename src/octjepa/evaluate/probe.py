@@ -1,7 +1,7 @@
 """Frozen probes: small models on the features of an encoder that is not trained further.
 
 Embedding tables and a label file go in; results {name, target, probe, pool, metric, value, low, high, n} come out,
-always with majority, covariates, histogram and untrained beside the encoder's, and the paired difference to the
+always with majority, covariates, histogram and untrained next to the encoder's, and the paired difference to the
 untrained encoder. Probes are fitted on split train, their settings selected on val (or inside train), and measured on
 test once. Fails with UsageError on people in two splits, on labels that match no scan and on targets that cannot be
 measured; of several targets such a target is left out with a note.
@@ -88,7 +88,7 @@ class ProbeSettings:
     probes: names in PROBES and TOKEN_PROBES. task: one of `targets.TASKS`. pools: default, all that every table holds.
     metrics: default, all of the task. bootstrap: resamples. level, several, visit_order: see `cases`.
     label_smoothing: of mlp and attentive. paired_probe and paired_pool name the comparison reported in `paired` before
-    any test figure is seen; where that probe is not run, the last of those that are, where that pool is not,
+    any test figure is seen; if that probe is not run, the last of those that are, if that pool is not,
     `pooling.default_pool` of those that are. labelled: numbers of training people whose labels alone are read, for
     `ProbeResult.labelled`. subgroups: columns by whose groups the results of that probe and pool are measured, for
     `ProbeResult.subgroups`. event: with task survival the column that says whether the event happened, the targets
@@ -179,7 +179,7 @@ def run_probes(
 ) -> ProbeResult:
     """Probes every table for every target.
 
-    tokens: a folder for each table, for token probes. ledger_folder: counts the uses of each test set; default beside
+    tokens: a folder for each table, for token probes. ledger_folder: counts the uses of each test set; default next to
     the labels. Raises UsageError: nothing to probe, an unknown probe, pool, metric, task, level or rule, tables or
     tokens that do not fit together, a ledger that cannot be written, and everything that `read_labels`, `check_people`
     and, for a single target, `join_labels` raise.
@@ -277,7 +277,7 @@ def _measure_labelled(
     """Rows and comparisons as those of all labels.
 
     The macro mean is over the targets of the whole result, so that it is one curve: if one of them is left out, there
-    is no macro mean.
+    is not a macro mean.
     """
     if not inputs.prepared:
         return WithFewerLabels(left_out=tuple(reasons))

@@ -2,7 +2,7 @@
 
 Every target (and every fold, where validation holds too few people) has a network of its own; each batch of features is
 read once and given to all of them. Batches are drawn from all training volumes, labelled or not, and the random numbers
-of a step depend on its target, so what one target gets does not depend on which others are trained beside it. The
+of a step depend on its target, so what one target gets does not depend on which others are trained next to it. The
 held-out loss stops each network at its best epoch and then sets the decision between the classes, as for the other
 probes. Volumes are named by their index in the table of embeddings.
 """
@@ -33,7 +33,7 @@ from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervi
 
 EPOCHS = 60
 PATIENCE = 8  # epochs without a better held-out loss
-UNWATCHED_EPOCHS = 15  # where there is nobody to hold out
+UNWATCHED_EPOCHS = 15  # if there is nobody to hold out
 _BATCH = 32
 _LR, _WEIGHT_DECAY = 3e-3, 0.05
 _VOLUMES_FOR_SCALE = 256
@@ -48,7 +48,7 @@ Build = Callable[[Task, int], nn.Module]  # a network for a task and its number 
 class NetworkFit:
     """One network of one target: trained on the volumes `in_train`, stopped early by the volumes `held_out`.
 
-    truth: the label of every volume of train and val, by volume; scale: mean and standard deviation of a quantity;
+    truth: the label of every volume of train and val, by volume. scale: mean and standard deviation of a quantity.
     weight: of each class in the loss, None for a quantity.
     """
 

@@ -67,7 +67,7 @@ class Ledger:
 
     @classmethod
     def of(cls, labels: str | Path, folder: Path | None, command: str) -> Ledger:
-        """The ledger in `folder`, default beside the labels. Raises UsageError: it cannot be written."""
+        """The ledger in `folder`, default next to the labels. Raises UsageError: it cannot be written."""
         ledger = cls(folder or test_set_ledger.default_folder(Path(labels)), command)
         test_set_ledger.check_writable(ledger.folder)
         return ledger

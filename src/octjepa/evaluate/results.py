@@ -147,7 +147,7 @@ class HeadPaired(Paired):
 
 @dataclass(frozen=True)
 class RecipePaired(Paired):
-    """The mean of an entry over its seeds minus that of a reference; of the recipes where both have several seeds."""
+    """The mean of an entry over its seeds minus that of a reference; of the recipes if both have several seeds."""
 
     recipe_low: float | None = None
     recipe_high: float | None = None
@@ -211,7 +211,7 @@ class Choice(Record):
 
 @dataclass(frozen=True)
 class TunedChoice(Record):
-    """The update whose weights were selected, of all updates. by: "val", or "last" where nothing was selected."""
+    """The update whose weights were selected, of all updates. by: "val", or "last" if nothing was selected."""
 
     name: str
     probe: str
@@ -409,7 +409,7 @@ class WithFewerLabels(Record):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> WithFewerLabels:
-        """As `Record.from_json`; the rows and differences are records, too."""
+        """As `Record.from_json`; the rows and differences are records as well."""
         pairs = data.get("comparisons") or data.get("paired") or ()
         return cls(
             tuple(map(read_row, data.get("rows") or ())),

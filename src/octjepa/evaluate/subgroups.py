@@ -7,7 +7,7 @@ and not scored, because its value would be noise. `subgroup_tables` arranges the
 ES-AUC = AUC / (1 + sum over groups of |AUC - AUC of the group|): equal to the AUC when every group has it, smaller
 otherwise (Luo et al. 2024, FairVision). Groups in which the metric cannot be measured are named, never averaged away.
 Leave one group out: the probe is fitted without a single label of a group (a vendor, a site) and tested on that group's
-people, beside the same people under the probe with all groups; the difference also holds what fewer training people
+people, next to the same people under the probe with all groups; the difference also holds what fewer training people
 cost. A threshold carried from site to site keeps its value while the scores shift, so its specificity is measured for
 every pair of sites.
 """
@@ -48,7 +48,7 @@ MIN_PEOPLE_PER_CLASS = 10
 MAX_GROUPS = 20
 # Columns of the volumes that a label table need not repeat.
 _OF_VOLUMES = ("age", "clinical_site", "device", "eye")
-Groups = Mapping[str, Shaped[np.ndarray, " cases"]]  # column -> group of every case, "" where it is not known
+Groups = Mapping[str, Shaped[np.ndarray, " cases"]]  # column -> group of every case, "" if it is not known
 Fit = Callable[[Target], Predictions]
 _Statistic = Callable[[Weights], Figures]
 
@@ -113,7 +113,7 @@ def subgroup_scores(
 def _why_not_measured(
     metric: str, predictions: Predictions, inside: np.ndarray, people: np.ndarray, min_per_class: int
 ) -> str:
-    """Why the group of test volumes `inside` cannot be measured; "" where it can."""
+    """Why the group of test volumes `inside` cannot be measured; "" if it can."""
     count = len(set(people[inside].tolist()))
     classes = np.unique(predictions.truth).tolist() if predictions.scores.shape[1] > 1 else []
     missing = len(classes) - len(np.unique(predictions.truth[inside])) if len(classes) else 0
@@ -201,7 +201,7 @@ def _without_group(target: Target, groups: np.ndarray, group: str) -> Target:
 
 
 def _why_not_measurable(target: Target, others: Target, person_ids: np.ndarray) -> str:
-    """Why a group cannot be tested by a model trained on the others; "" where it can."""
+    """Why a group cannot be tested by a model trained on the others; "" if it can."""
     people = len(set(person_ids[others.indices["test"]].tolist()))
     if people < MIN_PEOPLE:
         return f"{people} test people, at least {MIN_PEOPLE} are needed"
@@ -311,7 +311,9 @@ class SubgroupColumn:
             return text
         numbers = numbers_of([text])
         if numbers is None:
-            raise UsageError(f"--subgroups {self.name}: {text!r} is no number, and bands need numbers: drop the edges")
+            raise UsageError(
+                f"--subgroups {self.name}: {text!r} is not a number, and bands need numbers: drop the edges"
+            )
         band = int(np.searchsorted(self.edges, numbers[0], side="right"))
         low, high = (f"{self.edges[at]:g}" if 0 <= at < len(self.edges) else "" for at in (band - 1, band))
         return f"{low} to under {high}" if low and high else f"under {high}" if high else f"{low} and over"
@@ -344,7 +346,7 @@ def read_groups(columns: Sequence[SubgroupColumn], labels_path: str | Path, fram
     """The group of every case of `frame` (person_id, eye, ...) in every column; the label table takes precedence.
 
     A person whose two eyes differ in a column belongs to no group of it at the level of people. Raises UsageError: a
-    column that neither has, a band of what is no number, more than MAX_GROUPS groups.
+    column that neither has, a band of what is not a number, more than MAX_GROUPS groups.
     """
     if not columns:
         return {}

@@ -1,7 +1,7 @@
 """Survival targets: a time and whether the event was seen at it, read by Cox regression with an L2 penalty.
 
 A label is one signed number, the convention of XGBoost's Cox objective: the time where the event happened, minus the
-time of last sight where it did not (censored). The model is the log partial likelihood of Cox (1972) with Breslow's
+time of last sight if it did not (censored). The model is the log partial likelihood of Cox (1972) with Breslow's
 handling of equal times; the penalty is that of the linear probe of classes, so one grid of settings serves both.
 """
 
@@ -52,7 +52,7 @@ def join_events(labels: LabelTable, times: Sequence[str], event: str) -> LabelTa
 
 
 def default_probes(task: str) -> tuple[str, ...]:
-    """The probes of `task` where none is named."""
+    """The probes of `task` if none is named."""
     return ("linear",) if task == TASK else DEFAULT_PROBES
 
 
@@ -111,7 +111,7 @@ class CoxRegression:
         signed: Float[np.ndarray, " n"],
         sample_weight: None = None,
     ) -> CoxRegression:
-        """Newton's method with halved steps. Warns with ConvergenceWarning where it does not end."""
+        """Newton's method with halved steps. Warns with ConvergenceWarning if it does not end."""
         order, last = _risk_sets(signed)
         ordered, events = features[order], signed[order] > 0
         weights = self.coef if self.coef is not None else np.zeros(features.shape[1])

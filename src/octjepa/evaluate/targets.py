@@ -64,7 +64,7 @@ def task_of(texts: list[str], target: str, task: str) -> tuple[Task, tuple[str, 
 
 
 def _check_spelling(texts: Sequence[str], target: str) -> None:
-    """Raises UsageError for numbers with decimal commas, which are no numbers, and texts that differ by case alone."""
+    """Raises UsageError for numbers with decimal commas, which are not numbers, and texts that differ by case alone."""
     if numbers_of([text.replace(",", ".", 1) for text in texts]) is not None:
         raise UsageError(f"{target}: its numbers have decimal commas: write 0.5 for 0,5")
     check_spelling(target, texts)
@@ -75,19 +75,19 @@ def _check_quantity(texts: Sequence[str], target: str) -> None:
     finite = [text for text in texts if numbers_of([text]) is not None]
     if len(set(finite)) > _FEW_NUMBERS and 2 * len(finite) > len(texts):
         raise UsageError(
-            f"{target}: {len(texts) - len(finite)} of {len(texts)} labelled volumes have a value that is no finite "
+            f"{target}: {len(texts) - len(finite)} of {len(texts)} labelled volumes have a value that is not a finite "
             f"number, the others {len(set(finite))} different numbers: correct them or leave the cells empty (classes: "
             "--task multiclass)"
         )
 
 
 def non_numeric_notes(target: str, texts: Sequence[str]) -> list[str]:
-    """A note on texts that became classes beside numbers: often a sign for a missing label, such as "?"."""
+    """A note on texts that became classes next to numbers: often a sign for a missing label, such as "?"."""
     strange = sorted({text for text in texts if numbers_of([text]) is None})
     if not strange or len(strange) == len(set(texts)):
         return []
     shown = ", ".join(map(repr, strange[:5]))
-    return [f"{target}: {shown} beside numbers count as classes; leave such cells empty where no label is known"]
+    return [f"{target}: {shown} next to numbers count as classes; leave such cells empty if no label is known"]
 
 
 def check_classes(target: str, classes: tuple[str, ...], values: dict[str, np.ndarray]) -> list[str]:
@@ -171,7 +171,7 @@ def check_people(frame: pd.DataFrame) -> list[str]:
 def join_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: str = "auto") -> Target:
     """The labels of `target` for the volumes of `frame`, by person and eye.
 
-    Raises UsageError: no volume has a label, one class only, a class missing where it is needed, labels that do not
+    Raises UsageError: no volume has a label, one class only, a class missing if it is needed, labels that do not
     fit `task`.
     """
     if task not in TASKS:

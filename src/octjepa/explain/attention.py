@@ -1,6 +1,6 @@
 """Where an attentive probe looks: the share of its attention that each token of a volume gets, as a table in a file.
 
-The attention of a token is the mean over the heads, and over the networks of cross-validation where there are several.
+The attention of a token is the mean over the heads, and over the networks of cross-validation if there are several.
 It says which tokens were read, not why, nor that the prediction would change without them (Jain & Wallace 2019); and
 a token that is read holds what the encoder brought there from others.
 """
@@ -27,7 +27,7 @@ _COLUMNS = [field.name for field in fields(VolumeAttention)]
 class TokenAttention:
     """Of one volume and target: the attention of each token, which sums to 1, and its index in the raster of `grid`.
 
-    untrained: whether it is of the untrained twin of the encoder.
+    untrained: whether it is of the randomly initialised encoder of the encoder.
     """
 
     target: str
@@ -37,7 +37,7 @@ class TokenAttention:
     attention: Float[np.ndarray, " k"]
 
     def even_shares(self) -> Float[np.ndarray, "d h w"]:
-        """The token grid in multiples of an even share: 1 is what every token gets where none stands out. Else NaN."""
+        """The token grid in multiples of an even share: 1 is what every token gets if none stands out. Else NaN."""
         values = np.full(self.grid, np.nan, np.float32)
         values.reshape(-1)[self.grid_index] = self.attention * len(self.attention)
         return values

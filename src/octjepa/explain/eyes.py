@@ -58,7 +58,7 @@ def occluded_eyes(store: Store, encoder: PretrainedEncoder) -> list[OccludedVolu
 def occluded_cases(store: Store, path: Path, tuned: TunedModel) -> list[OccludedVolume]:
     """Test volumes of a fine-tuning with the change of the prediction of its first target; none without a label.
 
-    Raises OctjepaError: a store of another contract, too costly for a page, damaged predictions, another project's
+    Raises OctjepaError: a store of another contract as well costly for a page, damaged predictions, another project's
     encoder.
     """
 

@@ -19,7 +19,8 @@ _PICTURE: dict[str, Any] = {"cmap": "magma", "vmin": 0.0, "interpolation": "near
 
 
 def write_attention_maps(writer: NativeWriter, maps: Sequence[TokenAttention]) -> None:
-    """`ID.attention.TARGET.nii.gz` and `.png` of every target; that of the untrained twin is in the figure alone.
+    """`ID.attention.TARGET.nii.gz` and `.png` of every target; that of the randomly initialised encoder is in the
+    figure alone.
 
     The file holds multiples of an even share. Raises UsageError: the maps are of another token grid.
     """
@@ -82,7 +83,7 @@ def _write_attention_figure(
 def _en_face(
     values: Float[np.ndarray, "N R C"], found: TokenAttention, writer: NativeWriter
 ) -> Float[np.ndarray, "N C"]:
-    """Per cent of the attention that the column of tokens at each A-scan gets; NaN where there is none."""
+    """Per cent of the attention that the column of tokens at each A-scan gets; NaN if there is none."""
     total = np.nansum(values, axis=1) * 100 / (writer.token_depth * len(found.attention))
     return np.where(np.isfinite(values).any(axis=1), total, np.nan)
 

@@ -1,6 +1,6 @@
 """Occlusion and token similarity of the eyes of a page, saved in the geometry of the scan as it came.
 
-For each eye two NIfTI files, a value at every voxel of the scan and NaN where there is no token of tissue, and a
+For each eye two NIfTI files, a value at every voxel of the scan and NaN if there is no token of tissue, and a
 figure. The files of `octjepa segment` have the same axes and order of B-scans, so that one can be laid on the other.
 """
 

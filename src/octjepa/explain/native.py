@@ -23,7 +23,7 @@ def tokens_to_native(grid: Grid, native: NativeMap, recipe: Recipe) -> Float[np.
 def token_at(
     canonical: Float[np.ndarray, "P 3"], preprocessing: Preprocessing, recipe: Recipe
 ) -> Int[np.ndarray, "P 3"]:
-    """The token (slice, depth, column) at positions of the stored volume; outside the grid where there is none."""
+    """The token (slice, depth, column) at positions of the stored volume; outside the grid if there is none."""
     corner, patch = np.array(preprocessing.margin), np.array(recipe.tokens.patch_size)
     return np.floor((canonical + 0.5 - corner) / patch).astype(np.int64)
 

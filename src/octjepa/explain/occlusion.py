@@ -5,7 +5,7 @@ encoder takes any set of tokens, so those of a region are not given to it, and p
 others. A patch of the tissue's mean intensity is something no scan holds; its features would enter the maximum, and the
 prediction would change because of what was put there ("missingness bias", Jain et al. 2022, which leaving tokens out
 lessens). Nor is the budget filled up again: patches that were not selected would add information of their own. What the
-smaller number of tokens does by itself is measured beside the maps (`Occlusion.scattered`).
+smaller number of tokens does by itself is measured next to the maps (`Occlusion.scattered`).
 
 Neighbouring tokens repeat what one token holds, so a region is at least `REGION_MM` wide. Layers at one position do so,
 too: the en face map leaves out whole columns over the full depth; then the B-scans of the strongest column are searched
@@ -13,8 +13,8 @@ in depth. Encoders of objectives that hide tokens from the context encoder have 
 `normalized_mse` and the heads of a fine-tuning have only been trained on whole sets.
 
 A map shows what a prediction depends on, not why, nor what training contributed: that of an untrained encoder peaks at
-what is unusual in a scan, too (`encoder_occlusion(encoder.untrained(), volume)`; Adebayo et al. 2018 ask this of every
-such map).
+what is unusual in a scan as well (`encoder_occlusion(encoder.untrained(), volume)`; Adebayo et al. 2018 ask this of
+every such map).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Occlusion:
     slab, column: where `en_face` is furthest from zero.
     scattered: the greatest size of the change in `SCATTERED_DRAWS` draws, each of as many tokens at random, as many of
     them tissue, as the strongest region of en_face and the strongest of b_scan hold.
-    background: every token left out that is no tissue; NaN where there is none.
+    background: every token left out that is not tissue; NaN if there is none.
     """
 
     en_face: Float[np.ndarray, "d w"]
@@ -206,7 +206,7 @@ def occlude(
 ) -> Occlusion:
     """The maps of one volume; `rng` draws the scattered tokens.
 
-    Raises UsageError where no region can be left out: no token of tissue, or all tokens in one region.
+    Raises UsageError if no region can be left out: no token of tissue, or all tokens in one region.
     """
     patches, positions = (torch.from_numpy(part).to(device or "cpu") for part in (selected.patches, selected.positions))
     grid = np.stack(np.unravel_index(selected.grid_index, selected.grid), axis=-1)  # k 3

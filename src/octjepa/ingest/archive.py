@@ -46,8 +46,8 @@ def expand(source: str | Path, target: str | Path, dry_run: bool = False) -> dic
     the target already with the same size and checksum; `nested` archives are written as they are; `refused` lists
     {archive, member, reason, detail} with a reason of `octjepa.ingest.archive_members.REFUSALS`. With `dry_run` nothing
     is written and the figures are what would be.
-    Raises UsageError (no archive, a target that is no folder), TooManyLostError where a member was refused, after all
-    work is done; OctjepaError: too little room on the disk, or no archive can be read at all.
+    Raises UsageError (no archive, a target that is not a folder), TooManyLostError where a member was refused, after
+    all work is done; OctjepaError: too little room on the disk, or no archive can be read at all.
     """
     start = time.monotonic()
     counts = _Counts()
@@ -73,7 +73,7 @@ def expand(source: str | Path, target: str | Path, dry_run: bool = False) -> dic
 
 
 def _raise_refused(counts: _Counts, archives: int, summary: dict[str, Any]) -> None:
-    """Raises TooManyLostError, or OctjepaError where nothing could be read."""
+    """Raises TooManyLostError, or OctjepaError if nothing could be read."""
     lines = []
     for refusal in counts.refused[:_REPORTED]:
         path = f"{refusal.archive}: {refusal.member}" if refusal.member else refusal.archive
@@ -140,7 +140,7 @@ def _expand_group(
 
 
 def _plan(archive: SourceFile, claimed: ClaimedPaths, counts: _Counts) -> ArchivePlan | None:
-    """What to unpack from an archive; None, and a refusal in `counts`, where it cannot be read."""
+    """What to unpack from an archive; None, and a refusal in `counts`, if it cannot be read."""
     with archive.local() as path:
         try:
             with ZipFile(path) as opened:
@@ -152,7 +152,7 @@ def _plan(archive: SourceFile, claimed: ClaimedPaths, counts: _Counts) -> Archiv
 
 
 def _write(opened: ZipFile, member: Member, target: Target, counts: _Counts, meter: Meter, dry_run: bool) -> str:
-    """Writes one member, or skips one that is there; the reason of `REFUSALS` where it is refused, else ""."""
+    """Writes one member, or skips one that is there; the reason of `REFUSALS` if it is refused, else ""."""
     if target.has(member.path):
         same = target.is_same(member)
         counts.skipped += same

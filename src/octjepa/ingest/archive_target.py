@@ -188,6 +188,6 @@ def stream(opened: ZipFile, member: Member, file: IO[bytes] | None, meter: Meter
             if not block:
                 return size == member.info.file_size
             if file is not None:
-                file.write(block)  # not in the try: a full disk is no fault of the archive
+                file.write(block)  # not in the try: a full disk is not a fault of the archive
             size += len(block)
             meter.add(len(block))

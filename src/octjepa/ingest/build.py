@@ -363,13 +363,13 @@ def _summary(
         (
             contradicted,
             f"person id(s) of {store.location} under which files state different people: two people may share the id. "
-            f"The note {CONTRADICTED_NOTE} in volumes.parquet says what differs. Where they do, give a manifest.tsv "
+            f"The note {CONTRADICTED_NOTE} in volumes.parquet says what differs. If they do, give a manifest.tsv "
             "with ids of their own and ingest again.",
         ),
         (
             several_sites,
             f"person id(s) of {store.location} from several institutions: two people may share an id. "
-            "Where they do, give a manifest.tsv with ids of their own and ingest again.",
+            "If they do, give a manifest.tsv with ids of their own and ingest again.",
         ),
     ):
         if count:

@@ -37,7 +37,7 @@ def suffix_of(path: str) -> str:
 
 
 def relative(path: str, folder: str) -> str | None:
-    """`path` below `folder` ("" for the folder itself), None where it is elsewhere."""
+    """`path` below `folder` ("" for the folder itself), None if it is elsewhere."""
     inside = folder.rstrip("/")
     if path.rstrip("/") == inside:
         return ""
@@ -55,7 +55,7 @@ class LocalListing:
         return str(Path(source))
 
     def locate(self, path: str, as_folder: bool = False) -> tuple[str, str] | None:
-        """(path without links, kind), kind as in `entries`; None where there is nothing. Raises PermissionError."""
+        """(path without links, kind), kind as in `entries`; None if there is nothing. Raises PermissionError."""
         try:
             mode = os.lstat(path).st_mode
             if stat.S_ISLNK(mode):
@@ -155,7 +155,7 @@ class BucketListing:
         return url
 
     def prefetch(self, urls: Sequence[str]) -> None:
-        """Lists the folders of `urls` where that takes fewer requests than looking each of them up."""
+        """Lists the folders of `urls` if that takes fewer requests than looking each of them up."""
         for folder, count in Counter(map(dirname, urls)).items():
             if count > _FEW_OBJECTS:
                 self.load(folder, below=False)
@@ -240,7 +240,7 @@ class BucketListing:
         else:
             folder = dirname(path)
             parts = [path, *(join(folder, other) for other in formats.companion_names(basename(path)))]
-            if suffix_of(path) == ".xml":  # a HEYEX export lists images beside it
+            if suffix_of(path) == ".xml":  # a HEYEX export lists images next to it
                 parts += [file for file in self._files(folder) if suffix_of(file) in IMAGES]
         objects = tuple(found for part in dict.fromkeys(parts) if (found := self._object(part)))
         return SourceFile(f"{path}/" if is_folder else path, name, row, objects)

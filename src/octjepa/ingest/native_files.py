@@ -27,7 +27,7 @@ from octjepa.store.index import file_key, user_spacing_mm
 from octjepa.volume import OCTVolume
 
 MAX_BYTES = 512 << 20  # of pixels that are held at once; the last scan is held in any case
-_MAX_FOLDERS = 200  # that are tried beside the store
+_MAX_FOLDERS = 200  # that are tried next to the store
 
 
 class NativeFiles:
@@ -54,9 +54,9 @@ class NativeFiles:
             return self._held[name]
 
     def frame(self, entry: Mapping[str, Any], number: int) -> UInt8[np.ndarray, "H W"] | None:
-        """B-scan `number` of an index entry, without reading the others; None where that cannot be done.
+        """B-scan `number` of an index entry, without reading the others; None if that cannot be done.
 
-        That it is the file which was ingested is not checked but for its name and size: `read` does so afterwards.
+        That it is the file which was ingested is not checked except for its name and size: `read` does so afterwards.
         """
         source = next(self._candidates(entry), None)
         if source is None or source.member or str(entry["volume_id"]) in self._held:
@@ -130,7 +130,7 @@ def existing_scans(scans: Sequence[str]) -> tuple[str, ...]:
 
 
 def folders_near(store: Path) -> list[Path]:
-    """The folders beside a store, one level deep, in which its files are tried by name."""
+    """The folders next to a store, one level deep, in which its files are tried by name."""
     parent = store.resolve().parent
     try:
         beside = sorted(path for path in parent.iterdir() if path.is_dir() and path != store.resolve())

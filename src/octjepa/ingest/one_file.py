@@ -104,7 +104,7 @@ def is_done(source: SourceFile, before: FileState | None, spacing_mm: Spacing = 
 def refused(
     source: SourceFile, stage: str, reason: str, detail: str, digest: str = "", person: StatedPerson | None = None
 ) -> Result:
-    """The quarantine entry of one file as a result; `person` is whom it states, None where that was not read.
+    """The quarantine entry of one file as a result; `person` is whom it states, None if that was not read.
 
     Raises KeyError: a reason that is not on the list.
     """
@@ -115,7 +115,7 @@ def refused(
 
 
 def sha256(source: SourceFile) -> str:
-    """SHA-256 of a file in hex; "" where it cannot be read, and for a folder."""
+    """SHA-256 of a file in hex; "" if it cannot be read, and for a folder."""
     try:
         with source.local() as path, path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

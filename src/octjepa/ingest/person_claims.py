@@ -6,7 +6,8 @@ memory while an ingest runs; only the note `person_contradicted=KINDS` is stored
 
 Names without a common word, birth dates of two years and two sexes contradict each other. One person may have both eyes
 and be scanned by several devices and clinics, so devices and institutions count only together with such a
-contradiction, or if the id is one that exports write for everyone (1111, 1234) and no name or birth date is stated.
+contradiction. They also count if the id is one that exports write for everyone (1111, 1234) and no name or birth date
+is stated.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The work of `worker_pool` as tasks of a Ray cluster: many machines, one store that all of them see.
 
-Each Ray worker keeps one process of its own beside it (a `WorkerPool` of one), so that a decoder that crashes or hangs
+Each Ray worker keeps one process of its own next to it (a `WorkerPool` of one), so that a decoder that crashes or hangs
 costs one file there as it does here. What Ray adds is other machines; when one is lost, its files are given to others.
 """
 
@@ -48,9 +48,9 @@ def ray_results(
 ) -> Generator[tuple[SourceFile, Result], None, None]:
     """Results in the order of `files`, from the cluster at RAY_ADDRESS, or from one that is started here for the time.
 
-    `workers` files are worked on at once, as many as the cluster has CPUs where it is None. Raises UsageError: Ray is
-    not installed, no such cluster, a machine of it does not see the store or a source; OctjepaError: the cluster was
-    lost, the disk is full.
+    `workers` files are worked on at once, as many as the cluster has CPUs if it is None. Raises UsageError (Ray is
+    not installed, no such cluster, a machine of it does not see the store or a source) and OctjepaError (the cluster
+    was lost, the disk is full).
     """
     store = store.resolve()
     with cluster(workers) as ray:
@@ -118,7 +118,7 @@ def cluster(workers: int | None) -> Iterator[Any]:
 
 
 def worker_error(error: Any) -> Exception:
-    """The exception to raise for Ray's RayTaskError: the worker's own where it is meant for the user."""
+    """The exception to raise for Ray's RayTaskError: the worker's own if it is meant for the user."""
     cause = error.cause or error
     if isinstance(cause, OctjepaError | OSError):
         return cause
@@ -130,14 +130,16 @@ def worker_error(error: Any) -> Exception:
 
 
 def _check_reachable(address: str) -> None:
-    """Raises OSError where nothing listens at "host:port": Ray itself would try for minutes."""
+    """Raises OSError if nothing listens at "host:port": Ray itself would try for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 def _result(ray: Any, file: SourceFile, reference: Any, store: Path) -> Result:
-    """The result of one task. Raises UsageError: its machine sees no store or no sources; OctjepaError: Ray failed."""
+    """The result of one task. Raises UsageError (its machine sees no store or no sources) and OctjepaError (Ray
+    failed).
+    """
     lost = (
         ray.exceptions.WorkerCrashedError,
         ray.exceptions.NodeDiedError,

@@ -26,7 +26,7 @@ _MOST: Final = 50  # sources of a folder: the last ones
 def remember_sources(folder: str | Path, sources: Sequence[str | Path], model: Path | None = None) -> None:
     """Adds `sources` to those of `folder`, and the `model` that segmented them if it is not the packaged one.
 
-    A cache that cannot be written is no error: the note is a convenience.
+    A cache that cannot be written is not an error: the note is a convenience.
     """
     given = [str(source) if is_remote(source) else str(_folder(Path(source).resolve())) for source in sources]
     with suppress(OSError, OctjepaError):

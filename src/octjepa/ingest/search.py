@@ -225,9 +225,9 @@ class Search:
     def _check_left_out(
         self, folder: str, below: str, scans: list[str], others: list[str], manifest: Manifest | None
     ) -> None:
-        """Among files left out beside scans: numbered images are refused, an empty file named like a scan is read."""
+        """Among files left out next to scans: numbered images are refused, an empty file named like a scan is read."""
         images = sum(map(len, sequences(others)))
-        if images and not any(suffix_of(name) == ".xml" for name in scans):  # a HEYEX XML has its images beside it
+        if images and not any(suffix_of(name) == ".xml" for name in scans):  # a HEYEX XML has its images next to it
             self._refuse(folder, below or basename(folder), "images_beside_scan", f"{images} images")
         if all(PurePath(name).suffix for name in scans):
             return
@@ -342,11 +342,11 @@ class Search:
         return parse_manifest(self._read_table(file, named), folder, join(folder, basename(file)))
 
     def _read_usable_manifest(self, file: str) -> Manifest | None:
-        """The manifest in a tree; None, and a warning, where it cannot be used."""
+        """The manifest in a tree; None, and a warning, if it cannot be used."""
         try:
             return self._read_manifest(file)
         except UsageError as error:
-            _log.warning("%s; the scans beside it are read without its ids and spacings", error)
+            _log.warning("%s; the scans next to it are read without its ids and spacings", error)
             return None
 
     def _read_table(self, file: str, named: bool = False) -> str:

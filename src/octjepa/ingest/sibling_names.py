@@ -1,7 +1,7 @@
 """Names learned from one file of a folder mask the paths of its siblings, whose own headers may hold no name.
 
 Kept in memory while an ingest runs, and nowhere else. A name holds for all files in the folder of the file that states
-it and below; where a folder's name tells it, for that folder and for those beside it.
+it and below; where a folder's name tells it, for that folder and for those next to it.
 """
 
 from __future__ import annotations

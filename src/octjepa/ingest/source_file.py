@@ -84,10 +84,10 @@ class SourceFile:
             yield folder if is_folder else folder / PurePosixPath(self.location).name
 
     def state(self) -> tuple[int, int] | None:
-        """(size, time or version): both are equal as long as nothing changed; None where it cannot be looked at.
+        """(size, time or version): both are equal as long as nothing changed; None if it cannot be looked at.
 
-        The second is the time of modification in ns for a local file alone, else 63 bits of a hash of versions, of the
-        times of a file and those beside it, or of a folder's names, sizes and times.
+        The second is the time of modification in ns for a single local file. Otherwise it is 63 bits of a hash: of
+        versions, of the times of a file and its neighbours, or of a folder's names, sizes and times.
         """
         if isinstance(self.location, str):
             found = self.objects or tuple(filter(None, [remote.info(self.location)]))
@@ -154,5 +154,5 @@ def how_to_expand(name: str) -> str:
 
 
 def printable(text: str) -> str:
-    """A path as text that every table and terminal can hold: line breaks and bytes that are no text are escaped."""
+    """A path as text that every table and terminal can hold: line breaks and bytes that are not text are escaped."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -89,7 +89,7 @@ def read_list(content: bytes, source: str) -> list[str]:
     lines = content.decode(encoding, "surrogateescape" if encoding == "utf-8-sig" else "replace").splitlines()
     entries = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not entries or any("\0" in entry for entry in entries):
-        raise UsageError(f"{printable(source)} is no list of files: expected text with a path or url on each line")
+        raise UsageError(f"{printable(source)} is not a list of files: expected text with a path or url on each line")
     return entries
 
 
@@ -123,7 +123,7 @@ def _sort(found: Discovery) -> None:
 
 
 def _report(sources: Sequence[str | Path], found: Discovery) -> None:
-    """Warns of what a person must act on before all can be read. Raises UsageError where there is nothing to read."""
+    """Warns of what a person must act on before all can be read. Raises UsageError if there is nothing to read."""
     messages = {
         code: f"{count} {code}: {REASONS[code].meaning}; {REASONS[code].action}"
         for code, count in Counter(refusal.reason for refusal in found.refused).items()
@@ -167,7 +167,7 @@ def _split_multi_scan_files(files: Sequence[SourceFile]) -> list[SourceFile]:
 
 
 def _list_scans(path: Path, name: str) -> tuple[str, ...] | None:
-    """The scans in the file, () for one; None where they cannot be listed."""
+    """The scans in the file, () for one; None if they cannot be listed."""
     try:
         with _parsing:
             return formats.list_scans(path)

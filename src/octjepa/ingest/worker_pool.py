@@ -38,13 +38,13 @@ AHEAD = 4  # results that may wait for an earlier file, per worker: enough to ke
 
 
 def worker_count(requested: int | None) -> int:
-    """`requested` processes, with a warning where they are more than the cores; one a core where that is None."""
+    """`requested` processes, with a warning if they are more than the cores; one a core if that is None."""
     available = cores()
     if requested is None:
         return available
     if requested > available:
         _log.warning(
-            "%d worker processes on %d cores: all are started, and share the cores; that takes more memory and is no "
+            "%d worker processes on %d cores: all are started, and share the cores; that takes more memory and is not "
             "faster than --workers %d",
             requested,
             available,
@@ -223,7 +223,7 @@ def _work_on(pipe: Pipe, work: Work, shares: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """A worker whose parent was killed must not go on writing into a store that the next ingest holds."""
+    """A worker whose parent was killed must not continue writing into a store that the next ingest holds."""
     parent = parent_process()
     if parent is not None:
         parent.join()

@@ -39,7 +39,7 @@ class MeasuredValue(Record):
 class Estimate:
     """A metric's value, its bootstrap samples, and what it was measured on.
 
-    samples: the value in every resample, NaN where it is undefined. n: volumes; n_people: people behind them.
+    samples: the value in every resample, NaN if it is undefined. n: volumes; n_people: people behind them.
     scale: of the metric, see `intervals`.
     """
 

@@ -24,7 +24,7 @@ class PairedDifference:
     """ours - reference on the same people; low and high as in Interval.
 
     p: two-sided, of no difference, from the same standard error as the interval: below 0.05 exactly where the interval
-    leaves out zero. None where there is no interval.
+    leaves out zero. None if there is no interval.
     """
 
     difference: float
@@ -71,7 +71,7 @@ class SeedSpread:
 
 
 def seed_spread(estimates: Sequence[Estimate]) -> SeedSpread:
-    """How far the trainings differ. Raises UsageError where none is given."""
+    """How far the trainings differ. Raises UsageError if none is given."""
     if not estimates:
         raise UsageError("an arm has no training to summarise")
     values = [estimate.value for estimate in estimates]

@@ -11,10 +11,10 @@ from octjepa.record import Record
 
 log = logging.getLogger(__name__)
 
-# Results that use no trained encoder, in the order in which they are shown beside it.
+# Results that use no trained encoder, in the order in which they are shown next to it.
 BASELINES = ("untrained", "intensity", "histogram", "covariates", "majority")
 
-# With fewer test people no statement is made: the exam leaves out such metrics, too (docs/exam).
+# With fewer test people no statement is made: the exam leaves out such metrics as well (docs/exam).
 FEWEST_TEST_PEOPLE = 20
 
 # Every kind of fault, as its heading in print.
@@ -58,7 +58,7 @@ class TestSetUse(Record):
 class Findings:
     """faults: shown first in every output. notes: what was left out or degraded.
 
-    uses: how often each test set was used; empty where no ledger was kept.
+    uses: how often each test set was used; empty if no ledger was kept.
     """
 
     faults: list[Fault] = field(default_factory=list)

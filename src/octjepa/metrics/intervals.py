@@ -47,7 +47,7 @@ MIN_DEFINED_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Interval:
-    """low and high are None where no valid interval exists; undefined: number of resamples without a value.
+    """low and high are None if no valid interval exists; undefined: number of resamples without a value.
 
     None exists for fewer than MIN_PEOPLE people, where too few resamples have a value, and where all have the same: a
     perfect score of a few people, or a value fixed by construction. The bootstrap cannot tell these two apart, and an
@@ -65,7 +65,7 @@ def scale_of(metric: str, scores: Float[np.ndarray, "n classes"]) -> Scale:
 
 
 def standard_error(samples: Float[np.ndarray, " resamples"], n_people: int) -> float | None:
-    """Spread of the bootstrap samples, corrected for `n_people`; None where no interval exists (see Interval)."""
+    """Spread of the bootstrap samples, corrected for `n_people`; None if no interval exists (see Interval)."""
     defined = samples[np.isfinite(samples)]
     if n_people < MIN_PEOPLE or len(defined) < max(2, MIN_DEFINED_SHARE * len(samples)):
         return None
@@ -93,7 +93,7 @@ def student_interval(
 ) -> Interval:
     """value +- t standard errors on `scale`, by the delta method.
 
-    For metrics that end at 1 the samples themselves are transformed, where they have no long tail.
+    For metrics that end at 1 the samples themselves are transformed, if they have no long tail.
     more: as in `combined_error`, such as the variance between seeds, on the scale of `value`.
     """
     from scipy.stats import t

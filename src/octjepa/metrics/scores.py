@@ -27,10 +27,10 @@ ECE_BINS = 10
 class Predictions:
     """Truth and predictions of a test set.
 
-    truth: class codes 0..classes-1 [n], the quantity itself (regression), or the time to an event, negative where it
+    truth: class codes 0..classes-1 [n], the quantity itself (regression), or the time to an event, negative if it
         was not seen until then (survival).
-    scores: [n, classes], probabilities as if every class were equally common (their largest is the decision);
-        regression: [n, 1], the predicted quantity; survival: [n, 1], a risk, larger where the event is sooner.
+    scores: [n, classes], probabilities as if every class were equally common (their largest is the decision).
+        regression: [n, 1], the predicted quantity. survival: [n, 1], a risk, larger where the event is sooner.
     calibrated: [n, classes], probabilities at the training set's class shares; only `ece` reads them.
     """
 
@@ -200,7 +200,7 @@ def _mean_absolute_rank_error(predictions: Predictions, weights: Weights) -> Fig
 def _concordance(predictions: Predictions, weights: Weights) -> Figures:
     """Harrell's C: of the pairs of which it is known who had the event first, the share whose risks say so.
 
-    A pair counts where the earlier time is that of an event; of equal times, where one is an event and the other is
+    A pair counts where the earlier time is that of an event; of equal times, if one is an event and the other is
     not. Equal risks count half (Harrell et al. 1996). Memory and time grow with events x volumes.
     """
     times, risk = np.abs(predictions.truth), predictions.scores[:, 0]

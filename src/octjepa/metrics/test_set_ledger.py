@@ -1,8 +1,8 @@
 """Counts the uses of a test set, because a result that was chosen among many uses is too good.
 
 One line per use is added to a file named after the hash of the test volumes and their labels
-(`targets.test_set_hash`), in a folder that the user names; beside the label table it counts for everyone who shares the
-table. A line holds when, which command, the target, and hashes of what was measured: no person, no label. Reusing a
+(`targets.test_set_hash`), in a folder that the user names; next to the label table it counts for everyone who shares
+the table. A line holds when, which command, the target, and hashes of what was measured: no person, no label. Reusing a
 test set to choose makes its results optimistic (Dwork et al. 2015, The reusable holdout); the ledger does not forbid
 it, it reports it.
 """
@@ -32,7 +32,7 @@ FOLDER = "octjepa_test_uses"
 
 
 def reuse_warning(uses: Sequence[TestSetUse]) -> str:
-    """One sentence on the test sets that were used before; "" where none was."""
+    """One sentence on the test sets that were used before; "" if none was."""
     again = [
         f"{use.target} for the {_ordinal(use.looks)} time ({use.measured} different rows measured on it so far)"
         for use in uses
@@ -52,7 +52,7 @@ def _ordinal(number: int) -> str:
 
 
 def default_folder(labels: Path) -> Path:
-    """The folder of the ledger where none was named: beside the label table."""
+    """The folder of the ledger if none was named: next to the label table."""
     return labels.parent / FOLDER
 
 

@@ -86,7 +86,7 @@ class Block(nn.Module):
     ) -> Float[Tensor, "b s w"]:
         """`paths`: factors of the attention and the MLP of each sample, for drop-path.
 
-        Only tokens `first` on are returned, and computed but for keys and values.
+        Only tokens `first` on are returned, and computed except for keys and values.
         """
         if paths is None:
             x = x[:, first:] + self.attention(self.norm1(x), tables, first)

@@ -84,7 +84,7 @@ def rope_tables(
 def rotate(x: Float[Tensor, "batch heads tokens head"], tables: RopeTables) -> Float[Tensor, "batch heads tokens head"]:
     """Rotates each neighbouring pair of features by its token's angle; keeps the dtype.
 
-    Complex numbers give the same bits as products and a swap (but for bf16 gradients, rounded once less), and are
+    Complex numbers give the same bits as products and a swap (except for bf16 gradients, rounded once less), and are
     faster on a CPU (`git show 7f034832:benchmarks/rotary.py`).
     """
     cosine, sine, turns = tables

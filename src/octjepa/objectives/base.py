@@ -108,5 +108,5 @@ def gather_tokens(x: Float[Tensor, "b t f"], index: Int[Tensor, "r n"]) -> Float
 
 
 def cosine(predicted: Tokens, target: Tokens) -> Scalar:
-    """Mean cosine over hidden tokens, logged beside every loss."""
+    """Mean cosine over hidden tokens, logged next to every loss."""
     return F.cosine_similarity(predicted.float(), target.float(), dim=-1).mean()

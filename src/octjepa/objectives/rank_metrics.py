@@ -26,8 +26,8 @@ def rank_me(features: Features) -> float:
 def alpha_req(features: Features) -> float:
     """alpha-ReQ (Agrawal et al. 2022): the exponent of the power law that the covariance's eigenvalues follow.
 
-    The slope of log eigenvalue over log rank by least squares, sign turned. Near 1 is considered healthy; far above,
-    a few directions carry all variance; near 0, features are noise.
+    The slope of log eigenvalue over log rank by least squares, sign turned. Near 1 is considered healthy. Far above,
+    a few directions carry all variance. Near 0, features are noise.
     """
     centred = features.double() - features.double().mean(dim=0)
     values = torch.linalg.svdvals(centred).square()
@@ -44,7 +44,7 @@ def lidar(groups: Float[Tensor, "volumes views w"]) -> float:
     """LiDAR (Thilak et al. 2024): effective rank of the variance between volumes, whitened by that within them.
 
     `groups` are features of several views of each volume. exp of the entropy of the normalised eigenvalues of
-    W^-1/2 B W^-1/2, W the covariance within volumes, B that of the volumes' means. 0 where nothing separates them.
+    W^-1/2 B W^-1/2, W the covariance within volumes, B that of the volumes' means. 0 if nothing separates them.
 
     The paper has 1,000 samples of 50 views and adds 1e-4 to W's diagonal. With 32 of 3 that would make a full rank of
     noise alone, for W has no more than 64 directions and the means carry a third of the noise. So W is shrunk, and of

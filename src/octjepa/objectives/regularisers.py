@@ -68,7 +68,7 @@ def sigreg_of_sets(
 def pool_regions(
     features: Float[Tensor, "r n w"], regions: Int[Tensor, "r n"]
 ) -> tuple[Float[Tensor, "r regions w"], Float[Tensor, "r regions"]]:
-    """(the mean of each region's tokens, 0 where it has none; 1 where it has any, else 0)."""
+    """(the mean of each region's tokens, 0 if it has none; 1 if it has any, else 0)."""
     every = torch.arange(REGIONS, device=regions.device)
     inside = (regions.unsqueeze(-1) == every).to(features.dtype)  # [r, n, regions]
     counts = inside.sum(dim=1)  # [r, regions]
@@ -83,7 +83,7 @@ def zone_sigreg(
 
     Invariance is the mean squared distance of a region's mean from its average over the masks of its eye, where more
     than one of them shows it. SIGReg is the mean over the regions and masks in which at least eight eyes show it: one
-    mask at a time, since the masks of an eye are no independent draws.
+    mask at a time, since the masks of an eye are not independent draws.
     """
     pooled, shown = pool_regions(features.float(), regions)
     by_mask, seen = pooled.unflatten(0, (masks, -1)), shown.unflatten(0, (masks, -1))  # [masks, b, regions(, w)]

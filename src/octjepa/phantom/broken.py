@@ -247,7 +247,7 @@ def defects_for(devices: tuple[str, ...]) -> list[Defect]:
 def write_broken(
     path: Path, eye: Eye, seed: int, defect: Defect, manifest_row: dict[str, Any]
 ) -> tuple[list[Path], dict[str, Any]]:
-    """Writes `eye` with `defect` to `path` or beside it. Raises OSError where the disk refuses.
+    """Writes `eye` with `defect` to `path` or next to it. Raises OSError where the disk refuses.
 
     `manifest_row` is the good file's line of manifest.tsv. Returns the files that were written, with the broken file
     last (none if the defect is an absent file), and the line that the manifest then holds ({} for no line).

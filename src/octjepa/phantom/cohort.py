@@ -105,7 +105,7 @@ class EyeTask:
 
 
 class WrittenEye(NamedTuple):
-    """Lines of the tables for one eye ({} where it has none) and the number of its files."""
+    """Lines of the tables for one eye ({} if it has none) and the number of its files."""
 
     manifest: dict[str, Any]
     truth: dict[str, Any]

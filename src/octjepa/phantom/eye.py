@@ -203,7 +203,7 @@ def read_truth(path: Path) -> Truth:
         surfaces = arrays["surfaces"].astype(np.float32) / np.float32(arrays["surface_steps_per_row"])
         fovea = (float(arrays["fovea_mm"][0]), float(arrays["fovea_mm"][1]))
     except (OSError, KeyError, ValueError) as error:
-        raise UsageError(f"{path} is no truth file of a phantom ({error}): expected truth/<SOP UID>.npz") from None
+        raise UsageError(f"{path} is not a truth file of a phantom ({error}): expected truth/<SOP UID>.npz") from None
     return Truth(surfaces, masks, fovea)
 
 
@@ -211,7 +211,7 @@ def eye_measures(truth: Truth, spacing_mm: tuple[float, float, float]) -> dict[s
     """`MEASURES` of a scan with voxels of `spacing_mm` (slice, depth, column).
 
     A volume is the voxels of a lesion's mask, the area of atrophy its A-scans, and the central thickness the mean from
-    the ILM to Bruch's membrane over the A-scans within 0.5 mm of the fovea; 0 where there is no lesion.
+    the ILM to Bruch's membrane over the A-scans within 0.5 mm of the fovea; 0 if there is no lesion.
     """
     dz, dy, dx = spacing_mm
     voxels = {name: np.count_nonzero(mask) for name, mask in truth.masks.items()}

@@ -1,7 +1,7 @@
 """Disease as a change of the retinal surfaces: position and extent of each lesion, and how the layers move.
 
-Drusen are domes under the RPE; intraretinal cysts are in INL and ONL with local thickening; subretinal fluid is a lens
-above the RPE; atrophy removes the RPE in patches; an epiretinal membrane is a thin bright sheet with folds. A severity
+Drusen are domes under the RPE. Intraretinal cysts are in INL and ONL with local thickening. Subretinal fluid is a lens
+above the RPE. Atrophy removes the RPE in patches. An epiretinal membrane is a thin bright sheet with folds. A severity
 in 0..1 sets number and extent, by `octjepa.phantom.person.LESION_SIZES`.
 """
 
@@ -36,7 +36,7 @@ class Disease:
     drusen_um: Map  # height between Bruch's membrane and the RPE
     subretinal_um: Map  # height of fluid between the RPE and the photoreceptors
     atrophy: Map  # 0 healthy .. 1 without RPE
-    epiretinal_um: Map  # thickness on the ILM, 0 where there is none
+    epiretinal_um: Map  # thickness on the ILM, 0 if there is none
     cysts: list[Cyst] = field(default_factory=list)
     below_rpe: Literal["drusen", "fluid"] = "drusen"  # what fills `drusen_um`
     basal_um: Map | None = None  # what is left of the RPE on Bruch's membrane below such fluid; None draws none

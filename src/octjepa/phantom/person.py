@@ -6,9 +6,9 @@ the intended prevalence, so eyes of one person agree more often than chance and 
 
 Lesions of difficulty `plain` are what the demo and the tests draw: each in three eyes of ten and over millimetres, so
 that a few minutes of training have something to find. `realistic` follows measured sizes: drusen 63-250 um wide and
-30-110 high, few of them; intraretinal cysts of 50-300 um (one in twenty is wider, none above 500) in a small swelling;
-lenses of subretinal fluid and patches of atrophy (300 um across and more) well under a disc diameter; thin epiretinal
-membranes with low folds; each in 8 to 15 % of eyes. `exam` has the sizes of `realistic`, each in a quarter of eyes, so
+30-110 high, few of them. Intraretinal cysts of 50-300 um (one in twenty is wider, none above 500) in a small swelling.
+Lenses of subretinal fluid and patches of atrophy (300 um across and more) well under a disc diameter. Thin epiretinal
+membranes with low folds. Each in 8 to 15 % of eyes. `exam` has the sizes of `realistic`, each in a quarter of eyes, so
 that a thousand people with one eye each hold some 250 of every lesion.
 """
 

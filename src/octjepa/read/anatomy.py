@@ -67,7 +67,7 @@ _OTHER_IMAGES = {
     "SLO": "a localizer",
     "FUNDUS": "a fundus image",
 }
-_WHOLE_EYE = {"81745001", "T-AA000"}  # decides nothing: the structure may be named beside it
+_WHOLE_EYE = {"81745001", "T-AA000"}  # decides nothing: the structure may be named next to it
 _HUMAN = re.compile(r"\b(human|homo|h\. sapiens|man)\b", re.IGNORECASE)
 _HUMAN_CODES = {"337915000", "L-85B00"}
 

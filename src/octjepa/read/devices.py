@@ -103,7 +103,7 @@ _MAKES = frozenset(name.partition("_")[0] for name in _BY_NAME)
 
 
 def device_slug(text: str) -> str:
-    """The words of `text` as a name: "NIDEK CO., LTD. Mirante" -> "nidek_mirante"; "" where it names nothing."""
+    """The words of `text` as a name: "NIDEK CO., LTD. Mirante" -> "nidek_mirante"; "" if it names nothing."""
     words = [word for word in re.split(r"[^a-z0-9]+", text.lower()) if word and word not in _COMPANY]
     slug = "_".join(dict.fromkeys(words))[:_LONGEST].strip("_")
     return "" if slug in _NO_NAME else slug
@@ -123,7 +123,7 @@ def parse_device(text: str) -> str:
 
 
 def _listed_name(make: str, model: str, text: str) -> str:
-    """The listed device that make and model name, or ""; words of no product count only beside their make."""
+    """The listed device that make and model name, or ""; words of no product count only next to their make."""
     for listed in _LISTED:
         home = listed.device.name.partition("_")[0]
         if (listed.product or not make or home in make) and listed.pattern.search(text):
@@ -160,7 +160,7 @@ def named_model(texts: Iterable[str], manufacturer: str, usual: str) -> str:
 
 
 def pick_device(stated: list[tuple[str, bool]], named: list[str], notes: list[str]) -> str:
-    """The device of a scan, "unknown" where nothing names one; a disagreement is noted.
+    """The device of a scan, "unknown" if nothing names one; a disagreement is noted.
 
     `stated` are those of manifest and header (`stated_device`), `named` those of folder and file name, each the most
     trusted first. A stated model takes precedence; a folder completes a stated make, but never replaces it.

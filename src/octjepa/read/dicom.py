@@ -216,7 +216,7 @@ def _check_frames(header: Dataset) -> None:
 
 
 def _check_neighbours(path: Path, header: Dataset) -> None:
-    """Tells the first frame of a series from a line scan, which looks the same, by the files beside it.
+    """Tells the first frame of a series from a line scan, which looks the same, by the files next to it.
 
     Raises VolumeRejected single_frame_series: the file before or after it, by name, is a frame of the same series.
     """
@@ -231,12 +231,12 @@ def _check_neighbours(path: Path, header: Dataset) -> None:
         if single and _text(found, "SeriesInstanceUID") == series and _text(found, "SOPInstanceUID") != own:
             raise rejection(
                 "single_frame_series",
-                f"one frame, and a file beside it holds another of its series; {_HOW_TO_ASSEMBLE}",
+                f"one frame, and a file next to it holds another of its series; {_HOW_TO_ASSEMBLE}",
             )
 
 
 def _is_part(path: Path, scan: RawScan, header: Dataset) -> bool:
-    """Whether a file beside `path` continues its B-scans: one scan cut into several instances of a series.
+    """Whether a file next to `path` continues its B-scans: one scan cut into several instances of a series.
 
     Only a file whose B-scans cover much less than a square field, or are numbered from another number than 1, is
     compared with the files before and after it by name.
@@ -286,7 +286,7 @@ def _continues(frames: FrameGeometry, others: FrameGeometry) -> bool:
 
 
 def _neighbours(path: Path) -> list[Path]:
-    """The regular files before and after this one in the order of names, where there are such."""
+    """The regular files before and after this one in the order of names, if there are such."""
     with os.scandir(path.parent) as entries:
         names = [entry.name for entry in entries if entry.is_file()]
     before = max((name for name in names if name < path.name), default=None)
@@ -314,7 +314,7 @@ def _add_pixels(header: Dataset, stream: DicomStream) -> None:
 
 
 def _text(header: Dataset, keyword: str) -> str:
-    """The element as text; "" where it is absent."""
+    """The element as text; "" if it is absent."""
     value = header.get(keyword)
     if isinstance(value, list | tuple) or type(value).__name__ == "MultiValue":
         return "\\".join(map(str, value)).strip()  # as DICOM writes several values

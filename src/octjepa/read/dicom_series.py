@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _SUFFIXES = {".dcm", ".dicom", ".dic", ".ima", ""}
 _LAST_TAG = 0x00280103  # of `_READ`: what follows is long in multi-frame files
-_PEEKED = 8  # of the smallest files of a folder: where none is a single B-scan, no series is looked for
+_PEEKED = 8  # of the smallest files of a folder: if none is a single B-scan, no series is looked for
 _SHARED = (
     "SeriesInstanceUID",
     "FrameOfReferenceUID",
@@ -100,7 +100,7 @@ def find_series(
 ) -> list[Series]:
     """The scans among files of which `sizes` holds the bytes, by name; `facts_of` some of them is `series_facts`.
 
-    Where none of the `peeked` smallest is a single B-scan, the others are not opened.
+    If none of the `peeked` smallest is a single B-scan, the others are not opened.
     """
     if not any(map(_is_single, facts_of(sorted(sizes, key=lambda name: (sizes[name], name))[:peeked]))):
         return []
@@ -182,7 +182,7 @@ def _numbers(headers: Sequence[Dataset]) -> list[int] | None:
 
 
 def _positions(headers: Sequence[Dataset]) -> np.ndarray | None:
-    """Positions in mm along the line through the B-scans, or None where one is missing."""
+    """Positions in mm along the line through the B-scans, or None if one is missing."""
     found: list[list[float]] = []
     for header in headers:
         group = (header.get("PerFrameFunctionalGroupsSequence") or [_item()])[0]

@@ -1,6 +1,6 @@
 """Encapsulated pixel data: split into frames and decoded frame by frame, so that a broken one costs only itself.
 
-Frames are counted from the code streams; the offset table and NumberOfFrames are used only where they fit them. A
+Frames are counted from the code streams; the offset table and NumberOfFrames are used only if they fit them. A
 code stream's own header (size, depth) is read before it is decoded, so that a damaged one allocates nothing.
 """
 
@@ -275,7 +275,7 @@ def _fits(stream: StreamHeader, layout: Layout) -> bool:
 
 
 def decoding_fault(fragment: bytes, stream: StreamHeader | None, layout: Layout, syntax: str) -> str:
-    """Why an encoded frame must not be decoded, in words; "" where it may be.
+    """Why an encoded frame must not be decoded, in words; "" if it may be.
 
     A decoder allocates what a code stream declares, and may end the process when it cannot: only a stream whose
     declared size is the size in the DICOM header reaches it.
@@ -294,7 +294,7 @@ def decoding_fault(fragment: bytes, stream: StreamHeader | None, layout: Layout,
 
 
 def usual_sign(streams: Iterable[StreamHeader | None]) -> bool | None:
-    """Whether most code streams are of signed values; None where none states it."""
+    """Whether most code streams are of signed values; None if none states it."""
     signs = [stream.signed for stream in streams if stream is not None and stream.signed is not None]
     return 2 * sum(signs) > len(signs) if signs else None
 

@@ -54,7 +54,7 @@ def decimal_numbers(text: str) -> list[float] | None:
 
 
 def _value(group: Dataset, tag: int) -> Any:
-    """The element's value, None where it is absent. Numbers are read without pydicom's value classes.
+    """The element's value, None if it is absent. Numbers are read without pydicom's value classes.
 
     Some writers store decimal numbers as a text of another kind (UT, LO, UN); they are read the same way.
     """
@@ -93,7 +93,7 @@ def pixel_measures(group: Dataset | None) -> tuple[list[float] | None, float | N
 
 
 def has_decimal_comma(header: Dataset) -> bool:
-    """Whether a spacing in the header is written with a comma, which is no number in DICOM."""
+    """Whether a spacing in the header is written with a comma, which is not a number in DICOM."""
     groups = [*_items(header, 0x52009229), *list(_items(header, _PER_FRAME))[:1], header]
     for group in groups:
         for item in [*_items(group, _PIXEL_MEASURES), group]:

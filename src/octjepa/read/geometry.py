@@ -25,7 +25,7 @@ Shape = tuple[int, int, int]  # [D, H, W]
 LIMITS_MM = {"slice": (0.002, 1.5), "depth": (0.001, 0.01), "column": (0.002, 0.06)}
 # Of a spacing that the user states, for cubes that were resampled: the scan's extent has to be plausible instead.
 STATED_LIMITS_MM = {"slice": (0.002, 1.5), "depth": (0.0005, 0.05), "column": (0.001, 0.5)}
-_STATED = ("option", "sidecar")  # --spacing and the JSON beside the scan
+_STATED = ("option", "sidecar")  # --spacing and the JSON next to the scan
 MAX_THICKNESS_MM = 0.5  # of SliceThickness and of the manifest's
 # Slow over fast extent of a whole scan; outside, frames are missing or the pitch is wrong.
 FIELD_RATIO = (0.25, 4.0)
@@ -58,7 +58,7 @@ class SpacingSources:
     manifest_thickness: float | None
     protocol: ProtocolSpacing | None
     header: AxisSpacing = (None, None, None)
-    header_source: str = "header"  # or "sidecar": the JSON beside the scan
+    header_source: str = "header"  # or "sidecar": the JSON next to the scan
     option: tuple[float, float, float] | None = None
 
     def thicknesses(self) -> list[tuple[str, float]]:
@@ -260,7 +260,7 @@ def _spacing_unknown(sources: SpacingSources, pairs: Sequence[tuple[str, tuple[f
     return rejection(
         "spacing_unknown",
         f"no plausible spacing of {', '.join(missing)}: {'; '.join(stated) or 'no source names one'}; expected in mm "
-        f"{limits}, in this order in a JSON file beside it or by --spacing, or in the header or manifest.tsv",
+        f"{limits}, in this order in a JSON file next to it or by --spacing, or in the header or manifest.tsv",
     )
 
 
@@ -419,7 +419,7 @@ def _gap_differs(pitch: float, positions: Float[np.ndarray, " F"] | None) -> boo
 
 
 def _order_by_number(frames: FrameGeometry, notes: list[str]) -> Int[np.ndarray, " F"]:
-    """The order of the in-stack numbers where they are complete, else that of the file."""
+    """The order of the in-stack numbers if they are complete, else that of the file."""
     numbers = frames.in_stack
     stored = np.arange(len(numbers))
     if not np.isfinite(numbers).all() or len(np.unique(numbers)) != len(numbers):

@@ -111,7 +111,7 @@ def _site(header: HeaderFields, person_ids: list[str], proven: bool) -> str:
 
 
 def _header_person(header: HeaderFields, notes: list[str]) -> str:
-    """The person id of the header, pseudonymised where it holds a name; "" for none and for a placeholder."""
+    """The person id of the header, pseudonymised if it holds a name; "" for none and for a placeholder."""
     person = clean_person_id(header.person_id)
     if person and is_placeholder(person):
         notes.append("person_id_placeholder")  # every file of an export may carry it: it is nobody's
@@ -125,7 +125,7 @@ def _header_person(header: HeaderFields, notes: list[str]) -> str:
 
 def _person_ids(header: HeaderFields, path: PurePath, row: ManifestRow | None, notes: list[str]) -> list[str]:
     """Ids, the most trusted first. A folder of four digits may be a year: it outranks the header only below a device's
-    folder, as in an AI-READI tree, and so does a name that begins with four digits only where it names a device."""
+    folder, as in an AI-READI tree, and so does a name that begins with four digits only if it names a device."""
     name = _FILE_NAME.match(path.stem)
     below_device = path.parent.parent.name.lower() in DEVICES
     # Elsewhere four digits may be a year.

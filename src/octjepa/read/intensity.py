@@ -1,9 +1,9 @@
-"""Values of any number type to 8-bit intensities, with a note of what was changed; what is no scan is refused.
+"""Values of any number type to 8-bit intensities, with a note of what was changed; what is not a scan is refused.
 
-Marks of what was not measured (-32768, 65535, the largest float32) are no intensities. Such a mark lies further from
+Marks of what was not measured (-32768, 65535, the largest float32) are not intensities. Such a mark lies further from
 the other values than they lie from each other. Scaled together with it, 12 bits of scan would be sixteen intensities;
 it becomes the nearest end of the scan's own range instead, white or black, and `octjepa.canonical.fill` masks it
-where it reaches the border. A single bright pixel far above all others counts as one too.
+if it reaches the border. A single bright pixel far above all others counts as one too.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _finite_values(frame: np.ndarray) -> list[float]:
 def _is_flat(values: np.ndarray) -> bool:
     """Whether a few values fill the frames in areas in which neighbours are equal: classes, with blurred edges.
 
-    The speckle of a scan makes neighbours differ, except where it is black or white; a drawing has equal neighbours
+    The speckle of a scan makes neighbours differ, except if it is black or white; a drawing has equal neighbours
     inside its areas too.
     """
     frames = values[:: max(1, len(values) // _FLAT_FRAMES)]

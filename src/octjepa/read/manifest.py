@@ -68,7 +68,7 @@ def row_hash(row: ManifestRow | None) -> str:
 class Manifest:
     """A table of files. `root` (a real folder or a url) is what every filepath is relative to.
 
-    `disagreeing` are files with rows that contradict each other; `escaping` the filepaths that lead out of the root;
+    `disagreeing` are files with rows that contradict each other. `escaping` the filepaths that lead out of the root.
     `repeated` counts rows whose file an earlier row listed.
     """
 
@@ -92,13 +92,13 @@ class Manifest:
         return (replace(rows[0], frames=None, sop_instance_uid="") if rows else None), differ
 
     def row_of_path(self, path: str) -> ManifestRow | None:
-        """The row of a real local path; None where it is not below the root or its rows contradict each other."""
+        """The row of a real local path; None if it is not below the root or its rows contradict each other."""
         row = self.row_at(os.path.relpath(path, self.root)) if path.startswith(self.root.rstrip("/") + "/") else None
         return None if row is None or row.filepath in self.disagreeing else row
 
 
 def relative_path(text: str) -> str | None:
-    """A filepath as folders and name below the root, "/" between them; "" for none, None where it leads out of it.
+    """A filepath as folders and name below the root, "/" between them; "" for none, None if it leads out of it.
 
     A leading "/" is AI-READI's way to write the root; a drive letter, a url and ".." lead out. `_below_root`
     recognises an absolute path of this machine.
@@ -177,7 +177,7 @@ def _parse_table(text: str, name: str) -> list[dict[str, str]]:
 
 
 def decode_table(read: Callable[[], bytes], file: str) -> str:
-    """The text of a table. Raises UsageError: it cannot be read, or is no UTF-8."""
+    """The text of a table. Raises UsageError: it cannot be read, or is not UTF-8."""
     try:
         return read().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -201,7 +201,7 @@ def parse_manifest(text: str, folder: str, name: str) -> Manifest:
         found = ", ".join(table[0]) if table else "nothing"
         raise UsageError(f"{name} has no column 'filepath' (found {found}): expected an AI-READI manifest.tsv")
     parent, _, last = folder.rpartition("/")
-    inside = last == "retinal_oct" and not parent.endswith("/")  # a bucket may be called that, too
+    inside = last == "retinal_oct" and not parent.endswith("/")  # a bucket may be called that as well
     root = (parent or "/") if inside else folder
     rows: dict[str, ManifestRow] = {}
     disagreeing: set[str] = set()
@@ -255,7 +255,7 @@ def find_manifest(folder: str, is_file: Callable[[str], bool]) -> str:
 
 
 def find_participants(folder: str, manifest: str, is_file: Callable[[str], bool]) -> str:
-    """The table of people beside or above the manifest ("" for none), in `folder`, or in its retinal_oct/."""
+    """The table of people next to or above the manifest ("" for none), in `folder`, or in its retinal_oct/."""
     near = [dirname(manifest), dirname(dirname(manifest))] if manifest else []
     folders = [candidate for candidate in (*near, folder, join(folder, "retinal_oct")) if not candidate.endswith(":")]
     return _first_file(folders, PEOPLE_TABLES, is_file)

@@ -1,7 +1,7 @@
 """One B-scan of a DICOM file without decoding the others, for who must show something at once.
 
 It is the file's own frame, unchecked: only `read_volume` decides which frames are B-scans, which way they run, and
-whether the file is what it was. So a frame is read only where nothing of that was changed when the file was ingested.
+whether the file is what it was. So a frame is read only if nothing of that was changed when the file was ingested.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _HARMLESS = (
 def read_one_frame(
     path: Path, number: int, shape: tuple[int, int, int], notes: Iterable[str]
 ) -> UInt8[np.ndarray, "H W"] | None:
-    """B-scan `number` of a volume of `shape` that was ingested from `path` with `notes`; None where that needs all.
+    """B-scan `number` of a volume of `shape` that was ingested from `path` with `notes`; None if that needs all.
 
-    That is so for files that are no DICOM file of 8-bit intensities, and for volumes whose frames ingest changed.
+    That is so for files that are not DICOM file of 8-bit intensities, and for volumes whose frames ingest changed.
     Raises VolumeRejected: the file is no longer readable.
     """
     notes = list(notes)

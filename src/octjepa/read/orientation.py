@@ -1,4 +1,4 @@
-"""How a scan is oriented: frames that are no B-scans, A-scans stored as rows, B-scans upside down, pattern, direction.
+"""How a scan is oriented: frames that are not B-scans, A-scans stored as rows, B-scans upside down, pattern, direction.
 
 Orientation is found in the pixels, for headers of such files do not state it. The mean intensity varies far more along
 depth, across the retinal layers, than along any other axis. Towards the vitreous the tissue ends abruptly, towards the
@@ -57,7 +57,7 @@ def _variation(pixels: UInt8[np.ndarray, "F H W"]) -> tuple[float, float, float]
 def is_transposed(pixels: UInt8[np.ndarray, "F H W"]) -> bool:
     """Whether depth is stored along the columns.
 
-    Raises VolumeRejected not_b_scans where it is stored along the frames.
+    Raises VolumeRejected not_b_scans if it is stored along the frames.
     """
     frames, depth, columns = _variation(pixels)
     if frames > max(_MIN_VARIATION, _AXIAL_RATIO * max(depth, columns)):
@@ -93,10 +93,10 @@ def is_upside_down(pixels: UInt8[np.ndarray, "F H W"]) -> bool:
 
 
 def wrapped_column(pixels: UInt8[np.ndarray, "F H W"]) -> int:
-    """The column at which the B-scans begin, 0 where they are whole.
+    """The column at which the B-scans begin, 0 if they are whole.
 
     Bytes lost or put in before the pixels shift every row: its end stands before its beginning. Then one jump between
-    columns is far larger than all others, and the last column goes on in the first.
+    columns is far larger than all others, and the last column continues in the first.
     """
     if pixels.shape[2] < _FEWEST_COLUMNS:
         return 0
@@ -120,7 +120,7 @@ def _angle_spread_degrees(directions: np.ndarray) -> float:
 
 
 def localizer_frames(frame_geometry: FrameGeometry) -> Bool[np.ndarray, " F"]:
-    """Whether each frame is no B-scan by its header: it is called another image, or cuts the others' plane."""
+    """Whether each frame is not a B-scan by its header: it is called another image, or cuts the others' plane."""
     normals = frame_geometry.normals
     length = np.linalg.norm(normals, axis=1)
     known = np.isfinite(length) & (length > 1e-6)
@@ -174,7 +174,7 @@ def find_scan_pattern(frame_geometry: FrameGeometry, device: str, text: str) -> 
 
 
 def _unit(vectors: Float[np.ndarray, "F n"]) -> Float[np.ndarray, "F n"]:
-    """Vectors of length 1, NaN where one has none."""
+    """Vectors of length 1, NaN if one has none."""
     length = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.where(length > 1e-6, length, np.nan)
 

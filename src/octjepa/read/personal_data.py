@@ -111,7 +111,7 @@ _BLANK = {
 
 
 class StatedPerson(NamedTuple):
-    """The person that a file states, verbatim, "" where it states nothing. Kept in memory and written nowhere."""
+    """The person that a file states, verbatim, "" if it states nothing. Kept in memory and written nowhere."""
 
     name: str = ""
     birth_date: str = ""
@@ -181,7 +181,7 @@ def _spellings(birth_date: str) -> tuple[str, ...]:
     return tuple(text for y in (year, year[2:]) for order in orders for text in (y + order, order + y))
 
 
-_BYTES = re.compile(r"[\udc80-\udcff]")  # bytes of a file name that are no UTF-8
+_BYTES = re.compile(r"[\udc80-\udcff]")  # bytes of a file name that are not UTF-8
 _WRITTEN_OUT = {"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss", "å": "aa", "ø": "oe", "æ": "ae", "ñ": "ny", "ł": "l"}
 
 
@@ -319,7 +319,7 @@ def identifies_person_in_path(part: str, name: str, birth_date: str) -> bool:
 
 
 def mask_part(part: str, people: Iterable[tuple[str, str]]) -> str:
-    """`part`, a folder or file name, as "***"; its suffix stays where it tells of none of `people` (name, birth)."""
+    """`part`, a folder or file name, as "***"; its suffix stays if it tells of none of `people` (name, birth)."""
     suffix = PurePosixPath(part).suffix
     tells = len(suffix) > 6 or any(identifies_person_in_path(suffix, *person) for person in people)
     return "***" + ("" if tells else suffix)

@@ -1,9 +1,9 @@
-"""Frames that are no B-scan by their content: a fundus picture before or after the scan, and damaged frames.
+"""Frames that are not B-scan by their content: a fundus picture before or after the scan, and damaged frames.
 
-A B-scan resembles those beside it, at some height of the image, and its intensity varies with depth. Both have to
+A B-scan resembles those next to it, at some height of the image, and its intensity varies with depth. Both have to
 fail, so that a B-scan over a blink, a jump of the eye or the optic disc is not taken for another image.
 
-Whether such a frame is a picture needs evidence of its own, for a frame garbled in a file or on its way is no B-scan
+Whether such a frame is a picture needs evidence of its own, for a frame garbled in a file or on its way is not a B-scan
 either: a picture is smooth along both axes, its light is within the range of the camera, and no dark vitreous is in it.
 """
 
@@ -16,7 +16,7 @@ _FEWEST = 6  # B-scans
 _SAMPLES = (48, 24)  # blocks along depth and columns
 _NEAREST, _AROUND = 3, 7  # frames compared with one, and those that have to be B-scans
 _UNLIKE, _ALIKE = 0.5, 0.7  # correlation of another image with the nearest B-scans; of neighbouring B-scans
-_FLAT = 0.6  # share of another image's variance that lies between its rows, over that of the B-scans beside it
+_FLAT = 0.6  # share of another image's variance that lies between its rows, over that of the B-scans next to it
 _STRIPS = 4  # of columns, in each of which that share is taken: a tilted retina is layered in a narrow strip
 _STRUCTURE = 0.15  # of the contrast of a B-scan; an empty frame has less
 _SMOOTH = 0.45  # least correlation of a picture's neighbouring blocks, along depth and along columns
@@ -60,7 +60,7 @@ def _share_between_rows(frames: Float[np.ndarray, "n h w"]) -> Float[np.ndarray,
 
 
 def _unlike_b_scans(blocks: Float[np.ndarray, "n h w"]) -> Bool[np.ndarray, " n"]:
-    """True for frames that are no B-scan, among frames of which most are B-scans and similar to each other."""
+    """True for frames that are not B-scan, among frames of which most are B-scans and similar to each other."""
     count = len(blocks)
     similarity = np.eye(count)
     for step in range(1, _NEAREST + 1):
@@ -82,7 +82,7 @@ def _unlike_b_scans(blocks: Float[np.ndarray, "n h w"]) -> Bool[np.ndarray, " n"
 
 
 def _is_picture(frame: UInt8[np.ndarray, "H W"], scans: Float[np.ndarray, "n h w"]) -> bool:
-    """Whether a frame that is no B-scan is what a camera sees; `scans` are blocks of the B-scans beside it."""
+    """Whether a frame that is not a B-scan is what a camera sees; `scans` are blocks of the B-scans next to it."""
     blocks = block_means(frame[None])[0]
     white, black = float((frame >= _WHITE).mean()), float((frame <= _BLACK).mean())
     if white > _SATURATED or min(white, black) > _BOTH_ENDS:
@@ -97,7 +97,7 @@ def _is_picture(frame: UInt8[np.ndarray, "H W"], scans: Float[np.ndarray, "n h w
 
 
 def picture_frames(pixels: UInt8[np.ndarray, "F H W"]) -> Bool[np.ndarray, " F"]:
-    """True for the first and the last frame where they are a picture, such as the fundus image of a scan."""
+    """True for the first and the last frame if they are a picture, such as the fundus image of a scan."""
     found = np.zeros(len(pixels), bool)
     if len(pixels) < _FEWEST:
         return found
@@ -108,5 +108,5 @@ def picture_frames(pixels: UInt8[np.ndarray, "F H W"]) -> Bool[np.ndarray, " F"]
 
 
 def damaged_frames(pixels: UInt8[np.ndarray, "F H W"]) -> Bool[np.ndarray, " F"]:
-    """True for frames with structure that is no B-scan's; call it without blank frames and pictures."""
+    """True for frames with structure that is not a B-scan's; call it without blank frames and pictures."""
     return np.zeros(len(pixels), bool) if len(pixels) < _FEWEST else _unlike_b_scans(block_means(pixels))

@@ -1,8 +1,8 @@
 """Greyscale frames in JPEG Baseline or RLE Lossless, by Pillow's codecs without pydicom's work around them.
 
-For these two syntaxes pydicom's checks and copies around a frame cost much beside its decoding, and its own RLE decoder
-is a loop in Python, slow where runs are short. Everything else, and every frame that is not exactly what its header
-says, is None: pydicom decodes it then, or says what is wrong with it.
+For these two syntaxes pydicom's checks and copies around a frame cost much next to its decoding, and its own RLE
+decoder is a loop in Python, slow where runs are short. Everything else, and every frame that is not exactly what its
+header says, is None: pydicom decodes it then, or says what is wrong with it.
 """
 
 from __future__ import annotations

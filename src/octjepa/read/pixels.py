@@ -64,7 +64,7 @@ class Layout:
 
 
 def integer(header: Dataset, keyword: str, default: int = 0) -> int:
-    """The element as a number; `default` where it is absent, empty or no number."""
+    """The element as a number; `default` if it is absent, empty or no number."""
     try:
         value = header.get(keyword)
         return default if value is None or value == "" else int(value)
@@ -89,7 +89,7 @@ def read_layout(header: Dataset) -> Layout:
     if not layout.rows or not layout.columns:
         raise rejection("broken_header", "rows or columns are absent, zero or no number")
     if layout.rows < 8 or layout.columns < 8:
-        raise rejection("unsupported_pixels", f"{layout.rows} rows x {layout.columns} columns is no B-scan")
+        raise rejection("unsupported_pixels", f"{layout.rows} rows x {layout.columns} columns is not a B-scan")
     if layout.photometric == "PALETTE COLOR":
         raise rejection("unsupported_pixels", "colours of a palette; expected 8 or 16 bit grey, RGB")
     if allocated not in (8, 16) or layout.photometric not in _PHOTOMETRIC or layout.samples not in (1, 3):
@@ -153,7 +153,7 @@ def _read_native(data: Dataset, layout: Layout, notes: list[str]) -> Shaped[np.n
         if rest > _PADDING or any(buffer[-rest:]):
             raise rejection(
                 "header_contradicts_pixels",
-                f"{len(buffer)} bytes are no whole number of frames of {layout.rows} x {layout.columns}",
+                f"{len(buffer)} bytes are not whole number of frames of {layout.rows} x {layout.columns}",
             )
         notes.append("pixel_data_padded")
     frames = _check_frame_count(data, found, notes)
@@ -196,7 +196,7 @@ def _settle_sign(values: Shaped[np.ndarray, "F H W"], layout: Layout, notes: lis
     """The values with the sign that their content shows, where PixelRepresentation contradicts it.
 
     Read with the wrong sign, intensities wrap around in the middle of their range: neighbouring rows then jump by more
-    than half of it. Raises VolumeRejected header_contradicts_pixels where they do so either way.
+    than half of it. Raises VolumeRejected header_contradicts_pixels if they do so either way.
     """
     if values.ndim != 3 or values.dtype.kind not in "iu":
         return values
@@ -296,7 +296,7 @@ def _number(item: Dataset, keyword: str) -> float | None:
 
 
 def _rescaling(data: Dataset, frames: int) -> list[tuple[float, float]]:
-    """(slope, intercept) of every frame, in a list of one where they are the same for all, [] without any."""
+    """(slope, intercept) of every frame, in a list of one if they are the same for all, [] without any."""
 
     def slope_and_intercept(group: Any) -> tuple[float, float] | None:
         for item in [*(group.get("PixelValueTransformationSequence") or []), group]:

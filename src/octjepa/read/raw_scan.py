@@ -107,7 +107,7 @@ class RawScan:
     """One scan as its file stores it; axis 0 are the frames, unless `axes` are still open.
 
     `pixel_spacing_mm` (depth, column) and `thickness_mm` are DICOM's shared Pixel Measures; `spacing_mm` is the
-    spacing of other formats' headers, and `spacing_from` is "sidecar" where the JSON beside the scan states it.
+    spacing of other formats' headers, and `spacing_from` is "sidecar" where the JSON next to the scan states it.
     `pattern` is None where the format does not name it. `uncertain` lists axes whose spacing the format only
     estimates. `labels` come from the same file. `personal` names the fields of personal data that the file fills.
     `localizer` is the fundus picture of the same file.

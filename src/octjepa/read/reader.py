@@ -62,7 +62,7 @@ def read_volume(
     person, eye and device. `member` names one of several scans in the file ("1", "2", ...); without it the first is
     read. The person that the file states is appended to `people`, to mask the paths of its siblings.
     A file that takes longer than `seconds` is given up.
-    Raises VolumeRejected (a code of `octjepa.reasons`); UsageError where there is no such file.
+    Raises VolumeRejected (a code of `octjepa.reasons`); UsageError if there is no such file.
     """
     path = Path(path)
     if not path.exists():
@@ -326,7 +326,7 @@ def parse_spacing(text: str) -> tuple[float, float, float] | Literal["file"]:
 
 
 def _format_or_empty(path: Path) -> str:
-    """The format of a file that was refused; "" for none, and where it cannot be opened."""
+    """The format of a file that was refused; "" for none, and if it cannot be opened."""
     try:
         return recognise(path) or ""
     except VolumeRejected:
@@ -336,7 +336,7 @@ def _format_or_empty(path: Path) -> str:
 def describe_file(path: str | Path, spacing_mm: SpacingOption = None) -> dict[str, Any]:
     """What `octjepa inspect FILE` reports, for an accepted and for a rejected file. Raises UsageError: no such file.
 
-    Keys: kind ("volume" | "rejected"), format ("" where it is none), experimental (whether no file of a real device has
+    Keys: kind ("volume" | "rejected"), format ("" if it is none), experimental (whether no file of a real device has
     proved the reader of this format), shape, spacing_mm, provenance, laterality, device, modality ("SD-OCT", "SS-OCT",
     "TD-OCT"; "" where octjepa does not know the device), pattern, reasons [{reason, detail, meaning, action}],
     uncertain, notes, protocol, region, content_hash.

@@ -100,8 +100,8 @@ def is_picture(path: Path) -> bool:
 def find_bscans(source: Path) -> list[Path]:
     """The files of single B-scans: `source` itself, or the pictures and DICOM files below a folder, in natural order.
 
-    Masks beside their pictures, hidden files, and links that lead out of the folder are left out. Raises UsageError: no
-    such path, or none below it.
+    Masks next to their pictures, hidden files, and links that lead out of the folder are left out. Raises UsageError:
+    no such path, or none below it.
     """
     if source.is_file():
         return [source]

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, V
 # The instruments of AI-READI: its folders, and what phantoms imitate. A store may hold any others.
 DEVICES = ("heidelberg_spectralis", "topcon_maestro2", "topcon_triton", "zeiss_cirrus")
 
-Precision = Literal["auto", "fp32", "bf16"]  # auto: bf16 where it is faster on the device, else fp32
+Precision = Literal["auto", "fp32", "bf16"]  # auto: bf16 if it is faster on the device, else fp32
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Size3 = tuple[Positive, Positive, Positive]
@@ -25,16 +25,18 @@ Item = TypeVar("Item")
 
 
 def without_repeats(items: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The items as they are. Raises ValueError where one is named twice."""
+    """The items as they are. Raises ValueError if one is named twice."""
     if len(set(items)) < len(items):
         raise ValueError("something is named twice")
     return items
 
 
 def _device_name(name: str) -> str:
-    """A name as the store has it. Raises ValueError where it can be none of them."""
+    """A name as the store has it. Raises ValueError if it can be none of them."""
     if not re.fullmatch(r"[a-z0-9]+(_[a-z0-9]+)*", name):
-        raise ValueError(f"{name!r} is no device: expected make and model as a store names them, like optovue_avanti")
+        raise ValueError(
+            f"{name!r} is not a device: expected make and model as a store names them, like optovue_avanti"
+        )
     return name
 
 

@@ -60,7 +60,7 @@ def _known_tracker(name: str) -> str:
 
 
 class TrackingRecipe(Section):
-    """Where figures and pictures go beside the run folder; docs/tracking.md. Nothing leaves the machine by default."""
+    """Where figures and pictures go next to the run folder; docs/tracking.md. Nothing leaves the machine by default."""
 
     backends: Annotated[tuple[Annotated[str, AfterValidator(_known_tracker)], ...], AfterValidator(without_repeats)] = (
         machine(())
@@ -68,7 +68,7 @@ class TrackingRecipe(Section):
     project: Word = machine("octjepa")
     name: Word | None = machine(None)  # null: the name of the recipe
     pictures_every_updates: Positive | None = machine(500)  # also drawn at the start; null: never
-    send_pictures: StrictBool = machine(False)  # views of scans to W&B and MLflow, too
+    send_pictures: StrictBool = machine(False)  # views of scans to W&B and MLflow as well
     send_addresses: StrictBool = machine(False)  # of checkpoints, to W&B, as artefacts that refer to them
 
     @model_validator(mode="after")
@@ -123,7 +123,7 @@ class Recipe(Section):
     def _parts_fit(self) -> Recipe:
         for axis, size, patch in zip("DHW", self.preprocessing.image_size, self.tokens.patch_size, strict=True):
             if size % patch:
-                raise ValueError(f"image_size {size} is no multiple of patch_size {patch} along {axis}")
+                raise ValueError(f"image_size {size} is not a multiple of patch_size {patch} along {axis}")
         if self.model.stem == "patch_mlp" and any(
             patch % part for patch, part in zip(self.tokens.patch_size, SUB_PATCH, strict=True)
         ):
@@ -156,7 +156,7 @@ class Recipe(Section):
     def _validation_can_choose(self) -> Recipe:
         if self.objective.teacher is not None and self.checkpoint.export not in (None, "student"):
             raise ValueError(
-                f"checkpoint.export: {self.checkpoint.export} is unused beside objective.teacher: the target is the "
+                f"checkpoint.export: {self.checkpoint.export} is unused with objective.teacher: the target is the "
                 "teacher itself, and the student is exported"
             )
         if self.checkpoint.export == "validation" and self.monitor.every_updates is None:

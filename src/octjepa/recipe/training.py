@@ -123,12 +123,10 @@ class ObjectiveRecipe(Section):
         if self.teacher is not None:
             for key in ("ema_horizon", "ema_base", "ema_final"):
                 if getattr(self, key) is not None:
-                    raise ValueError(f"objective.{key} is unused beside objective.teacher, which never moves: drop it")
+                    raise ValueError(f"objective.{key} is unused with objective.teacher, which never moves: drop it")
         base, final = self.momentum_range
         if self.ema_horizon is not None and self.averaging_share is None:
-            raise ValueError(
-                "ema_horizon is unused beside ema_base or ema_final: give one schedule, null for the other"
-            )
+            raise ValueError("ema_horizon is unused with ema_base or ema_final: give one schedule, null for the other")
         if final < base:
             raise ValueError(f"ema_final {final} is below ema_base {base}: momentum must not fall")
         return self

@@ -51,7 +51,7 @@ def is_remote(location: str | PurePath) -> bool:
 def parse(url: str) -> Address:
     """The parts of a bucket's address. Raises UsageError: no such address, no bucket, a key that climbs with ".."."""
     if not is_remote(url):
-        raise UsageError(f"{url} is no address of a bucket: expected gs://bucket/... or s3://bucket/...")
+        raise UsageError(f"{url} is not an address of a bucket: expected gs://bucket/... or s3://bucket/...")
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
     key = key.strip("/")

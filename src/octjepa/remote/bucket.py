@@ -3,7 +3,7 @@
 The requests are those of fsspec's s3fs and gcsfs; their own retries are off, so that this package alone decides and
 logs them.
 Endpoint and credentials come from the environment only: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL and the usual AWS
-variables; STORAGE_EMULATOR_HOST and the usual Google ones; OCTJEPA_ANONYMOUS=1 signs nothing.
+variables. STORAGE_EMULATOR_HOST and the usual Google ones. OCTJEPA_ANONYMOUS=1 signs nothing.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ os.register_at_fork(after_in_child=_connections.clear)
 def _call(
     work: Callable[[Any], T], action: str, address: Address, expected: Callable[[Exception], bool] = lambda _: False
 ) -> T | None:
-    """`work(file system)` with retries; None where it fails as `expected`.
+    """`work(file system)` with retries; None if it fails as `expected`.
 
     Raises UsageError: no such bucket, no access, no credentials. OctjepaError: the store does not answer.
     """
@@ -162,7 +162,7 @@ def _object(address: Address, entry: dict[str, Any]) -> RemoteObject:
     url = f"{address.scheme}://{entry['name']}"
     if address.scheme == "s3":
         etag = str(entry.get("ETag", "")).strip('"')
-        # The ETag of several parts, or of what the store encrypted with a managed key, is no md5 of the content.
+        # The ETag of several parts, or of what the store encrypted with a managed key, is not md5 of the content.
         plain = re.fullmatch("[0-9a-f]{32}", etag) and "kms" not in str(entry.get("ServerSideEncryption", ""))
         plain = plain and "SSECustomerAlgorithm" not in entry
         return RemoteObject(url, int(entry["size"]), etag, f"md5:{etag}" if plain else "")
@@ -176,7 +176,7 @@ def _object(address: Address, entry: dict[str, Any]) -> RemoteObject:
 
 
 def list_objects(url: str, recursive: bool = True) -> list[RemoteObject]:
-    """Objects below `url`, sorted by url; the one that `url` names; none where there is none.
+    """Objects below `url`, sorted by url; the one that `url` names; none if there is none.
 
     Raises UsageError: no such bucket, no access, no credentials. OctjepaError: the store does not answer.
     """
@@ -201,7 +201,7 @@ def _check_bucket(files: Any, address: Address) -> None:
 
 
 def info(url: str) -> RemoteObject | None:
-    """The object that `url` names, None where there is none. Raises as `list_objects`."""
+    """The object that `url` names, None if there is none. Raises as `list_objects`."""
     address = parse(url)
     if not address.key:
         raise UsageError(f"{url} names a bucket: name an object in it")
@@ -284,6 +284,6 @@ def put_bytes(data: bytes, url: str, only_if_absent: bool = False) -> bool:
 
 
 def remove(url: str) -> None:
-    """Removes the object `url`; does nothing where there is none. Raises as `list_objects`."""
+    """Removes the object `url`; does nothing if there is none. Raises as `list_objects`."""
     address = parse(url)
     _call(lambda files: files.rm_file(address.path), "remove", address, is_absent)

@@ -47,7 +47,7 @@ def cache_root() -> Path:
 
 
 def cache_folder(*parts: str) -> Path:
-    """The folder `parts` below the cache's root, made where it is absent; the root is its owner's alone.
+    """The folder `parts` below the cache's root, made if it is absent; the root is its owner's alone.
 
     Raises OctjepaError: it cannot be made.
     """
@@ -65,7 +65,7 @@ def cache_folder(*parts: str) -> Path:
 
 
 def limit_bytes() -> int:
-    """OCTJEPA_CACHE_GB, 20 where it is not set. Raises UsageError: no number above 0."""
+    """OCTJEPA_CACHE_GB, 20 if it is not set. Raises UsageError: no number above 0."""
     text = os.environ.get("OCTJEPA_CACHE_GB", "") or "20"
     try:
         limit = float(text)
@@ -122,7 +122,7 @@ def read_bytes(url: str) -> bytes:
 
 
 def _open_copy(source: RemoteObject) -> tuple[int, Path]:
-    """(open handle with a shared lock, path) of a good copy, downloaded where there is none."""
+    """(open handle with a shared lock, path) of a good copy, downloaded if there is none."""
     folder = _folder(source)
     opened = _lock_copy(folder, source)
     if opened is None:

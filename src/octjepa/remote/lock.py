@@ -1,4 +1,4 @@
-"""One writer at a time to a folder in a bucket: the object `.lock` in it, made only where there is none."""
+"""One writer at a time to a folder in a bucket: the object `.lock` in it, made only if there is none."""
 
 from __future__ import annotations
 

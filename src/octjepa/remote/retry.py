@@ -130,7 +130,7 @@ def _classes(error: BaseException) -> set[str]:
 
 
 def out_of_open_files(error: BaseException) -> bool:
-    """True where no socket could be opened because too many files are open; botocore hides the cause in its context."""
+    """True if no socket could be opened because too many files are open; botocore hides the cause in its context."""
     links = [error_in_chain for link in _chain(error) for error_in_chain in (link, link.__context__)]
     return any(isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE} for error in links)
 

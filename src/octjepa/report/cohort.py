@@ -35,7 +35,7 @@ MAX_FILES_PER_REASON = 40
 
 @dataclass(frozen=True)
 class Exclusion:
-    """What leaves the flow beside a stage: how many, what they are called, and the parts by name, most first."""
+    """What leaves the flow next to a stage: how many, what they are called, and the parts by name, most first."""
 
     number: int
     what: str
@@ -241,7 +241,7 @@ def reason_meaning(reason: str) -> tuple[str, str]:
 
 
 def _common_folder(store: Store) -> str:
-    """The folder that every file of the store came from, or "" where they share none but the root of the machine."""
+    """The folder that every file of the store came from, or "" if they share none but the root of the machine."""
     known = [*store.table["file"], *(str(row["file"]) for row in store.quarantine)]
     absolute = [path for path in known if os.path.isabs(path)]
     common = os.path.commonpath([os.path.dirname(path) for path in absolute]) if absolute else ""

@@ -52,7 +52,7 @@ class Training:
     """What was trained: a pretraining run, a fine-tuning or a segmentation head.
 
     about: run.json, or of a head its manifest. lines: of metrics.jsonl. results: results.json, or of a run
-    summary.json; empty where there is none. recipe: of a pretraining run.
+    summary.json; empty if there is none. recipe: of a pretraining run.
     """
 
     path: Path
@@ -104,7 +104,7 @@ class EmbeddingContents:
 
 @dataclass(frozen=True)
 class Contents:
-    """Everything the page is made of; None where a part is missing. `compared` are runs to lay beside its own."""
+    """Everything the page is made of; None where a part is missing. `compared` are runs to lay next to its own."""
 
     root: Path
     kind: Kind
@@ -196,12 +196,14 @@ def read_contents(source: str | Path) -> Contents:
 
 
 def read_run(source: str | Path) -> Training:
-    """The pretraining run of a run or demo folder. Raises UsageError: it holds none; OctjepaError: it is damaged."""
+    """The pretraining run of a run or demo folder. Raises UsageError (it holds none) and OctjepaError (it is
+    damaged).
+    """
     root = Path(source).resolve()
     if _kind(root, Path(source)) == "demo":
         root = root / "run"
     if _kind(root, Path(source)) != "run":
-        raise UsageError(f"{source} is no pretraining run: only those can be compared here")
+        raise UsageError(f"{source} is not a pretraining run: only those can be compared here")
     return _read_run(root)
 
 
@@ -226,7 +228,7 @@ def _kind(root: Path, shown: Path) -> Kind:
     if (root / "head").is_dir():
         return "segmentation"
     raise UsageError(
-        f"{shown} is no run or fine-tuning (run.json), no segmentation (head), no store (store.json) and no demo "
+        f"{shown} is not a run or fine-tuning (run.json), no segmentation (head), no store (store.json) and no demo "
         f"folder ({', '.join(DEMO_PARTS)}): there is nothing to show"
     )
 
@@ -280,7 +282,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_results(path: Path) -> dict[str, Any]:
-    """results.json; empty where it is absent or damaged, which the probe's section reports."""
+    """results.json; empty if it is absent or damaged, which the probe's section reports."""
     try:
         return read_json_object(path / "results.json", _REMEDY)
     except OctjepaError:
@@ -342,7 +344,7 @@ def _read_embeddings(path: Path) -> EmbeddingContents:
         metadata = table.schema.metadata or {}
         dim, encoder = int(metadata[b"octjepa.dim"]), metadata[b"octjepa.encoder"].decode()
     except (ValueError, KeyError, OSError) as error:
-        raise UsageError(f"{path} is no table of embeddings ({str(error).splitlines()[0]})") from None
+        raise UsageError(f"{path} is not a table of embeddings ({str(error).splitlines()[0]})") from None
     people, splits = table.column("person_id").to_pylist(), table.column("split").to_pylist()
     assigned = {(person, split) for person, split in zip(people, splits, strict=True) if split}
     in_two_splits = sum(count > 1 for count in Counter(person for person, _ in assigned).values())

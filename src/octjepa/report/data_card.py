@@ -166,9 +166,9 @@ def _preparation(store: Store) -> list[tuple[str, str]]:
         (
             "Intensity",
             "stretched volume by volume, from percentile {:g} to {:g}, to 8 bit: not comparable between scans; mean "
-            "and spread of the tissue are stored beside it".format(*recipe.clip_percentiles),
+            "and spread of the tissue are stored next to it".format(*recipe.clip_percentiles),
         ),
-        ("Left out of a volume", "blank B-scans; text painted beside the retina is blanked"),
+        ("Left out of a volume", "blank B-scans; text painted next to the retina is blanked"),
         ("Preprocessing contract", f"{store.contract_hash}, canonicalisation {store.canonical_version}"),
     ]
 

@@ -135,7 +135,7 @@ def _pairs(training: Training) -> list[Paired]:
 
 
 def _tuning(tuning: Training | None) -> list[Headline]:
-    """The first target: tuned minus frozen, and minus the strongest baseline where one was measured."""
+    """The first target: tuned minus frozen, and minus the strongest baseline if one was measured."""
     pairs = [] if tuning is None else [pair for pair in _pairs(tuning) if isinstance(pair, TunedPaired)]
 
     def pair_against(against: str) -> TunedPaired | None:
@@ -194,7 +194,7 @@ def pretext_headline(validation: Mapping[str, Any] | None, predicted: str = "fea
 
 
 def _centred_sentence(validation: Mapping[str, Any]) -> str:
-    """Whether the loss is the lowest with every view centred, too; empty where it was not measured."""
+    """Whether the loss is the lowest with every view centred as well; empty if it was not measured."""
     ours = validation.get("val_centred/loss")
     losses = [validation.get(f"val_centred/baseline_loss/{name}") for name in PREDICTORS]
     measured = [float(value) for value in losses if value is not None]

@@ -41,7 +41,7 @@ def _breakable(name: str) -> Markup:
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """A figure as text; a dash where there is none, never a zero in its place."""
+    """A figure as text; a dash if there is none, never a zero in its place."""
     if value is None or isinstance(value, str) or not math.isfinite(float(value)):
         return "–"
     return f"{float(value):.{digits}f}".replace("-", "−")
@@ -53,7 +53,7 @@ def signed(value: float) -> str:
 
 
 def duration(seconds: Any) -> str:
-    """A time in hours, minutes and seconds; a dash where there is none."""
+    """A time in hours, minutes and seconds; a dash if there is none."""
     if seconds is None:
         return "–"
     whole = round(float(seconds))

@@ -10,7 +10,7 @@ from octjepa.evaluate.results import ProbePaired, Row, WithFewerLabels
 
 @dataclass(frozen=True)
 class LabelCurveRow:
-    """The results of an encoder or baseline in the order of the columns; None where there is none."""
+    """The results of an encoder or baseline in the order of the columns; None if there is none."""
 
     name: str
     results: tuple[Row | None, ...]

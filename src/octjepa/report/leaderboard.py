@@ -38,7 +38,7 @@ _MAX_HEADLINES = 12
 
 
 def prepare_folder(out: Path) -> None:
-    """Makes the folder before the work. Raises UsageError where it cannot be one."""
+    """Makes the folder before the work. Raises UsageError if it cannot be one."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -150,7 +150,7 @@ def leaderboard_html(board: Board) -> str:
 
 
 def strongest_headlines(board: Board) -> list[Headline]:
-    """Every entry against the strongest baseline of each target; none where they are too many to read."""
+    """Every entry against the strongest baseline of each target; none if they are too many to read."""
     pairs = board.strongest
     if len(pairs) > _MAX_HEADLINES:
         return []
@@ -171,7 +171,7 @@ def strongest_headlines(board: Board) -> list[Headline]:
 
 
 def summary(board: Board) -> list[str]:
-    """What a reader must know beside any value: the reference, the family, the uses, the meaning of an interval."""
+    """What a reader must know next to any value: the reference, the family, the uses, the meaning of an interval."""
     differences, family = len(board.comparisons), sum(pair.p is not None for pair in board.comparisons)
     return [
         f"{differences} differences to {board.reference!r} were taken on the same people; {family} have a p-value, "
@@ -207,12 +207,12 @@ def figure_text(row: Record, value: str | None = "value", low: str = "low", high
 
 
 def seeds_text(row: BoardRow) -> str:
-    """The number of seeds, and their standard deviation where there are several."""
+    """The number of seeds, and their standard deviation if there are several."""
     return "1" if row.seed_sd is None else f"{row.seeds}, SD {row.seed_sd:.3f}"
 
 
 def p_text(p: float | None) -> str:
-    """A p-value as papers print it; "-" where there is none."""
+    """A p-value as papers print it; "-" if there is none."""
     if p is None:
         return "-"
     return "< 0.001" if p < 0.001 else f"{p:.3f}"

@@ -29,8 +29,8 @@ def axis_bias(
     Tokens of one draw are hidden together, so a draw counts once, and intervals are over people.
 
     Returns `edge` and `centre`, the hiding rates of the two outermost and of the one or two central positions over
-    `share` (1 is fair); `spread`, the standard deviation over positions of the mean rate over `share`;
-    `expected_spread`, what chance alone gives after so many draws; and `p` of Hotelling's T2 test with the draws' own
+    `share` (1 is fair). `spread`, the standard deviation over positions of the mean rate over `share`.
+    `expected_spread`, what chance alone gives after so many draws. And `p` of Hotelling's T2 test with the draws' own
     covariance, by its chi-squared limit. With a small p and a ratio near 1 the bias is too small to matter.
     """
     count = hidden.shape[1]
@@ -80,7 +80,7 @@ def ratio_interval(
 class CopyErrors(NamedTuple):
     """Errors of copying the nearest visible patch in one draw, as pairs (sum, count).
 
-    error: over all targets; on_tissue: over those on tissue; empty: of predicting zero; brightness: squared differences
+    error: over all targets. on_tissue: over those on tissue. empty: of predicting zero. brightness: squared differences
     of patch means, over those from the targets' own mean. blank: share of constant targets. along: for each axis (sum
     of errors, targets with a visible token on their line along it, targets).
     """
@@ -104,7 +104,7 @@ def nearest_visible(
 ) -> tuple[Int[np.ndarray, "m 3"], Float[np.ndarray, " m"]]:
     """(grid position of the nearest visible token, its distance in token steps) for each of `positions`.
 
-    With `axis` only tokens on the line along it count; the distance is infinite where none is visible there. Raises
+    With `axis` only tokens on the line along it count; the distance is infinite if none is visible there. Raises
     ValueError: no token of the grid is visible.
     """
     if not visible.any():
@@ -129,8 +129,8 @@ def copy_errors(
     """How well copies of the nearest visible patches predict the targets.
 
     Neighbouring B-scans are nearly copies of each other; where copying does well, the task needs no understanding.
-    pixels: as `normalised_patches` returns them; brightness: the patches' mean z-scores; token_at: the token at each
-    grid position; positions, nearest: of the targets and of their nearest visible tokens.
+    pixels: as `normalised_patches` returns them. brightness: the patches' mean z-scores. token_at: the token at each
+    grid position. positions, nearest: of the targets and of their nearest visible tokens.
     """
     source = token_at[tuple(nearest.T)]
     errors = ((pixels[target] - pixels[source]) ** 2).mean(axis=1)

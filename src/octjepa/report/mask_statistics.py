@@ -2,8 +2,8 @@
 
 The input is a recipe and volumes of a store, or no store: then tissue bands are simulated in the recipe's grid and no
 pixel statistics are given. The output describes the recipe's mix and each mask family alone: how often each position is
-context, target or left out; whether borders or the centre are hidden too often; how far a target is from the nearest
-visible token; how much tissue targets hold; and how well the nearest visible patch predicts a hidden one when it is
+context, target or left out. Whether borders or the centre are hidden too often. How far a target is from the nearest
+visible token. How much tissue targets hold. And how well the nearest visible patch predicts a hidden one when it is
 copied. Intensity augmentation is off. See docs/masks.md.
 """
 

@@ -35,7 +35,7 @@ _LEAST = 0.05  # of the unit: the smallest change that is drawn in full colour
 class OcclusionPicture:
     """The maps of one volume; changes are in the page's unit.
 
-    strongest: of the strongest column; scattered: of as many tokens at random; stands_out: whether the first is more.
+    strongest: of the strongest column. scattered: of as many tokens at random. stands_out: whether the first is more.
     b_scan_number, a_scan_number: (the strongest column's centre in the native scan, counted from 1; their number).
     """
 
@@ -74,7 +74,7 @@ class OcclusionMaps:
 def run_maps(store: Store, path: Path) -> OcclusionMaps | None:
     """Maps of the embedding for the held-out eyes of the token maps; None where the store holds none.
 
-    Raises OctjepaError: no encoder, too costly for a page, fewer than two held-out people to scale by.
+    Raises OctjepaError: no encoder as well costly for a page, fewer than two held-out people to scale by.
     """
     from octjepa.distributed.runtime import best_device
     from octjepa.encoders import load_encoder
@@ -97,7 +97,7 @@ def run_maps(store: Store, path: Path) -> OcclusionMaps | None:
 
 
 def tuning_maps(store: Store, path: Path) -> OcclusionMaps | None:
-    """Maps of the prediction of the first target, for test volumes; None where none of them has a label.
+    """Maps of the prediction of the first target, for test volumes; None if none of them has a label.
 
     Raises OctjepaError: no tuned network, and as `occluded_cases`.
     """

@@ -36,11 +36,11 @@ def write_report(
     """Writes the page about `source` to `out`, by default `report.html` in it, and returns its path.
 
     `source` is a run, a fine-tuning, a segmentation, a store or a demo folder. It may be a store in a bucket; the page
-    is then written to the working folder by default. With `card` the data card of its store is written there, too, as
-    Markdown. Of a run, the curves of the runs `compare` are drawn beside its own. With `saliency`, a folder, the maps
-    of the page's eyes are saved there in native geometry, and with `attention`, a file of `octjepa probe --attention`,
-    those of the probe. `scans` are the folders that the store was made from; by default those that this machine
-    remembers. The page about a store shows the layers of these scans. Each file appears whole or not at all.
+    is then written to the working folder by default. With `card` the data card of its store is written there as well,
+    as Markdown. Of a run, the curves of the runs `compare` are drawn next to its own. With `saliency`, a folder, the
+    maps of the page's eyes are saved there in native geometry, and with `attention`, a file of `octjepa probe
+    --attention`, those of the probe. `scans` are the folders that the store was made from; by default those that this
+    machine remembers. The page about a store shows the layers of these scans. Each file appears whole or not at all.
 
     Raises UsageError (no such folder, none of these, no folder of `scans`, `out` is a folder, `attention` without
     `saliency`) and OctjepaError (the disk refuses).
@@ -50,7 +50,7 @@ def write_report(
         contents = replace(contents, scans=existing_scans(scans))
     if compare:
         if contents.run is None:
-            raise UsageError(f"{source} is no pretraining run: there is nothing to --compare with")
+            raise UsageError(f"{source} is not a pretraining run: there is nothing to --compare with")
         contents = replace(contents, compared=tuple(read_run(path) for path in compare))
     out = (Path() if is_remote(source) else Path(source)) / "report.html" if out is None else Path(out)
     if out.is_dir():
@@ -60,7 +60,7 @@ def write_report(
 
         write_saliency(contents, Path(saliency), attention)
     elif attention is not None:
-        raise UsageError("the attention of a probe is saved with the other maps: give --saliency FOLDER, too")
+        raise UsageError("the attention of a probe is saved with the other maps: give --saliency FOLDER as well")
     texts = {out: render(contents)}  # all texts are made before the first is written
     if card is not None:
         texts[card] = card_text(contents, card, out)

@@ -1,4 +1,4 @@
-"""What a fine-tuning or a segmentation adds to the page: its results beside their references, B-scans, thickness.
+"""What a fine-tuning or a segmentation adds to the page: its results next to their references, B-scans, thickness.
 
 Everything is read from the folder that `octjepa finetune` or `octjepa segment` wrote; labels and encoder need not exist
 any more.

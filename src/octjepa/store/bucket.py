@@ -57,13 +57,13 @@ class BucketStorage:
     def create(self, marker: str) -> None:
         """Uploads store.json. Raises UsageError: other objects are there."""
         if any(not found.url.endswith("/.lock") for found in self.index_objects()):
-            raise UsageError(f"{self.url} holds objects and is no store: name an empty or a new place")
+            raise UsageError(f"{self.url} holds objects and is not a store: name an empty or a new place")
         remote.put_bytes(marker.encode(), remote.join(self.url, MARKER), only_if_absent=True)
 
     # -- reading --
 
     def snapshot(self) -> Path | None:
-        """A folder with the index files as they are now; None where there is no store. Raises as `octjepa.remote`."""
+        """A folder with the index files as they are now; None if there is no store. Raises as `octjepa.remote`."""
         for _ in range(8):
             objects = [found for found in self.index_objects() if Path(found.url).suffix in _INDEX_SUFFIXES]
             if not any(found.url.endswith(f"/{MARKER}") for found in objects):
@@ -187,7 +187,7 @@ def _clear(folder: Path) -> None:
 
 
 class BucketWriter:
-    """Uploads what is put into `folder`, which is laid out as the store; uploads of chunks run beside the work."""
+    """Uploads what is put into `folder`, which is laid out as the store; uploads of chunks run next to the work."""
 
     def __init__(self, bucket: BucketStorage, folder: Path, pool: ThreadPoolExecutor) -> None:
         self.bucket, self.folder, self._pool = bucket, folder, pool

@@ -45,7 +45,7 @@ def read_contract(store: Path) -> StoreContract:
     """
     marker = store / MARKER
     if not marker.is_file():
-        raise UsageError(f"{store} is no store (it has no {MARKER}): make one with `octjepa ingest`")
+        raise UsageError(f"{store} is not a store (it has no {MARKER}): make one with `octjepa ingest`")
     try:
         content = read_object(marker)
         schema = int(content.get("schema_version", 0))

@@ -147,7 +147,7 @@ class Store:
 
     @classmethod
     def create(cls, path: str | Path, preprocessing: Preprocessing, halves: bool = False) -> Store:
-        """Creates a store, or opens an existing one with an equal contract; `halves` are stored where it has them.
+        """Creates a store, or opens an existing one with an equal contract; `halves` are stored if it has them.
 
         Raises ContractError with the differences if the contract of the existing store is another, or it was made
         without the requested halves.
@@ -182,7 +182,7 @@ class Store:
 
     @property
     def participants(self) -> pd.DataFrame:
-        """Columns `PARTICIPANT_COLUMNS`; empty where no participants.tsv came with the files.
+        """Columns `PARTICIPANT_COLUMNS`; empty if no participants.tsv came with the files.
 
         Raises OctjepaError: participants.parquet is damaged.
         """
@@ -221,8 +221,8 @@ class Store:
         """One volume; `pixels` is a read-only memory map. `halves`: with `half_difference`.
 
         This process compares a chunk with the SHA-256 of the index when it first reads it, on a disk and from a bucket.
-        Raises UsageError: no such volume; ResourceError: no memory, files or right to read it; DamagedVolume, also
-        where it has no halves; OctjepaError: its bucket fails.
+        Raises UsageError: no such volume. ResourceError: no memory, files or right to read it. DamagedVolume, also
+        if it has no halves. OctjepaError: its bucket fails.
         """
         table = self.table
         if self._lines is None:
@@ -246,7 +246,7 @@ class Store:
     def chunk_files(self, volume_id: str) -> Iterator[dict[str, ChunkFile]]:
         """{file name: file} of a volume, in its folder or its shard; from a bucket, local copies within the context.
 
-        Raises DamagedVolume: a bucket has no such chunk; OctjepaError: it fails.
+        Raises DamagedVolume (a bucket has no such chunk) and OctjepaError (it fails).
         """
         part = self.shards.part(volume_id)
         if part is None and isinstance(self.storage, DiskStorage) and not self.storage.has_chunk(volume_id):

@@ -130,7 +130,7 @@ def user_spacing_mm(entry: Mapping[str, Any]) -> tuple[float, float, float] | No
 
 
 def file_key(entry: Mapping[str, Any]) -> str:
-    """The key of the file that an index or quarantine entry came from; its relative path where it has no key."""
+    """The key of the file that an index or quarantine entry came from; its relative path if it has no key."""
     return str(entry.get("file_key") or entry["file"])
 
 
@@ -140,7 +140,7 @@ def entries_of(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def read_volumes(folder: Path, location: str) -> pd.DataFrame:
-    """volumes.parquet of the store in `folder`; empty where there is none.
+    """volumes.parquet of the store in `folder`; empty if there is none.
 
     Raises OctjepaError, which names the store by its `location`: the file is damaged.
     """
@@ -165,7 +165,7 @@ def read_volumes(folder: Path, location: str) -> pd.DataFrame:
 
 
 def read_people(folder: Path, location: str) -> pd.DataFrame:
-    """participants.parquet of the store in `folder`; empty where there is none. Raises OctjepaError: damaged."""
+    """participants.parquet of the store in `folder`; empty if there is none. Raises OctjepaError: damaged."""
     import pandas as pd
 
     path = folder / "participants.parquet"
@@ -283,7 +283,7 @@ def decode_labels(entry: Mapping[str, Any]) -> dict[str, float | str]:
 
 
 def format_labels(entries: Iterable[Mapping[str, Any]]) -> str:
-    """The text of labels.tsv, sorted by volume; "" where no volume has labels.
+    """The text of labels.tsv, sorted by volume; "" if no volume has labels.
 
     A label named like one of the first three columns gets a trailing "_". A volume without a label has an empty cell.
     """

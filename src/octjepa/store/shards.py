@@ -50,7 +50,7 @@ class ShardTable:
 
     @classmethod
     def read(cls, folder: Path) -> ShardTable:
-        """The table in the folder of a store's index; empty where nothing is packed. Raises OctjepaError: damaged."""
+        """The table in the folder of a store's index; empty if nothing is packed. Raises OctjepaError: damaged."""
         import pandas as pd
 
         path = folder / SHARDS_FILE
@@ -60,7 +60,7 @@ class ShardTable:
             table = read_parquet(path, _COLUMNS)
             strange = [name for name in map(str, table["shard"].unique()) if not _SHARD.fullmatch(name)]
             if strange:  # a path could lead out of the store
-                raise ValueError(f"{shown(strange[0])} is no name of a shard")
+                raise ValueError(f"{shown(strange[0])} is not a name of a shard")
             return cls(table)
         except (OSError, ValueError, KeyError) as error:
             raise OctjepaError(f"{path} is damaged ({error}): restore it from a copy, or ingest again") from None
@@ -85,7 +85,7 @@ class ShardTable:
         return [self.table[name].to_numpy() for name in _COLUMNS[1:]]
 
     def part(self, volume_id: str) -> ShardPart | None:
-        """Where the files of a volume are; None where it is not packed."""
+        """Where the files of a volume are; None if it is not packed."""
         line = self._lines.get(volume_id)
         if line is None or volume_id in self._forgotten:
             return None
@@ -124,7 +124,7 @@ class ShardTable:
             self.__dict__.pop(name, None)
 
     def write(self, folder: Path) -> None:
-        """Writes the table where it was changed. Raises OctjepaError."""
+        """Writes the table if it was changed. Raises OctjepaError."""
         if self._changed:
             write_atomic(folder / SHARDS_FILE, lambda file: self.table.to_parquet(file, index=False))
             self._changed = False
@@ -142,7 +142,7 @@ def pack(store: Store, shard_mb: float = 256) -> dict[str, Any]:
 
     Returns {volumes, packed, shards, bytes, damaged}: volumes in shards now, of which `packed` by this call; shards and
     bytes that it wrote; ids of volumes that are not what was written, which stay where they are. A call that was
-    killed loses nothing; the next one goes on. Who reads a store in a bucket meanwhile has to open it again.
+    killed loses nothing; the next one continues. Who reads a store in a bucket meanwhile has to open it again.
     Raises UsageError (no size above 0, another process writes), OctjepaError (disk full, the bucket fails).
     """
     if not 0 < shard_mb < float("inf"):

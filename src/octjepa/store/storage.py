@@ -71,7 +71,7 @@ class ChunkFile:
         return content
 
     def memory_map(self) -> np.ndarray:
-        """The array of a .npy file as a read-only memory map. Raises OSError, ValueError: it is no such array."""
+        """The array of a .npy file as a read-only memory map. Raises OSError, ValueError: it is not a such array."""
         if self.size is None:
             return np.lib.format.open_memmap(self.path, mode="r")
         with self.path.open("rb") as file:
@@ -126,7 +126,9 @@ def reading_chunk(name: str) -> Iterator[None]:
 
 
 def stage_chunk(folder: Path, volume: CanonicalVolume) -> Path:
-    """Writes pixels and geometry of one volume into a hidden folder beside `folder`, for `replace_folder` to rename."""
+    """Writes pixels and geometry of one volume into a hidden folder next to `folder`, for `replace_folder` to
+    rename.
+    """
     return write_new_folder(
         folder.parent,
         {
@@ -147,7 +149,7 @@ def read_geometry(file: ChunkFile, mtime_ns: int) -> tuple[np.ndarray, np.ndarra
 
 
 def read_half_difference(file: ChunkFile) -> np.ndarray:
-    """The `half_difference` [D, H, W] of a chunk. Raises KeyError where it has none."""
+    """The `half_difference` [D, H, W] of a chunk. Raises KeyError if it has none."""
     with np.load(BytesIO(file.read_bytes()), allow_pickle=False) as geometry:
         return np.asarray(geometry["half_difference"])
 
@@ -172,20 +174,20 @@ class DiskStorage:
         return str(self.folder)
 
     def snapshot(self) -> Path | None:
-        """The folder itself; None where there is none."""
+        """The folder itself; None if there is none."""
         return self.folder if self.folder.is_dir() else None
 
     def create(self, marker: str) -> None:
         """Makes the folder. Raises UsageError: it is a file, holds something, or cannot be made."""
         path = self.folder
         if path.exists() and not path.is_dir():
-            raise UsageError(f"{path} exists and is no store: name an empty or a new folder")
+            raise UsageError(f"{path} exists and is not a store: name an empty or a new folder")
         with writer_lock(path):
             names = {child.name for child in path.iterdir()}
             if MARKER in names:
                 return  # another process was first
             if names - {LOCK, f".{MARKER}.tmp"}:  # the second is what a killed ingest left
-                raise UsageError(f"{path} exists and is no store: name an empty or a new folder")
+                raise UsageError(f"{path} exists and is not a store: name an empty or a new folder")
             write_atomic(path / MARKER, lambda file: file.write(marker.encode()))
 
     def _chunk_files(self, volume_id: str) -> dict[str, Path]:
@@ -241,5 +243,5 @@ class DiskStorage:
 def chunk_folder(folder: Path, volume_id: str) -> Path:
     """The folder of one chunk in a store's folder. Raises OctjepaError: an id that would lead out of it."""
     if not _ID.fullmatch(volume_id):
-        raise OctjepaError(f"the index of the store {folder} is damaged: {volume_id[:80]!r} is no volume id")
+        raise OctjepaError(f"the index of the store {folder} is damaged: {volume_id[:80]!r} is not a volume id")
     return folder / "chunks" / volume_id[:2] / volume_id

@@ -1,8 +1,8 @@
 """Supervised tasks on a pretrained encoder: fine-tuning to labels, and segmentation of layers and lesions.
 
 In: a task recipe, a checkpoint, a store and labels. Out: a folder with the tuned network or head and its test figures
-beside baselines. Fails with RecipeError on a recipe, UsageError on labels, ContractError on other weights. Packages add
-a task by an entry point of the group `octjepa.tasks`; `octjepa inspect` then describes its folders, too.
+next to baselines. Fails with RecipeError on a recipe, UsageError on labels, ContractError on other weights. Packages
+add a task by an entry point of the group `octjepa.tasks`; `octjepa inspect` then describes its folders as well.
 """
 
 from __future__ import annotations
@@ -32,5 +32,5 @@ TASKS: Registry[Task] = Registry(
 
 
 def find_task(folder: Path) -> Task | None:
-    """The task that wrote `folder`; None where none did."""
+    """The task that wrote `folder`; None if none did."""
     return next((task for name in TASKS.names() if (task := TASKS.get(name)).holds(folder)), None)

@@ -1,4 +1,4 @@
-"""Saves checkpoints beside the training, and finds the one from which a run continues.
+"""Saves checkpoints next to the training, and finds the one from which a run continues.
 
 The state is copied at once; a thread writes and uploads it meanwhile, one checkpoint at a time. Rank 0 reads, the
 others receive what it read, so a checkpoint needs to be reachable from rank 0 alone.
@@ -32,7 +32,7 @@ from octjepa.train.guards import SKIPPED_IN_A_ROW
 from octjepa.train.run_folder import check_data, last_saved, read_summary, record_code_change, record_saved
 from octjepa.train.tracking import RunLogger
 
-_RETURNS = 3  # to one checkpoint; then excluding volumes is no cure
+_RETURNS = 3  # to one checkpoint; then excluding volumes is not a cure
 _log = logging.getLogger(__name__)
 
 
@@ -107,7 +107,7 @@ def write_checkpoint(
 
 
 def best_checkpoint(checkpoint_dir: Location | None) -> str | None:
-    """The name of the checkpoint that the online probe scored best; None where there is none."""
+    """The name of the checkpoint that the online probe scored best; None if there is none."""
     best = None if checkpoint_dir is None else folder.best_checkpoint(checkpoint_dir)
     return None if best is None else location_name(best)
 

@@ -65,7 +65,7 @@ class BatchShares(NamedTuple):
 def batch_shares(recipe: Recipe, processes: int) -> BatchShares:
     """Divides the global batch, which never changes, over the processes.
 
-    Raises UsageError where they cannot take equal whole shares, or a regulariser needs the whole batch.
+    Raises UsageError if they cannot take equal whole shares, or a regulariser needs the whole batch.
     """
     batch, regulariser = recipe.train.global_batch, recipe.objective.regulariser
     if regulariser is not None and processes > 1:

@@ -151,7 +151,7 @@ class MicroBatcher:
             _log.warning("out of memory at update %d: %s", update + 1, self._advice.halved(self.micro_batch))
 
     def _try(self, networks: Sequence[nn.Module], gradients: Callable[[int], T], update: int) -> T | None:
-        """What `gradients` returns; None, and no gradients, where this rank ran out of memory."""
+        """What `gradients` returns; None, and no gradients, if this rank ran out of memory."""
         try:
             return gradients(self.micro_batch)
         except (MemoryError, RuntimeError) as error:
@@ -160,7 +160,7 @@ class MicroBatcher:
             if self._runtime.sharded:  # the other ranks already wait for this one inside their backward pass
                 raise OctjepaError(
                     f"rank {self._runtime.rank} ran out of memory at update {update + 1}: lower machine.micro_batch "
-                    f"(now {self.micro_batch}) and go on with --resume"
+                    f"(now {self.micro_batch}) and continue with --resume"
                 ) from None
         _free_gradients(networks)  # after the except clause, whose exception holds the tensors of its frames
         return None

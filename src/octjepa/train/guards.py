@@ -127,7 +127,7 @@ LIMITS: dict[str, Limit] = {
     ),
 }
 DIVERGING = (
-    "the loss of the last {window} updates ({loss:.3f}) is no better than that of a guess that knows nothing "
+    "the loss of the last {window} updates ({loss:.3f}) is not better than that of a guess that knows nothing "
     "({trivial:.3f}). Lower train.base_lr (2.5e-4 trains at batch 512, 5e-4 diverged) or lengthen train.warmup_share."
 )
 
@@ -148,7 +148,7 @@ class CollapseAlarms:
         self.tripped: dict[str, int] = {}
 
     def follow_loss(self, loss: float, trivial: float | None = None) -> None:
-        """Records the loss of an update, and `trivial`, that of predicting zero, where it is no constant."""
+        """Records the loss of an update, and `trivial`, that of predicting zero, if it is not a constant."""
         constant = math.inf if self._trivial is None else self._trivial
         self._losses.append((loss, constant if trivial is None else trivial))
 
@@ -262,7 +262,7 @@ class FrozenTargetCheck:
 class UnreadableVolumes:
     """Quarantines each volume that cannot be read while training, once, for all ranks.
 
-    The run goes on without it; another volume of the order takes its position
+    The run continues without it; another volume of the order takes its position
     (`octjepa.views.loader.TrainingDataset`). `lines` are those of metrics.jsonl so far.
     """
 
@@ -293,6 +293,6 @@ class UnreadableVolumes:
             raise OctjepaError(
                 f"{len(self._known)} of {self._volumes} training volumes cannot be read, the last: "
                 f"{next(reversed(reasons.values()))}. Is the store's disk or bucket there? `octjepa inspect STORE "
-                "--verify` lists the volumes that changed after ingest. Repair the store and go on with --resume"
+                "--verify` lists the volumes that changed after ingest. Repair the store and continue with --resume"
             )
         return sorted(reasons)

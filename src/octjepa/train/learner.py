@@ -93,13 +93,13 @@ class Learner:
 def adamw(groups: Iterable[Any], device: torch.device, **settings: Any) -> torch.optim.AdamW:
     """AdamW that can skip an update without waiting for an accelerator (`found_inf` of the fused one).
 
-    On a CPU, where nothing is waited for, it is the plain one: the fused one rounds otherwise.
+    On a CPU, if nothing is waited for, it is the plain one: the fused one rounds otherwise.
     """
     return AdamW(groups, fused=device.type not in ("cpu", "xla"), **settings)
 
 
 def network_blocks(network: nn.Module) -> list[nn.Module]:
-    """The layers of the longest list of modules in `network`, the first of several; itself where it holds no list."""
+    """The layers of the longest list of modules in `network`, the first of several; itself if it holds no list."""
     lists = [list(module) for module in network.modules() if isinstance(module, nn.ModuleList) and len(module)]
     return max(lists, key=len, default=[network])
 
@@ -154,7 +154,7 @@ def save_state(folder: Path, learner: Learner, fingerprint: str) -> None:
 
 
 def load_state(folder: Path, learner: Learner, fingerprint: str) -> int:
-    """Fills `learner` from the newest state in `folder`; the updates it has done, 0 where there is no state.
+    """Fills `learner` from the newest state in `folder`; the updates it has done, 0 if there is no state.
 
     A damaged state is reported, and the one before it taken. Raises CheckpointError (none is whole),
     WrongCheckpointError (a training of another fingerprint: other settings, weights or labels).

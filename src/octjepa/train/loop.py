@@ -226,7 +226,7 @@ class Trainer:
     def metrics_line(
         self, update: int, rate: float, ema_momentum: float, flags: StepFlags, batch: Batch
     ) -> dict[str, Any]:
-        """The line of metrics.jsonl for an update, but for the metrics of its step."""
+        """The line of metrics.jsonl for an update, except for the metrics of its step."""
         epoch = (update + 1) * self.run.recipe.train.global_batch / len(self.run.training_ids)
         line: dict[str, Any] = {
             "train/lr": rate,
@@ -260,7 +260,7 @@ class Trainer:
         names = {"target": "layer_accuracy", "student": "layer_accuracy_student"}
         scores = {encoder: values[name] for encoder, name in names.items() if name in values}
         if self.run.recipe.exported_encoder == "validation" and len(scores) == len(names):
-            self.encoder = max(scores, key=lambda encoder: scores[encoder])  # the target where they are equal
+            self.encoder = max(scores, key=lambda encoder: scores[encoder])  # the target if they are equal
         return scores.get(self.encoder)
 
     def save(self, done: int, score: float | None = None) -> None:
@@ -290,7 +290,7 @@ class Trainer:
         self.saved = start.update
         if runtime.sharded:
             raise OctjepaError(
-                f"{SKIPPED_IN_A_ROW} updates in a row were skipped; go on from update {start.update} by --resume"
+                f"{SKIPPED_IN_A_ROW} updates in a row were skipped; continue from update {start.update} by --resume"
             )
         run.dataset.exclude(start.excluded)
         self.guard.restore(start.lines)
@@ -315,9 +315,9 @@ class Trainer:
         if self.run.checkpoint_dir is None:
             checkpoint = "nothing is kept of it, for checkpoint.dir is null"
         elif self.saved == update:
-            checkpoint = "its checkpoint is written. Go on with --resume."
+            checkpoint = "its checkpoint is written. Continue with --resume."
         else:
-            checkpoint = "go on with --resume, from the checkpoint before."
+            checkpoint = "continue with --resume, from the checkpoint before."
         return f"stopped after update {update} of {self.run.total}; {checkpoint}"
 
     def final_validation(self) -> tuple[dict[str, float], dict[str, float]]:

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class Choice(NamedTuple):
-    """What a run takes, and why. `to_do` is for a machine that lacks something: the run goes on, with a warning."""
+    """What a run takes, and why. `to_do` is for a machine that lacks something: the run continues, with a warning."""
 
     value: bool | int | str
     reason: str
@@ -105,7 +105,7 @@ def _each(processes: int) -> str:
 
 def choose_loader_workers(workers: int | None, device: torch.device) -> Choice:
     """Processes that make samples, `workers` in the recipe. Left open: none on a CPU, which has the arithmetic to do;
-    beside an accelerator every core of this process's share but one."""
+    next to an accelerator every core of this process's share but one."""
     processes, available = local_processes(), cores()
     if workers is not None:
         if workers * processes <= available:
@@ -165,7 +165,7 @@ def choose_attention(recipe: Recipe, device: torch.device) -> Choice:
 
 
 def host_only(recipe: Recipe) -> str | None:
-    """Which of the recipe's augmentations only the host computes; None where there is none."""
+    """Which of the recipe's augmentations only the host computes; None if there is none."""
     views = recipe.views
     names = ("rotation_degrees", "zoom", "blur", "speckle", "halves")
     return next((f"views.{name}" for name in names if getattr(views, name)), None)

@@ -17,8 +17,8 @@ from octjepa.train.guards import CollapseAlarms, SpikeGuard
 from octjepa.train.tracking import RunLogger
 
 IDLE_FROM, IDLE_WINDOW = 20, 100  # updates: not counted at first, and then counted together
-# of the time. Making samples in this process takes up to 0.3 of it (docs/training.md, Data loading), which is no idling
-# but looks like it where other work takes the cores.
+# of the time. Making samples in this process takes up to 0.3 of it (docs/training.md, Data loading), which is not
+# idling but looks like it where other work takes the cores.
 MOST_IDLE = 0.3
 
 
@@ -28,7 +28,7 @@ def slow_reading_message(idle: float, store: str, workers: int) -> str:
         what = f"{workers} loader processes do not keep up: {store} is read too slowly, or their cores are busy"
         to_do = "raise machine.loader_workers where cores are free"
     else:
-        what, to_do = f"{store} is read too slowly", "read beside the arithmetic (machine.loader_workers=2)"
+        what, to_do = f"{store} is read too slowly", "read next to the arithmetic (machine.loader_workers=2)"
     return (
         f"{idle:.0%} of the time of the last {IDLE_WINDOW} updates was spent waiting for samples: {what}. The run goes "
         f"on at this speed; to go faster, stop it and continue with --resume after a change: copy the store to a local "
@@ -116,7 +116,7 @@ class ThroughputMeter:
         }
 
     def slow_reading(self) -> float | None:
-        """The idle share of the last `IDLE_WINDOW` updates where it is above `MOST_IDLE`, once; else None.
+        """The idle share of the last `IDLE_WINDOW` updates if it is above `MOST_IDLE`, once; else None.
 
         To be called after each `lap`. Idle is time of waiting for data in which this thread did not compute: a disk or
         loader processes are too slow. The first updates do not count, for they fill caches and start processes.
@@ -132,7 +132,7 @@ class ThroughputMeter:
         return share
 
     def summary(self) -> dict[str, float]:
-        """Volumes a second, share of waiting and seconds of all updates so far; zero where there was none."""
+        """Volumes a second, share of waiting and seconds of all updates so far; zero if there was none."""
         seconds = max(self._lap_started - self._started, 1e-9)
         rate = self._laps * self._volumes / seconds
         return {"volumes_per_second": rate, "data_wait_share": self._waited_in_all / seconds, "seconds": seconds}

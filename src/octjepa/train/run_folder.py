@@ -47,7 +47,7 @@ def open_run(
     """
     exists = (out / _RUN_FILE).is_file()
     if exists and not resume:
-        raise UsageError(f"{out} already holds a run: add --resume to go on with it, or give another --out")
+        raise UsageError(f"{out} already holds a run: add --resume to continue with it, or give another --out")
     if resume and not exists:
         raise UsageError(f"{out} holds no run to resume: leave --resume out to start one there")
     if exists:
@@ -98,7 +98,7 @@ def record_code_change(out: Path, update: int) -> None:
     if not changed:
         return
     _log.warning(
-        "%s goes on from update %d WITH OTHER CODE than it began with: %s. Its weights may differ from those of an "
+        "%s continues from update %d WITH OTHER CODE than it began with: %s. Its weights may differ from those of an "
         "unbroken run; run.json keeps both",
         out,
         update,

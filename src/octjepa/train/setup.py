@@ -212,7 +212,7 @@ def shard(
     for block in [module for module in model.modules() if isinstance(module, Block)]:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    for method in ("predict", "encode", "targets"):  # ways into the model beside forward; none calls another
+    for method in ("predict", "encode", "targets"):  # ways into the model next to forward; none calls another
         register_fsdp_forward_method(model, method)
     sharded = build_optimizer(model, recipe.train)
     for name, parameter in model.named_parameters():

@@ -31,7 +31,7 @@ def accumulate(
     """Adds this rank's share of the gradient of the global batch's mean loss, in micro-batches; returns its metrics.
 
     `micro_batch` overrides the recipe's; it does not change the update (`accumulate_gradients`).
-    The metrics are scalars on the device, to be summed over the ranks: `train/loss`, its terms where there are several,
+    The metrics are scalars on the device, to be summed over the ranks: `train/loss`, its terms if there are several,
     `train/cosine`, and `train/loss_trivial`, the loss of predicting zero, where the objective has no constant for it.
     """
     size = len(batch.volume_ids)

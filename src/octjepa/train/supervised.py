@@ -49,7 +49,7 @@ class SupervisedTask(ABC, Generic[Batch]):
 
     @abstractmethod
     def validate(self, learners: Sequence[Learner]) -> list[float | None]:
-        """The validation loss of each learner, the same on every rank; None where it has no validation samples."""
+        """The validation loss of each learner, the same on every rank; None if it has no validation samples."""
 
     def begin_update(self, update: int) -> dict[str, Any]:
         """Sets learning rates and freezes layers; returns what the journal is to hold of that."""
@@ -65,7 +65,8 @@ class LoopSettings:
     """How a training runs. label: of the progress bar; None: no bar. micro_batch: samples that a rank takes at once.
 
     validations: updates (from 1) after which to validate. clip_norm: None: gradients are not clipped. save_every:
-    updates between two states. rates: what to lower where gradients are not finite; resume: how to go on after a stop.
+    updates between two states. rates: what to lower where gradients are not finite; resume: how to continue after a
+    stop.
     """
 
     label: str | None
@@ -88,7 +89,7 @@ def train_supervised(
 ) -> None:
     """Trains `learners` on the same batches and leaves in each the weights of its least validation loss, or the last.
 
-    folder: where one learner's journal and states are written, and resumed from; None: nothing is saved. fingerprint:
+    folder: if one learner's journal and states are written, and resumed from; None: nothing is saved. fingerprint:
     of everything that decides the result, held against a state's. Raises Interrupted (a signal came; a state is
     written), OctjepaError (gradients are not finite, one sample does not fit into memory, a process was lost),
     WrongCheckpointError, CheckpointError (the state in `folder`).
@@ -139,7 +140,7 @@ def train_supervised(
                 runtime.run_on_rank_zero(partial(save_state, folder / STATES, learners[0], fingerprint))
             if flags.stop_signal and not ended:
                 raise Interrupted(
-                    f"stopped after update {update} of {settings.updates}; its checkpoint is written. Go on with "
+                    f"stopped after update {update} of {settings.updates}; its checkpoint is written. Continue with "
                     f"{settings.resume}.",
                     flags.stop_signal,
                 )
@@ -231,7 +232,8 @@ class _SupervisedMetrics(LateMetrics):
                 self._journal.append({"update": update + 1, **taken, **values})
             if lost:
                 raise OctjepaError(
-                    f"{learner.name}: {SKIPPED_IN_A_ROW} updates in a row without a finite gradient that is no spike: "
+                    f"{learner.name}: {SKIPPED_IN_A_ROW} updates in a row without a finite gradient that is not a "
+                    "spike: "
                     f"lower {self._settings.rates}"
                 )
         self._bar.advance()

@@ -1,4 +1,4 @@
-"""Validation: how well hidden tokens of held-out people are predicted, beside trivial predictors.
+"""Validation: how well hidden tokens of held-out people are predicted, next to trivial predictors.
 
 The trivial predictors do not learn, and a network must beat them on the same targets of the same people. `constant`
 predicts the mean target everywhere, `position_mean` the mean target at that grid position, both computed on training
@@ -133,7 +133,7 @@ def _with_prefix(values: Mapping[str, float], prefix: str) -> dict[str, float]:
 
 
 class PositionMeans:
-    """Mean of targets, overall and at each of `grid_tokens` positions; the overall mean where none was added."""
+    """Mean of targets, overall and at each of `grid_tokens` positions; the overall mean if none was added."""
 
     def __init__(self, grid_tokens: int, width: int) -> None:
         self.sums = torch.zeros(grid_tokens, width, dtype=torch.float64)

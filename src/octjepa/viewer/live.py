@@ -28,7 +28,7 @@ class LiveRun:
         self._lines: list[dict[str, Any]] = []
 
     def newest_checkpoint(self) -> str:
-        """The name of the newest complete checkpoint; "" where there is none."""
+        """The name of the newest complete checkpoint; "" if there is none."""
         try:
             return location_name(list_checkpoints(self.path / "checkpoints")[-1])
         except (IndexError, OctjepaError, OSError):
@@ -52,7 +52,7 @@ class LiveRun:
         }
 
     def _journal(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, read again where the file has changed; none where there is no such file."""
+        """The lines of metrics.jsonl, read again where the file has changed; none if there is no such file."""
         journal = self.path / "metrics.jsonl"
         with self._lock:
             try:

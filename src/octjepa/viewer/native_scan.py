@@ -51,7 +51,7 @@ class NativeScan:
 
     @cached_property
     def en_face(self) -> UInt8[np.ndarray, "N C"]:
-        """Mean over the lowest `eyes.SLAB_MM` of the tissue band, at full contrast; black where there is none."""
+        """Mean over the lowest `eyes.SLAB_MM` of the tissue band, at full contrast; black if there is none."""
         frames, height, columns = self.volume.shape
         slab, mean = eyes.SLAB_MM / self.volume.spacing_mm[1], np.zeros((frames, columns), np.float32)
         for number, frame in enumerate(self.volume.pixels):

@@ -24,7 +24,7 @@ Plane = Literal["slice", "depth", "column"]
 def native_surfaces(native: NativeMap, band: Int16[np.ndarray, "2 D W"]) -> Float[np.ndarray, "3 N C"]:
     """The native depth index of `SURFACES` in every A-scan, from the stored tissue `band`.
 
-    NaN where there is no tissue and where the stored volume does not reach.
+    NaN if there is no tissue and where the stored volume does not reach.
     """
     frames, _, columns = native.shape
     number, column = (axis.ravel() for axis in np.meshgrid(np.arange(frames), np.arange(columns), indexing="ij"))
@@ -49,14 +49,14 @@ def native_surfaces(native: NativeMap, band: Int16[np.ndarray, "2 D W"]) -> Floa
 
 
 def found_surfaces(volume: OCTVolume) -> Float[np.ndarray, "3 N C"]:
-    """The row of `SURFACES` in every A-scan, NaN where no tissue is found."""
+    """The row of `SURFACES` in every A-scan, NaN if no tissue is found."""
     outer = outer_boundaries(volume, near_bscans_of(volume))
     below = np.float32(BAND_BELOW_BRUCH_MM / volume.spacing_mm[1])
     return np.concatenate([outer, outer[1:] + below])
 
 
 def surface_lines(surfaces: Float[np.ndarray, "K N C"], plane: Plane, index: int) -> list[list[float | None]]:
-    """Surfaces along a B-scan, or along the slices at one column; None where there is none.
+    """Surfaces along a B-scan, or along the slices at one column; None if there is none.
 
     Raises KeyError: no such plane. IndexError: no such index.
     """

@@ -110,7 +110,7 @@ class Scans:
         return result
 
     def live_answer(self) -> dict[str, Any]:
-        """The curves of the run; where it has another checkpoint than before, its encoder is read again."""
+        """The curves of the run; if it has another checkpoint than before, its encoder is read again."""
         if self.live is None:
             raise KeyError("live")
         answer = self.live.answer()
@@ -132,7 +132,7 @@ class Scans:
         return png(eyes.en_face(np.asarray(volume.pixels), np.asarray(volume.band), depth_mm))
 
     def band(self, volume_id: str) -> list[list[list[int]]]:
-        """[ILM, lower edge][slice][column]: depth indices of the store's volume, -1 where there is no tissue."""
+        """[ILM, lower edge][slice][column]: depth indices of the store's volume, -1 if there is no tissue."""
         band: list[list[list[int]]] = np.asarray(self._volume(volume_id).band).tolist()
         return band
 
@@ -160,7 +160,7 @@ class Scans:
         return None if frame is None or is_blank(frame) else (number, png(frame))
 
     def first(self, volume_id: str) -> dict[str, Any]:
-        """{slice}: the B-scan that can be had before the file is read as a whole, null where there is none."""
+        """{slice}: the B-scan that can be had before the file is read as a whole, null if there is none."""
         found = self._first(volume_id)
         return {"slice": None if found is None else found[0]}
 

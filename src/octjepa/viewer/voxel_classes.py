@@ -76,7 +76,7 @@ class VoxelClasses:
     """Layers "segmentation" (of `head`) and "labels" (of the folder `labels`). May be used by several threads."""
 
     def __init__(self, head: Callable[[], SavedHead] | None, labels: str | Path | None) -> None:
-        """Raises UsageError: `labels` is no folder, or nothing is in it."""
+        """Raises UsageError: `labels` is not a folder, or nothing is in it."""
         from octjepa.tasks.segment.label_files import LabelFolder
 
         self._head, self._folder = head, None if labels is None else LabelFolder(labels)
@@ -174,7 +174,7 @@ class _Hashed:
 
 
 def head_reader(folder: Path, encoder: str | None) -> Callable[[], SavedHead]:
-    """A function that reads the head of `folder`, of `encoder` where it was made on a frozen one, once."""
+    """A function that reads the head of `folder`, of `encoder` if it was made on a frozen one, once."""
     from octjepa.tasks.segment.folder import load_head
 
     return lru_cache(1)(partial(load_head, folder, encoder))

@@ -85,12 +85,12 @@ def moved_view(voxels: np.ndarray, transform: ViewTransform, size: tuple[int, in
 def band_in_view(
     band: Int[np.ndarray, "2 D W"], transform: ViewTransform, size: tuple[int, int, int]
 ) -> Int[np.ndarray, "2 d w"]:
-    """First and last depth index of tissue in a view of whole-voxel moves; first > last where there is none.
+    """First and last depth index of tissue in a view of whole-voxel moves; first > last if there is none.
 
     Either may be outside the view. Raises ValueError where the transform rotates or zooms: that needs `tissue_mask`.
     """
     if not transform.moves_whole_voxels:
-        raise ValueError("a band is no band any more after a rotation or zoom: use tissue_mask")
+        raise ValueError("a band is not a band any more after a rotation or zoom: use tissue_mask")
     (a, b, c), (d, h, w) = transform.corner, size
     slow, fast = (-1 if flip else 1 for flip in (transform.flip_slow, transform.flip_fast))
     first, last = band[:, a : a + d, c : c + w][:, ::slow, ::fast].astype(np.int32)

@@ -45,7 +45,7 @@ def blur(patches: UInt8[np.ndarray, "t voxels"], patch: tuple[int, int, int]) ->
     """A [1 2 1]/4 blur along depth and column, in integers, within each patch.
 
     The voxels at a patch's borders keep their value along the axis that ends there. If the view were blurred before
-    it is cut into patches, voxels of a hidden patch would leak into the visible one beside it.
+    it is cut into patches, voxels of a hidden patch would leak into the visible one next to it.
     """
     x = patches.reshape(len(patches), *patch).astype(np.uint16)  # [t, p, q, r]
     for axis in (2, 3):

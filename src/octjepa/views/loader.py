@@ -195,7 +195,7 @@ class ValidationDataset(Dataset[LoadedSample]):
 
 
 def read_or_warn(store: Store, volume_id: str, halves: bool = False) -> CanonicalVolume | None:
-    """The volume, on request with its halves; None, and a warning, where it cannot be read.
+    """The volume, on request with its halves; None, and a warning, if it cannot be read.
 
     ResourceError passes, for then it is readable.
     """

@@ -1,6 +1,6 @@
 """Masks: three families of shapes over several B-scans, and random tokens, with exact counts of hidden tokens.
 
-Neighbouring B-scans are nearly copies, so a hidden patch must not be filled from the slice beside it. `tubes` are
+Neighbouring B-scans are nearly copies, so a hidden patch must not be filled from the slice next to it. `tubes` are
 rectangles through all slices, `blocks` boxes over some slices, `runs` whole runs of B-scans. `random` hides tokens
 independently of each other, as the masked autoencoder does: most of them have a visible neighbour. Shapes are added
 until enough selected tokens are hidden, and the last one is shrunk, so the count is exact for every sample.

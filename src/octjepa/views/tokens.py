@@ -87,7 +87,7 @@ def select(
     share: Float[np.ndarray, " grid"], budget: int, rng: np.random.Generator, background: int = 0
 ) -> Int[np.ndarray, " budget"]:
     """`budget` patches in raster order: tissue first, then the rest, at random within each; at least `background` of
-    the rest, where there are so many.
+    the rest, if there are so many.
 
     At random, not by raster order or share: with more tissue than tokens those always leave out the same positions.
     """
@@ -102,7 +102,7 @@ def select_tissue(share: Float[np.ndarray, " grid"], grid: tuple[int, int, int])
     """Every patch that holds tissue, in raster order, and the background nearest to it up to a multiple of 32 in all.
 
     Distance is in steps of the grid; of equally near patches one with more tissue comes first, then raster order
-    decides. A grid of fewer patches is returned whole; where none holds tissue, the grid's middle counts as tissue.
+    decides. A grid of fewer patches is returned whole; if none holds tissue, the grid's middle counts as tissue.
     """
     from scipy.ndimage import distance_transform_edt
 

@@ -27,7 +27,8 @@ _NO_FILES = os.strerror(errno.EMFILE)
 _JOIN_SECONDS = 1.0  # until the exit code of a dead process is known
 _RAISE_LIMIT = "Raise the limit of open files (ulimit -n), or lower machine.loader_workers"
 _USE_LESS_MEMORY = (
-    "lower machine.loader_workers (of a fine-tuning: loader_workers), or give the machine more memory, then go on with "
+    "lower machine.loader_workers (of a fine-tuning: loader_workers), or give the machine more memory, then continue "
+    "with "
     "--resume"
 )
 
@@ -74,7 +75,7 @@ def translate_transfer_errors(workers: Iterable[BaseProcess]) -> Iterator[None]:
     """Wraps the receiving of batches: a worker that dies while it sends one leaves a connection error.
 
     torch's own error has no cause where its signal handler's was lost, in a callback for one. Raises OctjepaError with
-    the exit code or signal of the worker, ResourceError where no open file is left here.
+    the exit code or signal of the worker, ResourceError if no open file is left here.
     """
     try:
         yield
@@ -130,4 +131,4 @@ def _explain(death: str) -> str:
     if name == "Bus error":
         return f"died of a bus error, most often because /dev/shm is full: make that larger, or {_USE_LESS_MEMORY}"
     what = f"died of a signal ({name})" if name else death.replace("exited", "ended")
-    return f"{what}. loader_workers=0 shows the error where it happens; go on with --resume"
+    return f"{what}. loader_workers=0 shows the error where it happens; continue with --resume"

@@ -226,5 +226,5 @@ def test_what_builds_each_network_is_stored_as_json_and_builds_it_again(vit, tmp
         assert np.array_equal(again.tokens(VIEW), encoder.tokens(VIEW))
         assert again.untrained().tokens(VIEW).shape == encoder.tokens(VIEW).shape
         assert encoder.width(VIEW.shape) == encoder.tokens(VIEW).shape[1]
-    with pytest.raises(ValueError, match=r"run\.py is no file that describes"):
+    with pytest.raises(ValueError, match=r"run\.py is not a file that describes"):
         from_architecture("transformers", {"files": {"../run.py": {}}})

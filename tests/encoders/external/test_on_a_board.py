@@ -1,4 +1,4 @@
-"""Encoders of others beside each other on one board, narrow and with random weights in their published layouts."""
+"""Encoders of others next to each other on one board, narrow and with random weights in their published layouts."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_one_given_name_is_one_objective_and_one_found_name_is_not(run: Path, tm
     paths = [str(tmp_path / folder / "eyes.parquet") for folder in ("a", "b")]
     assert [(one.name, one.seed) for one in read_entries([f"x={path}" for path in paths])] == [("x", 1), ("x", 2)]
     assert [(one.name, one.seed) for one in read_entries(paths)] == [("eyes", 1), ("eyes#2", 1)]
-    with pytest.raises(UsageError, match="is no entry"):
+    with pytest.raises(UsageError, match="is not an entry"):
         read_entries(["=x"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="no checkpoint"):

@@ -57,7 +57,7 @@ def write_mat73(folder: Path) -> Path:
     return path
 
 
-# format, how it is written, whether its spacing has to be given beside the file
+# format, how it is written, whether its spacing has to be given next to the file
 WRITERS: dict[str, tuple[str, Callable[[Path], Path], bool]] = {
     "dicom": ("dicom", write_dicom, False),
     "nii": ("nifti", lambda folder: write_voxels(folder / "scan.nii", PIXELS, SPACING), False),

@@ -189,10 +189,10 @@ def test_python_objects_are_never_loaded(tmp_path: Path) -> None:
 
     np.save(tmp_path / "objects.npy", np.full((2, 2, 2), Trap()), allow_pickle=True)
     np.savez(tmp_path / "objects.npz", oct_bscans=np.full((2, 2, 2), Trap()))
-    np.savez(tmp_path / "beside.npz", oct_bscans=PIXELS, label=np.array(Trap(), object))
+    np.savez(tmp_path / "next to.npz", oct_bscans=PIXELS, label=np.array(Trap(), object))
     assert refused(tmp_path / "objects.npy").reason == "unsupported_pixels"
     assert refused(tmp_path / "objects.npz").reason == "unsupported_pixels"
-    assert read_volume(tmp_path / "beside.npz", spacing_mm=SPACING).labels == {}
+    assert read_volume(tmp_path / "next to.npz", spacing_mm=SPACING).labels == {}
     assert not (tmp_path / "sprung").exists()
 
 

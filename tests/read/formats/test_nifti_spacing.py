@@ -18,7 +18,7 @@ AXES = ("slice", "depth", "column")
 
 
 def nifti(path: Path, affine: np.ndarray, pixdim: tuple[float, ...], unit: str = "mm", sform: int = 1) -> Path:
-    """`pixdim` (column, depth, slice) beside an affine of another opinion; qform_code 0."""
+    """`pixdim` (column, depth, slice) next to an affine of another opinion; qform_code 0."""
     image = nibabel.Nifti1Image(PIXELS.T, np.eye(4))
     image.header.set_xyzt_units(unit)
     image.set_qform(None, code=0)

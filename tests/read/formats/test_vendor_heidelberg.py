@@ -152,7 +152,7 @@ def exports(tmp_path: Path) -> list[Path]:
     shared = ROOT.parent / "shared" / "real" / "heyex_exports"
     copies = [shutil.copytree(folder, tmp_path / folder.name) for folder in sorted(shared.glob("*")) if folder.is_dir()]
     if not copies:
-        pytest.skip("no HEYEX exports beside the repository")
+        pytest.skip("no HEYEX exports next to the repository")
     return copies
 
 

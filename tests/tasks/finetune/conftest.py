@@ -60,6 +60,6 @@ def tune(planted: PlantedStore, source: Path) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def done(tune: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """(folder, results) of one tuning, a person at a time, beside one from scratch."""
+    """(folder, results) of one tuning, a person at a time, next to one from scratch."""
     out = tmp_path_factory.mktemp("done") / "out"
     return out, tune(out, "level=person", "scratch=true")

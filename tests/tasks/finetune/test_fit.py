@@ -1,4 +1,4 @@
-"""`octjepa finetune` from labels to figures: a planted effect is learnt, beside what knows nothing."""
+"""`octjepa finetune` from labels to figures: a planted effect is learnt, next to what knows nothing."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_few_people_to_choose_by_are_a_fault_that_says_what_was_done(done) -> No
     assert fault["kind"] == "few_to_choose_by"
     assert "people in val (of the rarest class): mark 4; 20 are needed" in fault["what"]
     assert "chosen on them all the same, which is noisy" in fault["what"]
-    assert "The frozen rows beside it choose by cross-validation inside train" in fault["what"]
+    assert "The frozen rows next to it choose by cross-validation inside train" in fault["what"]
     assert {one["by"] for one in message["choices"] if one["probe"] == "linear"} == {"cv"}
 
 

@@ -143,7 +143,7 @@ def test_the_death_of_a_loader_process_is_reported_wherever_the_tuning_is(tune, 
         raise RuntimeError("DataLoader worker (pid 77) is killed by signal: Killed. ")
 
     monkeypatch.setattr(TuningTask, at, interrupted)
-    result = r"a loader process was killed \(SIGKILL\).*\(of a fine-tuning: loader_workers\).*go on with --resume"
+    result = r"a loader process was killed \(SIGKILL\).*\(of a fine-tuning: loader_workers\).*continue with --resume"
     with pytest.raises(OctjepaError, match=result) as error:
         tune(tmp_path / "out", *QUICK, "loader_workers=1")
     assert error.value.exit_code == 1

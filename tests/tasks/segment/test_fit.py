@@ -40,7 +40,7 @@ def test_the_head_is_far_above_the_position_prior_with_intervals_over_people(lin
     assert metrics["etdrs_error_um"]["value"] < 25  # two rows of 12 um
     paired = {pair["reference"]: pair for pair in line.results["paired"]}
     assert paired["position_prior"]["low"] > 0.1
-    assert paired["untrained"]["difference"] == pytest.approx(0)  # this encoder is its own untrained twin
+    assert paired["untrained"]["difference"] == pytest.approx(0)  # this encoder is its own randomly initialised encoder
 
 
 def test_the_setting_is_chosen_on_validation_people(line: Line) -> None:

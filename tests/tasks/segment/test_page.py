@@ -77,7 +77,7 @@ def test_the_pictures_are_those_of_the_head_on_the_typical_and_the_worst_scan(li
 
 
 def test_faults_stand_first_and_what_is_absent_is_named(line: Line, tmp_path: Path) -> None:
-    out = Path(shutil.copytree(line.out, tmp_path / "out"))  # its store is not beside it any more
+    out = Path(shutil.copytree(line.out, tmp_path / "out"))  # its store is not next to it any more
     results = json.loads((out / "results.json").read_text(encoding="utf-8"))
     results["faults"] = [{"kind": "class_never_said", "what": "small predicts fluid for no voxel"}]
     (out / "results.json").write_text(json.dumps(results), encoding="utf-8")

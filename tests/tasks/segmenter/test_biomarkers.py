@@ -1,4 +1,4 @@
-"""Thickness and fluid as a table that probe and leaderboard read beside encoders."""
+"""Thickness and fluid as a table that probe and leaderboard read next to encoders."""
 
 from __future__ import annotations
 

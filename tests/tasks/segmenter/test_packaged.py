@@ -59,7 +59,7 @@ def test_neighbours_and_confidence(segmenter: Segmenter) -> None:
 def test_a_real_eye_with_oedema(segmenter: Segmenter) -> None:
     data, labels = ROOT.parent / "shared" / "data", ROOT.parent / "shared" / "labels"
     if not (data / "duke_dme_eye04_11x496x768.dcm").is_file():
-        pytest.skip("no real scans beside the checkout")
+        pytest.skip("no real scans next to the checkout")
     layers = np.load(labels / "duke_dme_eye04_layers.npz")["layers"]
     fluid = np.load(data / "duke_dme_eye04_fluid.npz")["fluid"] > 0
     found = segmenter.segment(data / "duke_dme_eye04_11x496x768.dcm")

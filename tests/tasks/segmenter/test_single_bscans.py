@@ -26,7 +26,7 @@ TRUE_PX = EYE.truth.surfaces_px[list(BOUNDARY_SURFACES)][:, MIDDLE]
 
 
 def write_pictures(folder: Path) -> Path:
-    """Two B-scans, one of them upside down, noise, a mask, and a text that is no picture."""
+    """Two B-scans, one of them upside down, noise, a mask, and a text that is not a picture."""
     folder.mkdir(parents=True)
     Image.fromarray(EYE.pixels[MIDDLE]).save(folder / "middle.png")
     Image.fromarray(EYE.pixels[3, ::-1]).convert("RGB").save(folder / "turned.jpg", quality=95)

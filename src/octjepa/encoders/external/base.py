@@ -39,7 +39,7 @@ class TunedOn:
 class ExternalEncoder(ABC):
     """A frozen network of another project. `name` is that of its folder or file, `about` what is known of it.
 
-    kind: its name in `ENCODERS`; tuned_on: None but for one that octjepa fine-tuned.
+    kind: its name in `ENCODERS`; tuned_on: None except for one that octjepa fine-tuned.
     """
 
     kind: str = ""
@@ -177,7 +177,7 @@ def is_external(location: str | Path) -> bool:
 
 
 def check_address(location: str | Path) -> None:
-    """Raises UsageError where `location` is no path or url and reads as `NAME:PATH`, but nothing is called NAME."""
+    """Raises UsageError where `location` is not a path or url and reads as `NAME:PATH`, but nothing is called NAME."""
     name, sign, path = str(location).partition(":")
     if sign and name.isidentifier() and not path.startswith("//") and not Path(location).exists():
         ENCODERS.get(name)
@@ -197,8 +197,8 @@ def refuse_external(location: str | Path, verb: str) -> None:
 def load_external(location: str | Path) -> ExternalEncoder:
     """The encoder at `location`: a folder, also that of a fine-tuning of one, or `NAME:PATH`.
 
-    Raises UsageError: no description, an unknown or unreadable one, a library or file that is not there;
-    CheckpointError: weights that are damaged or do not fill the network.
+    Raises UsageError (no description, an unknown or unreadable one, a library or file that is not there) and
+    CheckpointError (weights that are damaged or do not fill the network).
     """
     address = split_address(location)
     if address is None and (tuned := _tuned(location)) is not None:
@@ -208,7 +208,7 @@ def load_external(location: str | Path) -> ExternalEncoder:
     name, path = address or (_folder_format(location), Path(location))
     if name is None:
         raise UsageError(
-            f"{location} is no known encoder: expected a folder with config.json (transformers) or monai.json, or "
+            f"{location} is not a known encoder: expected a folder with config.json (transformers) or monai.json, or "
             f"NAME:PATH with one of {', '.join(ENCODERS.names())}"
         )
     create = ENCODERS.get(name)

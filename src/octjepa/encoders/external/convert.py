@@ -78,7 +78,7 @@ def resize_positions(
 ) -> Float[Tensor, "1 m width"]:
     """Learned positions, the class token's first, of a square grid -> those of `grid`, by bicubic interpolation.
 
-    Returns them as they are where the numbers agree, and where they are of no square grid, which the caller refuses.
+    Returns them as they are where the numbers agree, and if they are of no square grid, which the caller refuses.
     """
     side = math.isqrt(positions.shape[1] - 1)
     if (side, side) == grid or side * side != positions.shape[1] - 1 or len(grid) != 2:

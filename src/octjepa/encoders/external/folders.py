@@ -43,7 +43,7 @@ _LARGEST_IMAGE, _LARGEST_VOLUME = 4096, 1024  # sides that an encoder may ask fo
 
 
 def folder_format(folder: Path) -> str | None:
-    """The name in `ENCODERS` of the format that `folder` holds; None where it describes no encoder."""
+    """The name in `ENCODERS` of the format that `folder` holds; None if it describes no encoder."""
     if (folder / MONAI_CONFIG).is_file():
         return "monai"
     if not (folder / CONFIG).is_file():
@@ -56,7 +56,7 @@ def folder_format(folder: Path) -> str | None:
 
 
 class FolderEncoder(ExternalEncoder):
-    """An encoder that a folder describes. files: content of its JSON files by name, where no folder holds them."""
+    """An encoder that a folder describes. files: content of its JSON files by name, if no folder holds them."""
 
     files: Mapping[str, Any] | None = None
 
@@ -64,7 +64,9 @@ class FolderEncoder(ExternalEncoder):
     def load(cls, folder: Path | None) -> Self:
         """The encoder of `folder` with its weights. Raises UsageError: no folder is given, or it describes none."""
         if folder is None or folder_format(folder) is None:
-            raise UsageError(f"{folder or 'no path'} holds neither {CONFIG} nor {MONAI_CONFIG}: it is no known encoder")
+            raise UsageError(
+                f"{folder or 'no path'} holds neither {CONFIG} nor {MONAI_CONFIG}: it is not a known encoder"
+            )
         return cls.build(folder, trained=True)
 
     @classmethod
@@ -79,7 +81,7 @@ class FolderEncoder(ExternalEncoder):
     def from_files(cls, files: Mapping[str, Any]) -> Self:
         """The network with initial weights that JSON `files` describe. Raises ValueError: a file of another name."""
         if others := set(files) - {CONFIG, MONAI_CONFIG, *PREPROCESSORS}:
-            raise ValueError(f"{min(others)} is no file that describes an encoder")
+            raise ValueError(f"{min(others)} is not a file that describes an encoder")
         with TemporaryDirectory(prefix="octjepa-") as folder:
             for name, content in files.items():
                 (Path(folder) / name).write_text(json.dumps(content), encoding="utf-8")
@@ -98,7 +100,7 @@ class FrameEncoder(FolderEncoder):
     """A 2D vision model of transformers on every B-scan: all patch tokens (or map positions) of all B-scans.
 
     B-scans are resized to the model's image size, repeated over its channels, and normalised as its
-    preprocessor_config.json says, or to mean 0.5 and spread 0.5 where it says nothing.
+    preprocessor_config.json says, or to mean 0.5 and spread 0.5 if it says nothing.
     """
 
     @classmethod
@@ -140,7 +142,7 @@ class VideoEncoder(FolderEncoder):
 
 
 class MonaiEncoder(FolderEncoder):
-    """A 3D network of MONAI on the whole view, z-scored, resized to `input_size` of monai.json where that is given.
+    """A 3D network of MONAI on the whole view, z-scored, resized to `input_size` of monai.json if that is given.
 
     monai.json: {"network": one of MONAI_NETWORKS, "arguments": {...}, "input_size": [D, H, W]}. Tokens are the
     positions of the encoder's last feature map.
@@ -331,7 +333,7 @@ def _load_weights(network: nn.Module, folder: Path) -> None:
 
 
 def _image_format(folder: Path, config: Any, size_key: str, normalisation: tuple[Any, Any]) -> ImageFormat:
-    """The images that a model of transformers takes; `normalisation`: (mean, std) where no file states them."""
+    """The images that a model of transformers takes; `normalisation`: (mean, std) if no file states them."""
     mean, std = normalisation
     for name in PREPROCESSORS:
         if (folder / name).is_file():

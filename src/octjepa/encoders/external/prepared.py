@@ -63,7 +63,7 @@ class PreparedExternal(EncoderBase[UInt8[np.ndarray, "d h w"]]):
 
     @property
     def location(self) -> Location | None:
-        """The checkpoint of its fine-tuning by octjepa; None where there was none."""
+        """The checkpoint of its fine-tuning by octjepa; None if there was none."""
         return None if self.external.tuned_on is None else self.external.tuned_on.folder
 
     @property

@@ -37,8 +37,8 @@ class Published:
 
     sizes: width -> (blocks, heads) of the released networks; image: what the network is given, (height, width) or for
     3D networks (slice, depth, column); mean, std: of intensities 0..1; keys: tensors that tell its files from others';
-    convert: the tensors of a file -> those of `vit.VisionTransformer`, for the grid of `image`; rename: these -> those
-    of `network`, where it is another; patch: in pixels or voxels.
+    convert: the tensors of a file -> those of `vit.VisionTransformer`, for the grid of `image`. rename: these -> those
+    of `network`, if it is another. patch: in pixels or voxels.
     """
 
     title: str
@@ -63,7 +63,7 @@ class Published:
     def load(self, path: Path | None) -> PublishedEncoder:
         """The encoder of a published file, whose path may end with `#sha256=` and the expected checksum.
 
-        Raises UsageError: no file, or another checksum; CheckpointError: a damaged file, or other tensors in it.
+        Raises UsageError (no file, or another checksum) and CheckpointError (a damaged file, or other tensors in it).
         """
         if path is None:
             raise UsageError(f"{self.title} is read from a file: write NAME:PATH. Its weights: {self.source}")
@@ -77,7 +77,7 @@ class Published:
         return PublishedEncoder(network, about, path, self)
 
     def build(self, weights: StateDict, path: Path) -> nn.Module:
-        """The network that holds the tensors of the file `path`. Raises CheckpointError where they are others."""
+        """The network that holds the tensors of the file `path`. Raises CheckpointError if they are others."""
         if not set(self.keys) <= weights.keys():
             raise CheckpointError(self._other_keys(weights, path))
         converted = self.convert(weights, self.grid)
@@ -134,7 +134,7 @@ class Published:
             else f"is it the file that {self.source} publishes?"
         )
         return (
-            f"{path} is no checkpoint of {self.title}: it holds {len(weights)} tensors such as "
+            f"{path} is not a checkpoint of {self.title}: it holds {len(weights)} tensors such as "
             f"{', '.join(list(weights)[:3])}, and lacks {missing}; {remedy}"
         )
 

@@ -30,7 +30,7 @@ def describe_encoder(encoder: ExternalEncoder, preprocessing: Preprocessing) -> 
 
 
 def find_tuned(location: Path) -> Path | None:
-    """The checkpoint in `location`, or the newest of the fine-tuning there, where it is of another project."""
+    """The checkpoint in `location`, or the newest of the fine-tuning there, if it is of another project."""
     if not (location / MANIFEST).is_file() and not (location / TUNED).is_dir():
         return None
     try:
@@ -43,7 +43,7 @@ def find_tuned(location: Path) -> Path | None:
 def load_saved(folder: Path) -> ExternalEncoder:
     """The tuned encoder of a checkpoint that `find_tuned` found.
 
-    Raises CheckpointError: damaged, or weights of another network; UsageError: what builds the network is absent.
+    Raises CheckpointError (damaged, or weights of another network) and UsageError (what builds the network is absent).
     """
     manifest = read_manifest(folder)
     try:

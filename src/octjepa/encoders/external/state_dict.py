@@ -32,8 +32,8 @@ def read_state_dict(path: Path) -> StateDict:
     """The tensors of a .safetensors file or of a file of `torch.save`, in fp32, under the names within the network.
 
     No code of the file is run: pickles are read with `weights_only`, and besides tensors they may hold the
-    `argparse.Namespace` in which MAE and its followers keep their options. Raises UsageError: no such file;
-    CheckpointError: a damaged file, other objects in it, or no tensors.
+    `argparse.Namespace` in which MAE and its followers keep their options. Raises UsageError (no such file) and
+    CheckpointError (a damaged file, other objects in it, or no tensors).
     """
     if not path.is_file():
         raise UsageError(f"no file at {path}: give the checkpoint as its authors publish it (.pth, .pt, .safetensors)")
@@ -76,7 +76,8 @@ def _read_pickle(path: Path) -> Mapping[str, Any]:
     except UnpicklingError as error:
         cause = next((line.strip() for line in str(error).splitlines() if "WeightsUnpickler" in line), "")
         raise CheckpointError(
-            f"{path} is no plain checkpoint, and none of its code was run ({cause or 'it cannot be unpickled'}): where "
+            f"{path} is not a plain checkpoint, and none of its code was run ({cause or 'it cannot be unpickled'}): "
+            "where "
             "you trust it, save its state dict alone, by torch.save(network.state_dict(), FILE)"
         ) from None
     except (OSError, RuntimeError, EOFError, ValueError, zipfile.BadZipFile, KeyError, RecursionError) as error:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 class ViTShape:
     """What the tensors of a checkpoint say about a network, and the number of heads, which they do not.
 
-    patch and grid: of pictures (height, width) or of volumes (slice, depth, column); registers: tokens without a
-    position; layer_scale, gated (SwiGLU), qkv_bias and norm: which parts the blocks and the end of the network have.
+    patch and grid: of pictures (height, width) or of volumes (slice, depth, column). registers: tokens without a
+    position. layer_scale, gated (SwiGLU), qkv_bias and norm: which parts the blocks and the end of the network have.
     closing_residual: whether the last block's own input is added to its output, as in every block before.
     """
 

@@ -80,7 +80,7 @@ COMMAND = "octjepa leaderboard"
 class Board(Findings):
     """The results of a leaderboard; `payload` is plain data for JSON and for the page.
 
-    rows: the mean of an entry over its seeds; comparisons: every entry minus `reference`, corrected over all of them;
+    rows: the mean of an entry over its seeds. comparisons: every entry minus `reference`, corrected over all of them.
     strongest: every entry minus the strongest baseline, which was selected by its test metric. trainings: every seed
     apart, and what validation selected. choices: every option it selected among. details: calibration, thresholds,
     subgroups, vendors. protocol: what a case is and how its volumes became one. labelled: by number of labelled
@@ -121,7 +121,7 @@ class BoardSettings:
     level: what a case is; the features of an eye or person are the mean of those of its volumes. probes: what
     validation selects among. labelled: numbers of training people; the selected options are fitted again on only their
     labels, with settings by cross-validation among these people. subgroups: columns by whose groups every training is
-    measured, too. event: with task survival the column that says whether the event happened; the targets are times.
+    measured as well. event: with task survival the column that says whether the event happened; the targets are times.
     """
 
     reference: str | None = None
@@ -150,7 +150,7 @@ def run_board(
     settings: BoardSettings | None = None,
     ledger_folder: Path | None = None,
 ) -> Board:
-    """Compares the entries `given`. Embeddings go to `folder`; the ledger beside the labels, or to `ledger_folder`.
+    """Compares the entries `given`. Embeddings go to `folder`; the ledger next to the labels, or to `ledger_folder`.
 
     Raises UsageError: entries, labels, targets, splits, a level or a probe that cannot be used, a reference that is on
     no row, no entry left without a leak, a ledger that cannot be written; and what embedding raises.

@@ -54,13 +54,13 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """The name, with the seed where there are several."""
+        """The name, with the seed if there are several."""
         return self.name if self.seed == 1 else f"{self.name} (seed {self.seed})"
 
 
 @dataclass(frozen=True)
 class EmbeddedCandidate:
-    """A candidate of an entry with its table, and its tokens where they are needed.
+    """A candidate of an entry with its table, and its tokens if they are needed.
 
     about: what is known of another project's encoder (source, licence, checksum); None for ours and for tables.
     """
@@ -75,7 +75,8 @@ class EmbeddedCandidate:
 def read_entries(texts: Sequence[str]) -> list[Entry]:
     """Entries in the order given.
 
-    Raises UsageError: none, a name that is taken by a baseline, the same path twice; CheckpointError: no checkpoint.
+    Raises UsageError (none, a name that is taken by a baseline, the same path twice) and CheckpointError (no
+    checkpoint).
     """
     if not texts:
         raise UsageError("nothing to compare: give at least one run, checkpoint, weights folder or embedding table")
@@ -102,7 +103,7 @@ def _split_name(text: str) -> tuple[str, str]:
     if not sign or Path(text).exists() or "/" in name or "#" in name:
         return "", text
     if not name.strip() or not path:
-        raise UsageError(f"{text!r} is no entry: expected PATH or NAME=PATH")
+        raise UsageError(f"{text!r} is not an entry: expected PATH or NAME=PATH")
     return name.strip(), path
 
 
@@ -169,7 +170,7 @@ def embed_entries(
                 table = read_embeddings(candidate.source)
                 check_split(candidate.source, table)
             elif store is None:
-                raise UsageError(f"{candidate.source} is no table of octjepa embed: name the store with --store")
+                raise UsageError(f"{candidate.source} is not a table of octjepa embed: name the store with --store")
             else:
                 table, tokens, about = _embed(candidate, store, folder, with_tokens)
             label = entry.label + (f" {candidate.label}" if candidate.label else "")
@@ -180,7 +181,7 @@ def embed_entries(
 def _embed(
     candidate: Candidate, store: Store, folder: Path, with_tokens: bool
 ) -> tuple[Embeddings, TokenFolder | None, Mapping[str, str] | None]:
-    """The table of the weights and of the same network untrained, computed where it is not stored yet; `origin`."""
+    """The table of the weights and of the same network untrained, computed if it is not stored yet; `origin`."""
     encoder = open_encoder(candidate.source, store.preprocessing)
     path = folder / f"{_table_key(encoder, store)}{TABLE}"
     tokens = path.with_suffix(".tokens") if with_tokens else None

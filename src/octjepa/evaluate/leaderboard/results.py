@@ -71,7 +71,7 @@ class Training:
 
     @property
     def label(self) -> str:
-        """The name, with the seed where there are several."""
+        """The name, with the seed if there are several."""
         return self.name if self.seed == 1 else f"{self.name} (seed {self.seed})"
 
     @classmethod
@@ -165,7 +165,7 @@ class LeaderboardRow:
         ]
 
     def difference(self, reference: LeaderboardRow) -> CorrectedPaired:
-        """This row minus `reference` on the primary metric; p is of the recipes where both have at least two seeds."""
+        """This row minus `reference` on the primary metric; p is of the recipes if both have at least two seeds."""
         metric = self.primary_metric
         paired, recipe, p = recipe_difference(self.estimates(metric), reference.estimates(metric))
         return CorrectedPaired(
@@ -199,7 +199,7 @@ def constant_prediction(training: Training, target: Target) -> str:
 def compare(rows: Sequence[LeaderboardRow], reference: str) -> list[CorrectedPaired]:
     """Every encoder minus the reference, with p-values corrected over all targets and encoders.
 
-    Baselines are compared only as the reference, because they are no claims. Raises UsageError: a target has no such
+    Baselines are compared only as the reference, because they are not claims. Raises UsageError: a target has no such
     row.
     """
     references = {row.target.name: row for row in rows if row.name == reference}
@@ -222,7 +222,7 @@ def compare_with_strongest(rows: Sequence[LeaderboardRow]) -> list[RecipePaired]
     """Every encoder minus the baseline with the best primary metric on the target.
 
     The baseline is selected by its test metric on these very people, which favours it; so these differences have no
-    p-values and are no part of the corrected family.
+    p-values and are not part of the corrected family.
     """
     differences = []
     for name in dict.fromkeys(row.target.name for row in rows):

@@ -79,7 +79,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Choice:
-    """The selected option of an entry for a target. validation: its figure there, None where nothing could be scored.
+    """The selected option of an entry for a target. validation: its figure there, None if nothing could be scored.
 
     scored: every option's label with its validation figure, in the order given.
     """
@@ -145,7 +145,7 @@ def view_options(views: Sequence[FeatureView], probes: Sequence[str], token_ids:
         unpooled = view in UNPOOLED
         for pool in ("none",) if unpooled else tuple(reversed(pooling.readable_pools(one.table.pools))):
             features = one.table.features(view, pool)
-            # Intensities have no tokens: where no other probe is requested, the linear one reads them.
+            # Intensities have no tokens: if no other probe is requested, the linear one reads them.
             options += [Option(checkpoint, pool, probe, features) for probe in vector_probes or ("linear",) * unpooled]
         if token_ids is not None and one.tokens is not None and not unpooled:
             train = np.flatnonzero((one.table.frame["split"] == "train").to_numpy())
@@ -192,7 +192,7 @@ def selection_note(target: Target, person_ids: np.ndarray) -> str:
 
 
 def select_option(options: Sequence[Option], target: Target, selection: Selection) -> Choice:
-    """The option whose validation figure is best, the first of equals. Raises UsageError where there is none.
+    """The option whose validation figure is best, the first of equals. Raises UsageError if there is none.
 
     selection: how the probes select their own setting for `without_test(target)`.
     """

@@ -34,7 +34,7 @@ _HERE = "octjepa.read.formats"
 
 
 class Format(NamedTuple):
-    """`matches` checks a path and its first 1,024 bytes; `suffixes` decide where no signature matches."""
+    """`matches` checks a path and its first 1,024 bytes; `suffixes` decide if no signature matches."""
 
     name: str
     suffixes: tuple[str, ...]
@@ -125,7 +125,7 @@ _ZEISS_BYTES = (512 * 128 * 1024, 200 * 200 * 1024)
 
 
 def _is_zeiss(path: Path, _: bytes) -> bool:
-    """By the name that a Cirrus gives, or by the size of its cubes: other formats, too, call their values .img."""
+    """By the name that a Cirrus gives, or by the size of its cubes: other formats as well, call their values .img."""
     if path.suffix.lower() != ".img":
         return False
     return _ZEISS_NAME.search(path.name) is not None or path.stat().st_size in _ZEISS_BYTES
@@ -181,7 +181,7 @@ _BUILT_IN = (
 )
 for _format in _BUILT_IN:
     FORMATS.register(_format.name)(_format)
-_CONTENT_ONLY = ("tiff", "heyex_xml", "zeiss_img")  # other files have these suffixes, too: content and name decide
+_CONTENT_ONLY = ("tiff", "heyex_xml", "zeiss_img")  # other files have these suffixes as well: content and name decide
 _ALLOWED_BESIDE_IMAGES = ("nifti", "metaimage", "npy", "npz", "mat", "tiff")  # masks of the same scan
 
 
@@ -290,7 +290,7 @@ def read_scan(path: Path, format: str, member: str = "", spacing_mm: AxisSpacing
 
 
 def _failed_download(path: Path) -> str:
-    """What a file of no scan format is, as a failed download leaves it; "" where it may be a scan."""
+    """What a file of no scan format is, as a failed download leaves it; "" if it may be a scan."""
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     if head.startswith(b"PK\x03\x04") and path.suffix.lower() == ".oct":

@@ -4,7 +4,7 @@ Pickled objects are never loaded; headers are read before values. The convention
 is [slice, depth, column]; content has to agree with it. One member of a compressed .npz cannot be read in part.
 
 The scan of an archive is the array of a known name, or the only one with three axes. Single numbers and texts become
-labels, or person, eye, device and spacing where they are called so. Personal data are listed by field and left out.
+labels, or person, eye, device and spacing if they are called so. Personal data are listed by field and left out.
 """
 
 from __future__ import annotations
@@ -353,7 +353,7 @@ def _member_values(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, header: _He
 
 
 def check_npz(path: Path) -> None:
-    """Checks an archive that is no scan (labels, truth) before `np.load` allocates what its headers declare.
+    """Checks an archive that is not a scan (labels, truth) before `np.load` allocates what its headers declare.
 
     Raises VolumeRejected: size_implausible, truncated, broken_header, unsupported_pixels. OSError, BadZipFile,
     NotImplementedError: no archive that NumPy writes.

@@ -152,7 +152,9 @@ def _layouts(shape: tuple[int, ...], axes: StoredAxes, spacing_mm: AxisSpacing) 
 
 
 def _reads_backwards(shape: tuple[int, ...], axes: StoredAxes) -> bool:
-    """Whether the spacing would make a scan in the reverse order, too: libraries differ in which axis is the first."""
+    """Whether the spacing would make a scan in the reverse order as well: libraries differ in which axis is the
+    first.
+    """
     a, b, c = axes.spacing_mm
     return bool(_layouts(shape, StoredAxes(spacing_mm=(c, b, a)), (None, None, None))[1])
 
@@ -204,7 +206,7 @@ def _ambiguous(found: str, shape: tuple[int, ...]) -> VolumeRejected:
     sizes = " x ".join(map(str, shape))
     return rejection(
         "axes_ambiguous",
-        f"{found}; the stored axes have {sizes} samples. State their order in a JSON file beside the scan, such as "
+        f"{found}; the stored axes have {sizes} samples. State their order in a JSON file next to the scan, such as "
         '{"axes": "slice,depth,column"}, or give a spacing that only one order allows',
     )
 
@@ -246,9 +248,9 @@ def oriented(
     """(pixels in slice, depth, column order with the vitreous on top; spacing of `axes` in that order; the names of the
     axes on which it is uncertain); adds `notes`.
 
-    The convention of `axes` decides what spacing and content leave open. Where it is known to hold (a stack of B-scan
+    The convention of `axes` decides what spacing and content leave open. If it is known to hold (a stack of B-scan
     images), content may be silent, but not contradict it, unless the spacing speaks for it. `spacing_mm` (slice, depth,
-    column) is what was given beside the array, and comes before the spacing of `axes`.
+    column) is what was given next to the array, and comes before the spacing of `axes`.
     Raises VolumeRejected axes_ambiguous.
     """
     stored, layout_notes = _stored_layout(pixels, axes, spacing_mm)

@@ -3,8 +3,8 @@
 Pillow decodes images. tifffile lists the pages of a TIFF, and plain pages are read here from its checked fields. A TIFF
 that ImageJ wrote may have one page only: its other images follow without pages of their own.
 
-Rows of a B-scan image run in depth. Neither form knows its spacing: a JSON file beside it or `--spacing` gives it.
-Pictures that are no B-scans (a fundus photograph, thumbnails) are recognised by their size and counted.
+Rows of a B-scan image run in depth. Neither form knows its spacing: a JSON file next to it or `--spacing` gives it.
+Pictures that are not B-scans (a fundus photograph, thumbnails) are recognised by their size and counted.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def _check_pictures(count: int, size: Size, mode: str, packed_bytes: int) -> Non
 
 
 def without_masks(names: Iterable[str]) -> list[str]:
-    """The names without masks that lie beside their images: `3_mask.png` beside `3.png`."""
+    """The names without masks that lie next to their images: `3_mask.png` next to `3.png`."""
     names = list(names)
     stems = {Path(name).stem.casefold() for name in names}
     return [name for name in names if not ((plain := unmasked(Path(name).stem.casefold())) and plain in stems)]
@@ -371,7 +371,7 @@ def _imagej_stack(path: Path, page: _Page, description: str) -> np.ndarray | Non
 
 
 def _plain_pages(path: Path) -> tuple[list[_Page], str]:
-    """(the pages, the first one's description); no pages where one of them is for Pillow to decode.
+    """(the pages, the first one's description); no pages if one of them is for Pillow to decode.
 
     Raises VolumeRejected: truncated, size_implausible, too_few_frames.
     """

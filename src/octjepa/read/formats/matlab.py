@@ -109,7 +109,7 @@ def _tag(data: bytes, at: int, order: str) -> tuple[int, int, int, int]:
 def _parse_array(head: bytes, element_bytes: int, order: str) -> tuple[str, tuple[int, ...], str, int, int, int] | None:
     """(name, shape, dtype or "", type, first byte, bytes) of the values in a matrix element that begins with `head`.
 
-    None for what is no plain array: a class, a struct, a cell, complex numbers. Raises ValueError, struct.error: its
+    None for what is not plain array: a class, a struct, a cell, complex numbers. Raises ValueError, struct.error: its
     tags contradict each other or leave the element.
     """
     _, count, at, following = _tag(head, 0, order)
@@ -163,7 +163,7 @@ def _list_arrays(path: Path) -> Iterator[_Array]:
 
 
 def _element_head(file: BinaryIO, kind: int, length: int, order: str) -> tuple[int, bytes] | None:
-    """(bytes of the array, its first ones) of the element at the position of `file`; None for what is no array."""
+    """(bytes of the array, its first ones) of the element at the position of `file`; None for what is not an array."""
     if kind == _MATRIX:
         return length, file.read(min(length, _WINDOW))
     if kind != _COMPRESSED:

@@ -6,7 +6,7 @@ twice. Two parsers that disagree can be made to read different files, so a heade
 refused.
 https://itk.org/Wiki/MetaIO/Documentation
 
-The spacing is `ElementSpacing`, or `ElementSize` where that is absent. A spacing of exactly 1 on an axis is the
+The spacing is `ElementSpacing`, or `ElementSize` if that is absent. A spacing of exactly 1 on an axis is the
 placeholder of writers that know none, and counts as unknown.
 """
 
@@ -89,7 +89,7 @@ def _truth(fields: dict[str, str], *names: str) -> bool:
 
 
 def _numbers(fields: dict[str, str], name: str, count: int) -> list[float] | None:
-    """The numbers of a field; None where it is absent, of another count, or no numbers."""
+    """The numbers of a field; None if it is absent, of another count, or no numbers."""
     try:
         numbers = [float(text) for text in fields.get(name, "").split()]
     except ValueError:

@@ -2,7 +2,7 @@
 
 It serves where an order is only assumed, because names or numbers were lost. Each B-scan is reduced to block means, the
 mean B-scan is subtracted, and the correlation of every pair is computed. In the right order, the B-scan most like
-another one is next to it. Where no pair correlates (noise, B-scans far apart), the content says nothing.
+another one is next to it. If no pair correlates (noise, B-scans far apart), the content says nothing.
 
 Measured on two genuine HEYEX exports of 49 B-scans: in the right order 94 and 100 % of the B-scans have their best
 match at most two places away, in the order of their names 55 and 47 %.
@@ -39,7 +39,7 @@ def _correlations(pixels: UInt8[np.ndarray, "D H W"]) -> Float[np.ndarray, "D D"
 
 
 def contradicts_order(pixels: UInt8[np.ndarray, "D H W"]) -> str:
-    """What contradicts the order of B-scans, in words; "" where nothing does, or where the content says nothing."""
+    """What contradicts the order of B-scans, in words; "" if nothing does, or where the content says nothing."""
     if len(pixels) < _FEWEST:
         return ""
     pairs = _correlations(pixels)

@@ -108,7 +108,7 @@ def _layout(header: Nifti1Header) -> _Layout:
     length = int(header["sizeof_hdr"])
     stated = float(header["vox_offset"])
     offset = _DATA_OFFSET[length] if stated == 0 else stated
-    if not length <= offset < _LARGEST_OFFSET:  # false for NaN, too
+    if not length <= offset < _LARGEST_OFFSET:  # false for NaN as well
         raise rejection("broken_header", f"the voxels begin at byte {stated:g}, within the header or far beyond it")
     check_size(shape[:3], dtype.itemsize)
     slope, intercept = float(header["scl_slope"]), float(header["scl_inter"])
@@ -127,7 +127,7 @@ def _unpacked(path: Path, packed: bool) -> Iterator[bytes]:
 
 
 def _first_bytes(pieces: Iterator[bytes], count: int) -> bytes:
-    """The first `count` bytes or more, fewer where there are no more."""
+    """The first `count` bytes or more, fewer if there are no more."""
     first = b""
     while len(first) < count and (piece := next(pieces, b"")):
         first += piece
@@ -189,7 +189,7 @@ def _spacing(header: Nifti1Header) -> tuple[AxisSpacing, tuple[int, ...], tuple[
 
 
 def _known_spacing(mm: float, unit_mm: float) -> float | None:
-    """`mm` to the seven digits of float32, or None where it is no spacing, or the placeholder 1."""
+    """`mm` to the seven digits of float32, or None if it is not a spacing, or the placeholder 1."""
     if not math.isfinite(mm) or mm <= 0 or mm == unit_mm:
         return None
     return float(f"{mm:.7g}")

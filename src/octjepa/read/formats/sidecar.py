@@ -1,9 +1,9 @@
-"""A JSON file beside a scan that gives what its format cannot: spacing, person, eye, device, labels.
+"""A JSON file next to a scan that gives what its format cannot: spacing, person, eye, device, labels.
 
     {"spacing_mm": [0.047, 0.0026, 0.0117], "laterality": "OD", "person_id": "P017", "device": "Topcon Maestro2"}
 
-Beside a file: `scan.json` for `scan.npy`. Beside or in a folder of images: `<folder>.json`, in it `spacing.json` or
-`geometry.json`. Other keys are counted and ignored: exports put files of such names there, too.
+Next to a file: `scan.json` for `scan.npy`. Next to or in a folder of images: `<folder>.json`, in it `spacing.json` or
+`geometry.json`. Other keys are counted and ignored: exports put files of such names there as well.
 """
 
 from __future__ import annotations

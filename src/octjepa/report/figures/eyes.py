@@ -84,7 +84,7 @@ def native_geometry(row: Mapping[str, Any]) -> tuple[AxisGeometry, ...]:
 def en_face(
     pixels: UInt8[np.ndarray, "D H W"], band: Int16[np.ndarray, "2 D W"], depth_mm: float
 ) -> UInt8[np.ndarray, "D W"]:
-    """Mean over the lowest `SLAB_MM` of every A-scan's tissue band, at full contrast; black where there is no tissue.
+    """Mean over the lowest `SLAB_MM` of every A-scan's tissue band, at full contrast; black if there is no tissue.
 
     The slab holds the photoreceptors, pigment epithelium and inner choroid: bright, even, and shadowed by vessels.
     `depth_mm` is the spacing in depth.
@@ -105,7 +105,7 @@ def en_face(
 def central(tissue: Int[np.ndarray, " n"]) -> int:
     """Which of n slices to show of a scan that may fill a part of the grid alone, by their amounts of tissue.
 
-    The one nearest to the middle that holds at least half as much as the fullest; the middle where none holds any.
+    The one nearest to the middle that holds at least half as much as the fullest; the middle if none holds any.
     """
     filled = np.flatnonzero(2 * tissue >= max(int(tissue.max()), 1))
     middle = len(tissue) // 2

@@ -1,6 +1,6 @@
 """Probe results as a forest plot: per target and metric a group, each result a point with its 95 % interval.
 
-The drawing is part of the table, so every interval is beside its figures and can be read without seeing it.
+The drawing is part of the table, so every interval is next to its figures and can be read without seeing it.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def paired_difference(what: str, pair: Paired) -> Difference:
 
 
 def finite(value: Any) -> float | None:
-    """The figure, or None where there is none (null or not finite)."""
+    """The figure, or None if there is none (null or not finite)."""
     return float(value) if value is not None and math.isfinite(float(value)) else None
 
 
@@ -163,7 +163,7 @@ def _chance_line(chance: float | None, scale: tuple[float, float]) -> str:
 
 
 def _interval(figures: Mapping[str, float | None], scale: tuple[float, float], diamond: bool = True) -> str:
-    """A whisker from low to high and a point at the value, each where it is known."""
+    """A whisker from low to high and a point at the value, each if it is known."""
     value, low, high = figures["value"], figures["low"], figures["high"]
     middle, marks = _HEIGHT / 2, ""
     if low is not None and high is not None:

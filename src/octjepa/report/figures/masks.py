@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from octjepa.volume import CanonicalVolume
 
 FAMILIES = {
-    "tubes": "Tubes: rectangles through every B-scan, so no hole can be filled from the slice beside it.",
+    "tubes": "Tubes: rectangles through every B-scan, so no hole can be filled from the slice next to it.",
     "blocks": "Blocks: boxes of limited depth along the slow axis.",
     "runs": "Runs: whole runs of neighbouring B-scans.",
     "random": "Random: tokens hidden independently of each other, as a masked autoencoder does.",

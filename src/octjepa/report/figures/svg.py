@@ -82,7 +82,7 @@ def line(points: Sequence[tuple[float, float]], css: str) -> Markup:
 
 
 def boundary(depths: Float[np.ndarray, " w"], css: str) -> list[Markup]:
-    """The line through `depths` (a depth index per column), broken where one is not finite."""
+    """The line through `depths` (a depth index per column), broken if one is not finite."""
     columns = np.flatnonzero(np.isfinite(depths))
     runs = np.split(columns, np.flatnonzero(np.diff(columns) > 1) + 1)
     return [line([(float(x) + 0.5, float(depths[x])) for x in run], css) for run in runs if len(run) > 1]

@@ -1,7 +1,7 @@
 """`octjepa finetune RECIPE`: tuned on training people, chosen on validation people, measured once on test people.
 
-Order of work, which is the protocol: people and labels are checked; the network is tuned; the use of the test set is
-written into its ledger; only then is the test set read, by the tuned network and by everything it is compared with.
+Order of work, which is the protocol: people and labels are checked. The network is tuned. The use of the test set is
+written into its ledger. Only then is the test set read, by the tuned network and by everything it is compared with.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def finetune_with_fewer_labels(
     """`finetune_store` with labels of each of `counts` training people, in `out/labelled-<count>`.
 
     Returns by count, as text, the rows and paired differences, or why there are none; `out/labelled.json` holds the
-    same. What is finished there is not tuned again, and what was stopped goes on.
+    same. What is finished there is not tuned again, and what was stopped continues.
     """
     by_count: dict[str, Any] = {}
     for count in counts:
@@ -227,7 +227,7 @@ def _tune(
 def _frozen_embeddings(
     checkpoint: str | Path, store: Store, path: Path, weights: str, data: TuningData, runtime: Runtime
 ) -> Embeddings:
-    """The embeddings of the encoder before tuning, of every volume of `data`; read from `path` where they are there."""
+    """The embeddings of the encoder before tuning, of every volume of `data`; read from `path` if they are there."""
     there = runtime.broadcast_object(runtime.rank == 0 and path.is_file() and read_embeddings(path).weights == weights)
     if there:
         runtime.run_on_rank_zero(lambda: discard_leftovers(path))

@@ -43,7 +43,7 @@ RESULTS = "results.json"
 HEAD_FILE = "head.safetensors"
 KIND = "fine-tuning"
 _ABOUT = "run.json"
-# What a run that resumes must share with the one that began, and what to say where it does not.
+# What a run that resumes must share with the one that began, and what to say if it does not.
 _UNCHANGED = {
     "science_hash": "the recipe",
     "weights": "the encoder (--from)",
@@ -80,7 +80,7 @@ def check_folder(out: Path, resume: bool) -> None:
     if exists and read_about(out).get("kind") != KIND:
         raise UsageError(f"{out} holds a run of another kind: give --out a new folder")
     if exists and not resume:
-        raise UsageError(f"{out} already holds a fine-tuning: add --resume to go on with it, or give another --out")
+        raise UsageError(f"{out} already holds a fine-tuning: add --resume to continue with it, or give another --out")
     if resume and not exists:
         raise UsageError(f"{out} holds no fine-tuning to resume: leave --resume out to start one there")
     left = {LOCK, "recipe.yaml", ".recipe.yaml.tmp", f".{_ABOUT}.tmp"}  # by one that was killed before its run.json
@@ -104,7 +104,7 @@ def read_results(out: Path) -> dict[str, Any] | None:
 
 
 def recorded_precision(out: Path) -> str | None:
-    """The precision in which the fine-tuning in `out` began; None where none did. Raises RecipeError: damaged."""
+    """The precision in which the fine-tuning in `out` began; None if none did. Raises RecipeError: damaged."""
     return load_recipe(out / "recipe.yaml").precision if (out / _ABOUT).is_file() else None
 
 
@@ -246,7 +246,7 @@ def describe(out: Path) -> dict[str, object]:
 
 
 def _progress(out: Path, recipe: FinetuneRecipe) -> dict[str, object]:
-    """The part in which the run is or stopped; its last update, and the one after which --resume would go on."""
+    """The part in which the run is or stopped; its last update, and the one after which --resume would continue."""
     part, folder = "tuned", out
     if recipe.scratch and list_checkpoints(out / TUNED):
         part, folder = "tuned from first weights", out / "scratch"

@@ -1,8 +1,8 @@
 """`octjepa predict`: a tuned network on new scans, from files to a table with a line for each case and target.
 
 Scans are ingested into a store in the output folder, so that whatever `octjepa ingest` reads is read and whatever it
-refuses is refused with the same reason. A line says beside its prediction what limits the trust in it: that the scan is
-unlike those of the tuning, or that the network was trained on it.
+refuses is refused with the same reason. A line says next to its prediction what limits the trust in it: that the scan
+is unlike those of the tuning, or that the network was trained on it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def predict_scans(
 ) -> dict[str, Any]:
     """Predicts every scan of `sources`, as `octjepa ingest` takes them; returns what `predict_store` does.
 
-    Writes into `out` the store and, beside `predict_store`'s table, `refused.tsv` with the file, reason and detail of
+    Writes into `out` the store and, next to `predict_store`'s table, `refused.tsv` with the file, reason and detail of
     each scan that was not read. A second call reads new files only.
     Raises UsageError, CheckpointError, ContractError (`out` holds scans prepared for another encoder); after all work
     is done TooManyLostError, its summary as what is returned.
@@ -73,7 +73,7 @@ def predict_store(tuned: str | Path, store: Store, out: Path, level: str | None 
     level: a case is a volume, eye or person, whose scans are averaged; None: as in the tuning. Of each target a line
     per case: its keys, `predicted`, the calibrated and the balanced probability of each class (columns
     `calibrated_CLASS`, `balanced_CLASS`) or the `value` of a quantity, the least `quality` of its scans, and
-    `unlike_training`: why a scan is unlike those of the tuning ("device", "features"), empty where it is not.
+    `unlike_training`: why a scan is unlike those of the tuning ("device", "features"), empty if it is not.
     Returns {predictions, cases, volumes, level, predicted, unlike_training, trained_on}: the path, counts, cases by
     target and class, cases by what is unlike, cases that hold a volume which trained the network.
     Raises UsageError (no such volume), ContractError (a store prepared otherwise), CheckpointError.

@@ -42,7 +42,7 @@ class FinetuneRecipe(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     targets: tuple[str, ...] = ()  # columns of the label table; --target takes precedence
     task: Literal["auto", "binary", "multiclass", "ordinal", "multilabel", "regression"] = "auto"
-    # training people whose labels are known, nobody's of val beside them; null: all labels
+    # training people whose labels are known, nobody's of val next to them; null: all labels
     labelled: Annotated[int, Field(ge=2 * MIN_PEOPLE)] | None = None
     level: Literal["volume", "eye", "person"] = "volume"  # what a case is; its volumes' scores are averaged
     metric: str | None = None  # of the paired differences; null: the task's own
@@ -68,7 +68,7 @@ class FinetuneRecipe(Section):
     resamples: Positive = 2000
     micro_batch: Positive | None = machine(None)  # volumes that a process takes at once; null: its whole share
     loader_workers: Annotated[int, Field(ge=0)] = machine(0)
-    save_every: Positive = machine(100)  # updates between two checkpoints to go on from
+    save_every: Positive = machine(100)  # updates between two checkpoints to continue from
 
     @field_validator("views")
     @classmethod
@@ -121,7 +121,9 @@ class FinetuneRecipe(Section):
         return self.stages.updates - next(updates for updates in stages if updates)
 
     def learning_blocks(self, update: int, depth: int) -> int:
-        """How many of the encoder's last blocks learn in `update` (from 0); depth + 1 is everything below them, too."""
+        """How many of the encoder's last blocks learn in `update` (from 0); depth + 1 is everything below them as
+        well.
+        """
         last, everything = self.starts
         return 0 if update < last else min(self.last_blocks, depth) if update < everything else depth + 1
 

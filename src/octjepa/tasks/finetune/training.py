@@ -93,7 +93,7 @@ class TuningTask(SupervisedTask[Batch | ViewBatch]):
 def tune(
     network: TunedNetwork, recipe: FinetuneRecipe, data: TuningData, store: Store, runtime: Runtime, folder: Path
 ) -> Learner:
-    """Tunes `network`, from the newest state in `folder` where there is one, and leaves its best weights in it.
+    """Tunes `network`, from the newest state in `folder` if there is one, and leaves its best weights in it.
 
     Best by validation loss; without anybody in val, the last. Raises what `train_supervised` raises.
     """

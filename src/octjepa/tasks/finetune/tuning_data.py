@@ -144,7 +144,7 @@ def _report_small_validation(targets: Sequence[PreparedTarget], person_ids: np.n
     if not few:
         return
     folds = all(target.selection.by == "cv" for target in targets if target.selection.by != "val")
-    beside = "by cross-validation inside train" + ("" if folds else ", or not at all where train has too few, too")
+    beside = "by cross-validation inside train" + ("" if folds else ", or not at all where train has too few as well")
     done = (
         "the tuned weights, and the decision between classes, are chosen on them all the same, which is noisy"
         if any(len(target.fit_target.indices["val"]) for target in targets)
@@ -155,7 +155,7 @@ def _report_small_validation(targets: Sequence[PreparedTarget], person_ids: np.n
     result.add_fault(
         "few_to_choose_by",
         f"people in val{of}: {counts}; {MIN_VAL_PEOPLE} are needed to choose by. Tuning has no "
-        f"cross-validation: {done}. The frozen rows beside it choose {beside}",
+        f"cross-validation: {done}. The frozen rows next to it choose {beside}",
     )
 
 

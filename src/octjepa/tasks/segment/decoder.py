@@ -45,8 +45,8 @@ from octjepa.views.intensity import sample_augmentation
 from octjepa.volume import CanonicalVolume
 
 _VALIDATIONS = 4
-_MIN_SHARE = 1e-3  # of the prior, so that a class may be where no training label had it
-_CERTAIN = 20.0  # the logit given to background where nothing is labelled: no loss, no gradient
+_MIN_SHARE = 1e-3  # of the prior, so that a class may be if no training label had it
+_CERTAIN = 20.0  # the logit given to background if nothing is labelled: no loss, no gradient
 ReadVolume = Callable[[], LabelledVolume]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -84,7 +84,7 @@ class DecoderHead:
 
     @torch.no_grad()
     def scores(self, volume: CanonicalVolume) -> Float[np.ndarray, "classes D H W"]:
-        """Probabilities, the mean where windows overlap; the prior where no window reaches."""
+        """Probabilities, the mean where windows overlap; the prior if no window reaches."""
         shape, total = volume.pixels.shape, None
         self.decoder.eval()
         for corner in corners(shape, self.recipe):

@@ -30,6 +30,6 @@ def dice(
 
 
 def mean_dice(counts: Float[np.ndarray, "classes 3"]) -> float | None:
-    """Mean Dice of the classes that the truth holds; None where it holds none."""
+    """Mean Dice of the classes that the truth holds; None if it holds none."""
     present = counts[:, 2] > 0
     return float(dice(counts[None, present])[:, 0].mean()) if present.any() else None

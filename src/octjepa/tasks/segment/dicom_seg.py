@@ -74,7 +74,7 @@ class Segmentation:
 
 
 def segment_property(name: str) -> tuple[Code, Code]:
-    """The coded category and type of the class called `name`; tissue of the eye where no word of it is known."""
+    """The coded category and type of the class called `name`; tissue of the eye if no word of it is known."""
     words = name.lower().replace("-", "_").replace(" ", "_").split("_")
     return next(((category, kind) for known, category, kind in _PROPERTIES if {*known} & {*words}), _OTHER)
 
@@ -229,7 +229,7 @@ def _read_scan(source: Path) -> Dataset:
         scan = read_header(source)
     except VolumeRejected:
         raise UsageError(
-            f"{source} is no DICOM file: a DICOM Segmentation needs one to reference; write NIfTI"
+            f"{source} is not a DICOM file: a DICOM Segmentation needs one to reference; write NIfTI"
         ) from None
     for name in _IDENTIFIERS:
         if not scan.get(name):
@@ -270,7 +270,7 @@ def _deidentified(scan: Dataset, spacing_mm: tuple[float, float, float]) -> Data
 
 
 def _functional_group(scan: Dataset, frame: int | None, name: str) -> Dataset | None:
-    """A functional group of the scan, shared or of one frame (the first where None); None where it has none."""
+    """A functional group of the scan, shared or of one frame (the first where None); None if it has none."""
     groups: Any = [scan.get("SharedFunctionalGroupsSequence"), scan.get("PerFrameFunctionalGroupsSequence")]
     for sequence, index in zip(groups, (0, frame or 0), strict=True):
         if sequence and index < len(sequence) and name in sequence[index] and len(sequence[index][name].value):

@@ -2,7 +2,7 @@
 
 dice: voxels of the scan's own grid, weighted by their volume, all scans of a class together; what is beyond the
 stored volume is left out. hd95_mm: 95th percentile of the distance between the surfaces (MONAI), in the stored grid,
-mean over the scans where both are there. thickness_error_um: mean over A-scans of the absolute difference;
+mean over the scans if both are there. thickness_error_um: mean over A-scans of the absolute difference;
 etdrs_error_um: of the nine sectors' means.
 
 Means run over the classes that the truth of the test set holds, of a resample over those that its truth holds: the same
@@ -35,7 +35,7 @@ METRICS = ("dice", "hd95_mm", "thickness_error_um", "etdrs_error_um")
 
 @dataclass(frozen=True, eq=False)
 class ScanFigures:
-    """One scan: K classes; `counts` (both, predicted, true) in mm3; errors NaN where they do not exist; maps in um."""
+    """One scan: K classes; `counts` (both, predicted, true) in mm3; errors NaN if they do not exist; maps in um."""
 
     counts: Float[np.ndarray, "K 3"]
     errors: Float[np.ndarray, "K 3"]
@@ -135,7 +135,7 @@ class HeadEstimates:
                 self.estimates[name, metric, label] = replace(estimate, n_people=people)
 
     def results(self) -> list[HeadRow]:
-        """A row for each head, metric and class; values None where they do not exist."""
+        """A row for each head, metric and class; values None if they do not exist."""
         return [
             HeadRow(
                 name=name,
@@ -151,7 +151,7 @@ class HeadEstimates:
 def _weighted_mean(
     values: Float[np.ndarray, "volumes K"], weights: Float[np.ndarray, "volumes resamples"]
 ) -> Float[np.ndarray, "K resamples"]:
-    """Over the volumes that have a value; NaN where none has."""
+    """Over the volumes that have a value; NaN if none has."""
     known = np.isfinite(values)
     top, bottom = np.where(known, values, 0).T @ weights, known.T.astype(float) @ weights
     return np.divide(top, bottom, out=np.full(bottom.shape, np.nan), where=bottom > 0)
@@ -160,7 +160,7 @@ def _weighted_mean(
 def _mean_over_classes(
     parts: Float[np.ndarray, "K resamples"], drawn: Bool[np.ndarray, "K resamples"]
 ) -> Float[np.ndarray, " resamples"]:
-    """Over the classes that a resample's truth holds; NaN where it holds none, or one of them has no figure."""
+    """Over the classes that a resample's truth holds; NaN if it holds none, or one of them has no figure."""
     total = np.where(drawn, parts, 0).sum(axis=0)
     return np.divide(total, drawn.sum(axis=0), out=np.full(parts.shape[1], np.nan), where=drawn.any(axis=0))
 

@@ -1,6 +1,6 @@
 """`octjepa segment RECIPE`: a head is made on training people, chosen on validation people, measured on test people.
 
-Beside it always: the same head on the untrained encoder, on intensity alone (the voxels of the patches; of the decoder
+Next to it always: the same head on the untrained encoder, on intensity alone (the voxels of the patches; of the decoder
 the volume without tokens), and the position prior, which reads no image.
 """
 
@@ -64,12 +64,12 @@ def segment_store(
 ) -> dict[str, Any]:
     """Makes and measures a head; writes it, results.json, etdrs.tsv and images into `out`; returns the results.
 
-    A decoder whose training was stopped goes on where the same call left it. ledger_folder: counts the uses of the test
-    set, beside the folder of labels where none is named. Raises UsageError (labels that do not fit the store, a head in
-    `out`, a ledger that cannot be written), ContractError, CheckpointError, Interrupted (a signal came).
+    A decoder whose training was stopped continues where the same call left it. ledger_folder: counts the uses of the
+    test set, next to the folder of labels if none is named. Raises UsageError (labels that do not fit the store, a head
+    in `out`, a ledger that cannot be written), ContractError, CheckpointError, Interrupted (a signal came).
     """
     refuse_external(checkpoint, "segment")
-    decoder.monai("metrics")  # where it is absent, that is reported before the work
+    decoder.monai("metrics")  # if it is absent, that is reported before the work
     with writer_lock(out):
         if is_head(out) and (out / RESULTS).is_file():
             raise UsageError(f"{out} holds a head already: name a new folder, so that no results mix")
@@ -92,7 +92,7 @@ def _segment_store(
     encoder = load_encoder(checkpoint).to(device)
     if encoder.name in _REFERENCES:
         raise UsageError(
-            f"the recipe of {checkpoint} is called {encoder.name}, as a result beside it: rename the recipe"
+            f"the recipe of {checkpoint} is called {encoder.name}, as a result next to it: rename the recipe"
         )
     require_same_contract(encoder, store, checkpoint)
     if encoder.recipe.tokens.patch_size[2] % recipe.columns:

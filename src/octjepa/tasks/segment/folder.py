@@ -59,7 +59,7 @@ def contract_of(encoder: PretrainedEncoder) -> dict[str, Any]:
 def save_head(
     out: Path, head: Head, classes: tuple[str, ...], recipe: SegmentRecipe, encoder: PretrainedEncoder
 ) -> Path:
-    """Writes `out/head/step-*` whole or not at all. A head with a tuned encoder holds that, too."""
+    """Writes `out/head/step-*` whole or not at all. A head with a tuned encoder holds that as well."""
     weights = {_PRIOR: torch.from_numpy(np.ascontiguousarray(head.prior.shares, dtype=np.float32))}
     if isinstance(head, DecoderHead):
         weights |= head.decoder.state_dict()

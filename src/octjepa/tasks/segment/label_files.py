@@ -2,7 +2,7 @@
 
 A label volume has the shape of the scan's file: B-scans in the file's order, depth, columns. It is one of
 
-    <key>.nii, <key>.nii.gz   whole numbers, their names in `classes.json` beside them: {"1": "fluid"}; 0 is background
+    <key>.nii, <key>.nii.gz   whole numbers, their names in `classes.json` next to them: {"1": "fluid"}; 0 is background
     <key>.npz                 `labels` (whole numbers, or one-hot on a fourth axis) and `names` (of 1, 2, ...); or the
                               truth of a phantom; or layers and fluid (`layer_labels`)
     <key>.mat, .xml, .eye     layers and fluid of MATLAB, HEYEX and eyepy (`layer_labels`)
@@ -62,7 +62,7 @@ from octjepa.tasks.segment.mask_images import (
     read_table,
 )
 
-# Layers of a phantom's truth, each between two of its surfaces. Its lesions take precedence where both are learned.
+# Layers of a phantom's truth, each between two of its surfaces. Its lesions take precedence if both are learned.
 PHANTOM_LAYERS: Mapping[str, tuple[str, str]] = {
     "inner": ("ilm", "ipl_inl"),
     "inl_opl": ("ipl_inl", "opl_onl"),
@@ -86,7 +86,7 @@ class LabelVolume:
     """`codes` 0 background, k = `names[k - 1]`, 255 not labelled; in the order of the scan's file.
 
     `spacing_mm` and `fovea_mm` ((slice, column) from the first voxel's centre) where the file holds them, and
-    `boundaries_px` where it holds layers: fractional rows of `BOUNDARIES`, NaN where unknown.
+    `boundaries_px` if it holds layers: fractional rows of `BOUNDARIES`, NaN where unknown.
     """
 
     codes: UInt8[np.ndarray, "N R C"]
@@ -158,7 +158,7 @@ class LabelFolder:
     def _label_files(self) -> list[Path]:
         """Files, and folders of masks, in the order of their names."""
         found: dict[Path, None] = {}
-        images: list[Path] = []  # masks of scans of one B-scan, or pictures that lie beside label files
+        images: list[Path] = []  # masks of scans of one B-scan, or pictures that lie next to label files
         for file in sorted(self.path.rglob("*")):
             parts = file.relative_to(self.path).parts
             if file.suffix.lower() in MASK_SUFFIXES and len(parts) > 1 and file.is_file():
@@ -222,7 +222,7 @@ class LabelFolder:
         except (ValueError, OSError):
             named = None
         if not isinstance(named, dict):
-            raise UsageError(f"{file} is no mapping of whole numbers to names: {_EXAMPLE}")
+            raise UsageError(f"{file} is not a mapping of whole numbers to names: {_EXAMPLE}")
         return named
 
     @cached_property
@@ -233,14 +233,14 @@ class LabelFolder:
             entries = [(code, str(name)) for code, name in self._classes_file().items()]
             named = {int(code): name for code, name in entries if code != SOURCE and code[:1] != "#"}
         except ValueError:
-            raise UsageError(f"{file} is no mapping of whole numbers to names: {_EXAMPLE}") from None
+            raise UsageError(f"{file} is not a mapping of whole numbers to names: {_EXAMPLE}") from None
         named = {code: name for code, name in named.items() if code and name.casefold() not in NOT_LABELLED}
         if not named or min(named) < 1 or max(named) > MAX_CLASSES or len(set(named.values())) < len(named):
             raise UsageError(f"{file}: expected a name of its own for each of 1 to at most {MAX_CLASSES}; {_EXAMPLE}")
         return tuple(named.get(code, "") for code in range(1, max(named) + 1))
 
     def names(self, file: Path) -> tuple[str, ...]:
-        """Names of the file's classes, without reading its voxels where that is possible."""
+        """Names of the file's classes, without reading its voxels if that is possible."""
         return tuple(dict.fromkeys(name for part in self.parts(file) for name in self._names_of(part)))
 
     def _names_of(self, file: Path) -> tuple[str, ...]:
@@ -294,7 +294,7 @@ class LabelFolder:
 
 
 def default_classes(names: Sequence[str]) -> tuple[str, ...]:
-    """The classes where none were named: all; of a phantom's truth its layers."""
+    """The classes if none were named: all; of a phantom's truth its layers."""
     known = tuple(dict.fromkeys(names))
     return tuple(PHANTOM_LAYERS) if set(known) == {*PHANTOM_LAYERS, *LESIONS} else known
 
@@ -318,7 +318,7 @@ def joined(parts: Sequence[LabelVolume]) -> LabelVolume:
     """Label volumes of one scan as one, such as layers and fluid of two files.
 
     A mark of a later part takes precedence over layers and background of an earlier one. The part with boundaries comes
-    first, and where it has no label, an absent mark of another part means nothing.
+    first, and if it has no label, an absent mark of another part means nothing.
     """
     first, *others = sorted(parts, key=lambda part: part.boundaries_px is None)
     for other in others:
@@ -378,7 +378,7 @@ def _arrays(file: Path) -> Iterator[Any]:
         with file.open("rb") as opened, np.load(opened, allow_pickle=False) as found:
             yield found
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UsageError(f"{file} is no label file: it cannot be read as .npz ({type(error).__name__})") from None
+        raise UsageError(f"{file} is not a label file: it cannot be read as .npz ({type(error).__name__})") from None
 
 
 def _check_size(file: Path) -> None:
@@ -388,9 +388,9 @@ def _check_size(file: Path) -> None:
     try:
         check_npz(file)
     except VolumeRejected as error:
-        raise UsageError(f"{file} is no label file: {error.detail}") from None
+        raise UsageError(f"{file} is not a label file: {error.detail}") from None
     except (OSError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        raise UsageError(f"{file} is no label file: it cannot be read as .npz ({type(error).__name__})") from None
+        raise UsageError(f"{file} is not a label file: it cannot be read as .npz ({type(error).__name__})") from None
 
 
 def _names_in(found: Any, file: Path) -> tuple[str, ...]:
@@ -441,7 +441,7 @@ def _codes(values: np.ndarray, names: Sequence[str], file: Path) -> UInt8[np.nda
         values = values.astype(np.uint8)
     found = np.unique(values)
     if values.dtype.kind not in "iuf" or not np.isfinite(found).all() or (found != np.rint(found)).any():
-        raise UsageError(f"{file} holds values that are no whole numbers: a label volume numbers its classes")
+        raise UsageError(f"{file} holds values that are not whole numbers: a label volume numbers its classes")
     known = {0, UNLABELLED, *(code for code, name in enumerate(names, start=1) if name)}
     strange = [int(code) for code in found if int(code) not in known]
     if strange:

@@ -71,7 +71,7 @@ class LabelledVolumes:
         self._check_classes()
 
     def _check_files(self, volumes: Sequence[dict[str, Any]]) -> None:
-        """Scans of several people are often called alike, `oct.dcm`; labels of one are no labels of the others."""
+        """Scans of several people are often called alike, `oct.dcm`; labels of one are not labels of the others."""
         matched = Counter(file for volume in volumes if (file := self.folder.file_for(volume)) is not None)
         shared = [(file, count) for file, count in matched.items() if count > 1]
         if shared:

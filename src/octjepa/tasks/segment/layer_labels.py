@@ -208,7 +208,7 @@ def _eyepy_arrays(archive: zipfile.ZipFile, kind: str, name: str) -> tuple[np.nd
 
 
 def merged(first: LayerLabels, second: LayerLabels) -> LayerLabels:
-    """Labels of both; where both hold a boundary, that of `first`."""
+    """Labels of both; if both hold a boundary, that of `first`."""
     boundaries = first.boundaries_px
     if second.boundaries_px is not None:
         other = second.boundaries_px

@@ -1,8 +1,8 @@
 """The linear head: ridge regression from a token, and its position, to every cell of its patch; in closed form.
 
 Cells are coarse along the columns (a few together), whole along slices and depth. In flattened volumes the position
-alone predicts most layers (`PositionPrior`, measured beside the heads); a token is to add to that, so every linear head
-knows the position. What no token covers takes the prior.
+alone predicts most layers (`PositionPrior`, measured next to the heads); a token is to add to that, so every linear
+head knows the position. What no token covers takes the prior.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class LinearHead:
     def scores_of_tokens(
         self, windows: Sequence[tuple[Corner, Tokens]], shape: Sequence[int], weights: np.ndarray
     ) -> Float[np.ndarray, "classes D H W"]:
-        """Scores of tokens laid on the volume: the mean where windows overlap, the prior where there is no token."""
+        """Scores of tokens laid on the volume: the mean where windows overlap, the prior if there is no token."""
         classes, columns = len(self.prior.shares), self.prior.columns
         (d, h, w), (p, q, r) = self.recipe.grid, self.recipe.tokens.patch_size
         total = np.zeros((classes, *shape), np.float32)
@@ -152,7 +152,7 @@ def fit_linear_head(
     prior: PositionPrior,
     recipe: Recipe,
 ) -> tuple[LinearHead, float, float | None]:
-    """(head, penalty, its mean Dice on `val`); where no class is in the labels of val the middle penalty and None."""
+    """(head, penalty, its mean Dice on `val`); if no class is in the labels of val the middle penalty and None."""
     ridge = _fit_ridge(extract, train, prior, recipe)
     head = LinearHead(extract, ridge.weights(PENALTIES[1]), prior, recipe)
     classes = len(prior.shares)

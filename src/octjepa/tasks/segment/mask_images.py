@@ -75,7 +75,7 @@ def read_table(folder: Path) -> MaskTable:
     except (ValueError, OSError):
         named = None
     if not isinstance(named, dict):
-        raise UsageError(f"{file} is no mapping of values to names: {_EXAMPLE}")
+        raise UsageError(f"{file} is not a mapping of values to names: {_EXAMPLE}")
     numbers: dict[int, str] = {}
     colours: dict[tuple[int, int, int], str] = {}
     for key, name in named.items():
@@ -97,7 +97,7 @@ def mask_files(folder: Path) -> list[Path]:
     if lossy and not masks:
         raise UsageError(f"{lossy[0]} is a JPEG, which changes values: expected masks as PNG or TIFF")
     marked = [file for file in masks if unmasked(file.stem)]
-    return marked or masks  # images may lie beside their masks
+    return marked or masks  # images may lie next to their masks
 
 
 def is_mask_folder(folder: Path) -> bool:
@@ -249,7 +249,7 @@ def _codes(values: np.ndarray, table: MaskTable, file: Path) -> UInt8[np.ndarray
     if values.ndim == 3:
         values = values[..., 3]
     if values.dtype.kind == "f" and (values != np.rint(values)).any():
-        raise UsageError(f"{file} holds values that are no whole numbers: a mask numbers its classes")
+        raise UsageError(f"{file} holds values that are not whole numbers: a mask numbers its classes")
     codes_by_value = {0: 0, UNLABELLED: UNLABELLED} | {number: code(name) for number, name in table.numbers.items()}
     return _looked_up(values.astype(np.int64), codes_by_value, file, str)
 

@@ -16,7 +16,7 @@ Whole = Annotated[int, Field(gt=0)]
 
 
 class DecoderRecipe(Section):
-    """The convolutional decoder and how it is trained. With `encoder_decay` the encoder learns, too.
+    """The convolutional decoder and how it is trained. With `encoder_decay` the encoder learns as well.
 
     Its last block then learns at lr x encoder_decay, each one below at a rate so many times lower.
     """

@@ -44,12 +44,12 @@ class ScanOrientation(NamedTuple):
 
     @property
     def signs(self) -> tuple[int, int]:
-        """(towards superior, nasal) for higher slices and columns; nasal as in a right eye where it is unknown."""
+        """(towards superior, nasal) for higher slices and columns; nasal as in a right eye if it is unknown."""
         return (1 if self.first_bscan == "inferior" else -1), (-1 if self.eye == "OS" else 1)
 
 
 def thickness_um(codes: UInt8[np.ndarray, "N R C"], classes: int, depth_mm: float) -> Float[np.ndarray, "classes N C"]:
-    """Voxels of each class in an A-scan times the depth spacing; NaN where nothing of the A-scan is labelled."""
+    """Voxels of each class in an A-scan times the depth spacing; NaN if nothing of the A-scan is labelled."""
     labelled = (codes != UNLABELLED).any(axis=1)
     maps = np.stack([(codes == code).sum(axis=1) for code in range(1, classes + 1)]) * (depth_mm * 1000)
     return np.where(labelled, maps, np.nan).astype(np.float32)
@@ -114,7 +114,7 @@ def scan_centre(shape: tuple[int, int, int], spacing_mm: tuple[float, float, flo
 
 
 def write_table(path: Path, columns: Sequence[str], entries: Iterable[Sequence[object]]) -> Path:
-    """Writes tab-separated values; thicknesses (floats) with one decimal, empty where there is none."""
+    """Writes tab-separated values; thicknesses (floats) with one decimal, empty if there is none."""
     rows = ([_um(value) if isinstance(value, float) else value for value in entry] for entry in entries)
     text = format_table(columns, rows)
     write_atomic(path, lambda file: file.write(text.encode()))

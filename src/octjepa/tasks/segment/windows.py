@@ -36,7 +36,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Window:
-    """The encoder's input of a window, and its z-scored voxels, which a decoder reads, too."""
+    """The encoder's input of a window, and its z-scored voxels, which a decoder reads as well."""
 
     patches: Float[np.ndarray, "k voxels"]
     positions: Float[np.ndarray, "k 3"]

@@ -119,7 +119,7 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Adaptation:
-    """The adapted network and the table beside it."""
+    """The adapted network and the table next to it."""
 
     segmenter: Segmenter
     candidates: tuple[Candidate, ...]

@@ -78,7 +78,7 @@ def adapt_sources(
     """Adapts the network to labelled scans and writes it into the folder `out`.
 
     Raises UsageError: no scan, no label, a label that does not fit its scan, names that are neither layers nor fluid.
-    Raises VolumeRejected for a scan that cannot be read, and OctjepaError if `start` is no network.
+    Raises VolumeRejected for a scan that cannot be read, and OctjepaError if `start` is not a network.
     """
     settings = settings or AdaptSettings()
     start = load_segmenter(request.start)

@@ -1,7 +1,7 @@
 """Thickness and fluid of every volume of a store as an embedding table: a hand-made baseline for probe and leaderboard.
 
 In: a store, and a function that reads the scan of an index entry as it came. Out: an embedding table whose features are
-the mean thickness of eight layers in nine ETDRS sectors and the volumes of three kinds of fluid, and beside it
+the mean thickness of eight layers in nine ETDRS sectors and the volumes of three kinds of fluid, and next to it
 a TSV with one named column per feature. An encoder that does not beat these features has learned nothing that
 `octjepa segment` does not measure. A sector without a value gets the median of the other volumes, because probes need a
 number; the TSV leaves it empty. The table has no untrained counterpart: that block is noise, the same in every table.

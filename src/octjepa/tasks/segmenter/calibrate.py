@@ -161,7 +161,7 @@ def _metrics(outputs: EyeOutputs, threshold: float | None = None) -> tuple[Calib
 
 
 def _errors_um(outputs: EyeOutputs, temperature: float | Tensor) -> Tensor:
-    """Absolute errors `[N, 8, W]` in um, NaN where nothing is graded."""
+    """Absolute errors `[N, 8, W]` in um, NaN if nothing is graded."""
     rows = torch.cat([decode_boundaries(part[:, :8], temperature).rows for part in outputs.logits.split(32)])
     truth = outputs.boundaries
     known = torch.isfinite(truth) & (truth >= 0) & (truth <= SIZE - 1)

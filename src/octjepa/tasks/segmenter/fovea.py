@@ -4,8 +4,8 @@ In: thickness from the ILM to the RPE `[slice, column]` in um with the positions
 `ScanCentre`, on which the ETDRS grid is centred. The fovea is the thinnest place of the central field: the retina must
 be thicker in a ring of 0.8 to 1.3 mm around it, in every quarter that the scan covers. Central oedema fills the pit,
 so the rule fails there. The inner layers, from the ILM to the outer plexiform layer, are then searched in the same way:
-they are thinnest at the fovea also above subretinal fluid. If that fails, too, the grid is centred on the middle of the
-scan, and the result says so.
+they are thinnest at the fovea also above subretinal fluid. If that fails as well, the grid is centred on the middle of
+the scan, and the result says so.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def form_batch(scenes: Scenes, draws: Draws, augment: bool = True) -> Batch:
     display = _form(power[sample, slot], sample, boundaries, scenes.optics, draws)
     if augment:
         display = _fill_borders(display, sample, len(power), draws)
-    # Beyond the scene there is a dark border, or the last column goes on.
+    # Beyond the scene there is a dark border, or the last column continues.
     dark = draws.chance(len(power), 1, share=0.5)
     display = display * torch.maximum(shown, 1 - dark)[sample][:, None]
     mean = display.mean((1, 2), keepdim=True)

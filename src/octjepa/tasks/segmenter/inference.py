@@ -193,7 +193,7 @@ def network_shape(shape: tuple[int, ...], spacing_mm: tuple[float, float, float]
 
 
 def bscans_alone(volume: OCTVolume) -> bool:
-    """Whether each B-scan is taken alone, because it is not known which B-scans are beside it."""
+    """Whether each B-scan is taken alone, because it is not known which B-scans are next to it."""
     return volume.pattern in ("radial", "circle") or "slice" in volume.uncertain
 
 

@@ -1,4 +1,4 @@
-"""Thickness per ETDRS sector and fluid volumes of a segmented scan, with notes where they should not be trusted.
+"""Thickness per ETDRS sector and fluid volumes of a segmented scan, with notes if they should not be trusted.
 
 In: an `OCTVolume`, its `Segmentation`, and the notes and quality that preparation of the scan gives. Out: a
 `Measurement`. Every B-scan stands for half of the gap to each neighbour, so uneven rasters are weighted by area. A

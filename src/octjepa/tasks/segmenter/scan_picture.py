@@ -49,7 +49,7 @@ def _scan_figure(title: str, volume: OCTVolume, found: Segmentation | RetainedLa
     """The B-scan as a matplotlib drawing, with the map if the scan covers an area."""
     from matplotlib.figure import Figure
 
-    # A field that is much wider than high goes below the B-scan, a square one beside it.
+    # A field that is much wider than high goes below the B-scan, a square one next to it.
     flat = float(made.column_mm[-1]) > 2.2 * float(made.slice_mm[-1] - made.slice_mm[0])
     size = (8.2, 5.2) if not made.has_area else (9.4, 7.4) if flat else (13.0, 5.2)
     figure = Figure(figsize=size, layout="constrained", facecolor="white")

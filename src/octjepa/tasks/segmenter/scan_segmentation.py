@@ -163,7 +163,9 @@ def _refusal(scan: str, reason: str, detail: str, source: SourceFile | None = No
 
 
 def _read(source: SourceFile, spacing_mm: SpacingOption, people: list[StatedPerson]) -> tuple[OCTVolume, Preparation]:
-    """The scan, and what preparing it for a store says about it. Raises VolumeRejected: it is no scan of a retina."""
+    """The scan, and what preparing it for a store says about it. Raises VolumeRejected: it is not a scan of a
+    retina.
+    """
     given = None if spacing_mm == "file" else spacing_mm
     with source.local() as path:
         volume = read_volume(

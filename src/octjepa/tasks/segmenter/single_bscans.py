@@ -7,7 +7,7 @@ pixels.
 The network needs a physical scale. Without a spacing a picture is taken to be 2 mm deep and 6 mm wide. On eight phantom
 B-scans of 2.0 x 6.0 mm the boundaries hardly depended on that: with 1.7 to 2.2 mm by 4 to 9 mm the mean error was at
 most 0.5 rows (4 um) above that with the true size, except in a single B-scan (1.4 rows at 1.7 mm). The certainty of
-the network was no guide to the true scale.
+the network was not guide to the true scale.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def segment_bscans(
     """Segments every B-scan of `sources` into the folder `out`.
 
     `spacing_mm` (depth, column) takes precedence over the files. Raises UsageError: no such path, no B-scan found,
-    `model` is no network, or `out` is a folder that holds a B-scan of `sources`.
+    `model` is not a network, or `out` is a folder that holds a B-scan of `sources`.
     """
     files = list(_source_files(sources))
     check_apart(files, out)

@@ -36,7 +36,7 @@ class TrackerThread:
     """Passes metrics and pictures to the tracker that `make` returns, in order, from a thread of its own.
 
     Whatever its library does, the training loop never waits for it; a failure is logged once and ends it. The thread
-    starts with the first message, after the loader's processes have been forked: a fork beside a thread that holds a
+    starts with the first message, after the loader's processes have been forked: a fork next to a thread that holds a
     lock would leave a child that waits for ever.
     """
 
@@ -95,7 +95,7 @@ class TrackerThread:
         if not self._failed.is_set():
             self._failed.set()
             _log.warning(
-                "tracker %s %s: the run goes on without it, metrics.jsonl has every metric", self.name, problem
+                "tracker %s %s: the run continues without it, metrics.jsonl has every metric", self.name, problem
             )
 
 
@@ -114,7 +114,7 @@ class RunLogger:
             tracker.metrics(update, numbers)
 
     def go_back(self, update: int, values: Mapping[str, Any]) -> None:
-        """The run goes on from `update`: later lines of metrics.jsonl are dropped, one that says why is added.
+        """The run continues from `update`: later lines of metrics.jsonl are dropped, one that says why is added.
 
         Trackers keep what they have.
         """
@@ -224,9 +224,9 @@ def config_of(recipe: Recipe) -> dict[str, str | int | float | bool]:
 
 
 def _is_installed(backend: str) -> bool:
-    """Whether its library is installed; a missing one is logged at once, and the run goes on."""
+    """Whether its library is installed; a missing one is logged at once, and the run continues."""
     module, extra = NEEDS.get(backend, (None, ""))  # a tracker of another package brings what it needs
     if module is None or importlib.util.find_spec(module) is not None:
         return True
-    _log.warning("tracker %s is not installed (%s): the run goes on without it", backend, install_command(extra))
+    _log.warning("tracker %s is not installed (%s): the run continues without it", backend, install_command(extra))
     return False

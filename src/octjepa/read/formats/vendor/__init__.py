@@ -80,12 +80,12 @@ def decode_text(raw: bytes) -> str:
 
 
 def date_text(year: int, month: int, day: int) -> str:
-    """YYYYMMDD, or "" where the numbers are no date of a patient."""
+    """YYYYMMDD, or "" where the numbers are not date of a patient."""
     return f"{year:04d}{month:02d}{day:02d}" if 1880 < year < 2200 and 0 < month < 13 and 0 < day < 32 else ""
 
 
 def positive(number: float | None) -> float | None:
-    """`number` where it is finite and positive, else None."""
+    """`number` if it is finite and positive, else None."""
     return float(number) if number is not None and np.isfinite(number) and number > 0 else None
 
 
@@ -100,7 +100,7 @@ def member_names(count: int) -> tuple[str, ...]:
 
 
 def more_scans(member: str, count: int) -> tuple[str, ...]:
-    """The note of how many scans of a file are not read where no `member` was requested."""
+    """The note of how many scans of a file are not read if no `member` was requested."""
     return (f"more_scans_in_file={count - 1}",) if not member and count > 1 else ()
 
 

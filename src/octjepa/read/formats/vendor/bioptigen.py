@@ -30,7 +30,7 @@ _EYE = re.compile(r"(?:^|[_\-. ])(OD|OS)(?=[_\-. ]|$)")
 def _entries(file: BinaryIO) -> dict[str, bytes]:
     """The keyed values from the file's position to the end of their list, or to a frame's samples, which stay unread.
 
-    Raises ValueError where they are damaged, struct.error where the file ends.
+    Raises ValueError if they are damaged, struct.error where the file ends.
     """
     entries: dict[str, bytes] = {}
     for _ in range(_MAX_ENTRIES):

@@ -131,11 +131,11 @@ def _blocks(path: Path) -> tuple[list[_Block], str]:
     text = path.with_suffix(".txt")
     if not text.is_file():
         raise rejection(
-            "broken_header", "the text file of the same name, which gives the scan's shape, is not beside it"
+            "broken_header", "the text file of the same name, which gives the scan's shape, is not next to it"
         )
     check_beside(text, path)
     if file_size(text) > _MAX_TEXT_BYTES:
-        raise rejection("broken_header", "the text file of the same name is no description of a scan")
+        raise rejection("broken_header", "the text file of the same name is not a description of a scan")
     lines = text.read_text("latin-1").splitlines()
     blocks: list[_Block] = []
     depth, first, eye = 0, 0, ""

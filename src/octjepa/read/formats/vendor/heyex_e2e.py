@@ -49,9 +49,9 @@ _SETUP = 13  # of a study: texts of application and camera, zero-terminated
 
 
 def _check_directories(path: Path) -> None:
-    """Follows the directories as eyepy does, which stops where no directory is and never where one leads back.
+    """Follows the directories as eyepy does, which stops if no directory is and never if one leads back.
 
-    The last directory of a sound file ends in empty entries and so leads to the file's start, where none is.
+    The last directory of a sound file ends in empty entries and so leads to the file's start, if none is.
     Raises VolumeRejected: broken_header, truncated.
     """
     size = file_size(path)
@@ -86,14 +86,14 @@ class _Database:
     size: int
 
     def content(self, folder: Any) -> bytes:
-        """A folder's bytes. Raises VolumeRejected truncated where they are not all in the file."""
+        """A folder's bytes. Raises VolumeRejected truncated if they are not all in the file."""
         check_length(folder.start + _CONTAINER + folder.size, self.size)
         folder.file_object.seek(folder.start + _CONTAINER)
         content: bytes = folder.file_object.read(folder.size)  # eyepy's own keeps every image in memory
         return content
 
     def parse_first(self, folders: list[Any], layout: Any) -> Any:
-        """The first folder by a layout of eyepy's formats, None where there is no folder."""
+        """The first folder by a layout of eyepy's formats, None if there is no folder."""
         return layout.parse(self.content(folders[0])) if folders else None
 
     def is_bscan(self, image: Any) -> bool:

@@ -1,11 +1,11 @@
-"""HEYEX' XML export: one .xml that lists the B-scan images beside it, with scale and position of each.
+"""HEYEX' XML export: one .xml that lists the B-scan images next to it, with scale and position of each.
 
 Read here because eyepy 0.21 needs every patient field and the localizer picture: it crashes on an anonymised export.
 The images come in the order of the list, never of their names. Names are compared without case, because a copy by
 Windows may change it; a name may not lead out of the folder.
 
 Anonymisers take out more than the patient: the root (BODY is then the outermost element), ImageType and ExamURL. A
-B-scan without ImageType is distinguished from a localizer by its ScaleY, which is that of OCT depth. Where no picture
+B-scan without ImageType is distinguished from a localizer by its ScaleY, which is that of OCT depth. If no picture
 is named, or none of the names is there, the pictures of the B-scans' size are taken in the natural order of their
 names, if there are exactly as many as B-scans and their content does not contradict that order. HEYEX itself names
 pictures by hexadecimal numbers that are in no order.
@@ -51,7 +51,7 @@ def _root(path: Path) -> Element:
     if file_size(path) > _MAX_XML_BYTES:
         raise rejection("size_implausible", f"an XML of more than {_MAX_XML_BYTES >> 20} MiB")
     raw = path.read_bytes()
-    if b"<!ENTITY" in raw.replace(b"\0", b""):  # UTF-16 puts a zero beside every letter
+    if b"<!ENTITY" in raw.replace(b"\0", b""):  # UTF-16 puts a zero next to every letter
         raise rejection("broken_header", "the XML declares entities; no HEYEX export does")
     if raw.count(b"<") + raw.count(b"=") > _MAX_XML_MARKS:
         raise rejection("size_implausible", f"an XML of more than {_MAX_XML_MARKS:,} tags and attributes")
@@ -154,18 +154,18 @@ def _picture_files(folder: Path, scans: list[Element], images: list[Element]) ->
         return [path for path in found if path is not None], ()
     missing = there.index(False) + 1
     if any(there):
-        raise rejection("frames_missing", f"the picture of B-scan {missing} of {len(images)} is not beside the XML")
+        raise rejection("frames_missing", f"the picture of B-scan {missing} of {len(images)} is not next to the XML")
     every = [image for series in scans for image in _images(series)]
     size = {(_number(image, f"{_CONTEXT}/Width"), _number(image, f"{_CONTEXT}/Height")) for image in every}
     beside = (path for path in by_name.values() if path.suffix.lower() in IMAGE_SUFFIXES)
     pictures = [path for path in beside if len(size) != 1 or _picture_size(path) in size]
     pictures.sort(key=lambda path: natural_key(path.name))
-    why = "none of the pictures that the XML names is beside it" if any(named) else "the XML names no pictures"
+    why = "none of the pictures that the XML names is next to it" if any(named) else "the XML names no pictures"
     if len(pictures) != len(every):
         raise rejection(
             "frames_missing",
             f"{why}, and there are {len(pictures)} of the B-scans' size for {len(every)} B-scans; put the pictures of "
-            "this export, and no others, beside the XML",
+            "this export, and no others, next to the XML",
         )
     first = next(index for index, image in enumerate(every) if image is images[0])
     return pictures[first : first + len(images)], ("pictures_by_order",)
@@ -178,7 +178,7 @@ def _are_hexadecimal(files: list[Path]) -> bool:
 
 
 def _picture_size(path: Path) -> tuple[int, int] | None:
-    """(width, height) of an image file from its header; None for what is no image. Raises VolumeRejected."""
+    """(width, height) of an image file from its header; None for what is not an image. Raises VolumeRejected."""
     from PIL import Image
 
     check_inside(path, path.parent)

@@ -57,7 +57,7 @@ class _Chunks:
             return file.read(length)
 
     def fields(self, layout: struct.Struct, *names: bytes) -> tuple[Any, ...] | None:
-        """The first of `names` that is present and long enough, unpacked; None where none is."""
+        """The first of `names` that is present and long enough, unpacked; None if none is."""
         for name in names:
             if name in self.positions and self.positions[name][1] >= layout.size:
                 return layout.unpack_from(self.read(name))
