@@ -27,7 +27,7 @@ CONTRADICTION_KINDS: Final = ("names", "birth_years", "sex", "devices", "sites")
 
 
 class PersonClaims:
-    """Whom the files of each person id show, and with which devices and where."""
+    """The people, devices and institutions that the files of each person id state."""
 
     def __init__(self) -> None:
         self._names: defaultdict[str, set[frozenset[str]]] = defaultdict(set)
