@@ -51,3 +51,11 @@ def test_the_limit_is_the_least_of_machine_shell_and_container(monkeypatch: pyte
 def test_this_process_uses_memory_and_may_use_a_core() -> None:
     assert 1 << 20 < machine.process_memory_bytes() < machine.memory_limit_bytes.__wrapped__()
     assert machine.cores() >= 1
+
+
+def test_gpus_are_counted_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "_DEVICES", tmp_path)
+    assert machine.gpu_count() == 0
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert machine.gpu_count() == 2

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 _CPUINFO, _MEMINFO, _STATM = Path("/proc/cpuinfo"), Path("/proc/meminfo"), Path("/proc/self/statm")
+_DEVICES = Path("/dev")
 _CGROUP = Path("/sys/fs/cgroup")
 _CGROUP_LIMITS = (_CGROUP / "memory.max", _CGROUP / "memory/memory.limit_in_bytes")  # of version 2 and of version 1
 _BF16_SETS = ("amx_bf16", "avx512_bf16")
@@ -49,6 +50,11 @@ def cores() -> int:
 
 def _physical_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def gpu_count() -> int:
+    """NVIDIA GPUs whose driver is loaded. Counted from /dev, because ingest does not import torch."""
+    return sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in _DEVICES.glob("nvidia*"))
 
 
 @cache

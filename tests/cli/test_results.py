@@ -36,6 +36,7 @@ RECIPES = (
     "fine_cpu",
     "fine_cpu_noise2noise",
     "one_gpu",
+    "eight_gpus",
     "pretrain_vjepa_single_domain",
     "pretrain_vjepa_multi_domain",
 )

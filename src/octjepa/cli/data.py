@@ -142,8 +142,26 @@ def ingest(
         )
         print_result(made, as_json)
     except TooManyLostError as error:
-        print_result(error.summary, as_json)  # the work is done: its figures come before the exit code
+        print_result(error.summary, as_json)  # the work is done: its numbers come before the exit code
         raise
+    if recipe == "tiny_cpu" and not as_json and not quiet:
+        _print_fitting_recipe(store)
+
+
+def _print_fitting_recipe(store: str) -> None:
+    """One line: the recipe that suits this machine, and the grid that it stores of these scans."""
+    from octjepa.config import load_recipe
+    from octjepa.machine import gpu_count
+    from octjepa.store import Store
+
+    table = Store.open(store).table
+    gpus = gpu_count()
+    name = "eight_gpus" if gpus >= 8 else "one_gpu" if gpus else "tiny_cpu"
+    machine = f"{gpus} GPU{'s' * (gpus > 1)} found" if gpus else "no GPU found"
+    native = " x ".join(str(int(table[f"native_{axis}"].median())) for axis in "dhw")
+    grid = " x ".join(map(str, load_recipe(name).preprocessing.image_size))
+    advice = "" if name == "tiny_cpu" else f"; ingest into another store with --recipe {name}"
+    print(f"recipe {name} suits this machine ({machine}): it uses {grid} voxels of scans of {native}{advice}")
 
 
 @app.command()
