@@ -285,7 +285,7 @@ class _Crops:
     allowed: Int[Tensor, "N H W"]
 
 
-class _AdaptTask(SupervisedTask[_Crops]):
+class AdaptTask(SupervisedTask[_Crops]):
     """Crops of the labelled B-scans. The learning rate follows the steps, or the CPU time if that is used up sooner."""
 
     def __init__(
@@ -351,10 +351,11 @@ def train(
     held_out: Sequence[Sample],
     settings: AdaptSettings,
     say: Callable[[str], None] = lambda text: None,
+    task_class: type[AdaptTask] = AdaptTask,
 ) -> Trained:
     """Trains a copy of `network` with the supervised loop of the training engine.
 
-    Raises OctjepaError: too many steps in a row had a gradient that is not finite.
+    `task_class` says what a step learns; `benchmarks/adapt_phantoms.py` compares several. Raises OctjepaError: too many steps in a row had a gradient that is not finite.
     """
     torch.manual_seed(settings.seed)
     runtime = Runtime("bf16")
@@ -364,7 +365,7 @@ def train(
         copied.parameters(), runtime.device, lr=settings.learning_rate, weight_decay=settings.weight_decay
     )
     learner = Learner("adaptation", copied, optimizer, settings.steps(len(training)))
-    task = _AdaptTask(learner, (training, held_out), settings, runtime, say)
+    task = task_class(learner, (training, held_out), settings, runtime, say)
     (loss,) = task.validate([learner])
     if loss is not None:
         learner.follow_validation(0, loss)  # the packaged network may be the best one
