@@ -45,14 +45,17 @@ class Gate:
 
 
 @contextmanager
-def served(scans: Scans, gate: Gate | None = None) -> Iterator[str]:
-    """The address at which `scans` can be asked for, without a slash at its end; through `gate` if there is one."""
+def served(scans: Scans, gate: Gate | None = None, key: str = "") -> Iterator[str]:
+    """The address at which `scans` can be asked for, without a slash at its end; through `gate` if there is one.
+
+    `key` is that of requests which write.
+    """
     import uvicorn
 
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
-        server = uvicorn.Server(uvicorn.Config(gate or app(scans), lifespan="off", log_level="warning"))
+        server = uvicorn.Server(uvicorn.Config(gate or app(scans, key), lifespan="off", log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"

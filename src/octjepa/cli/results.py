@@ -330,20 +330,15 @@ def view(
     embeddings: Annotated[
         Path | None, typer.Option("--embeddings", help="An embedding table: lists each eye's nearest neighbours.")
     ] = None,
+    corrections: Annotated[
+        Path | None, typer.Option("--corrections", help="Save boundaries corrected by hand here, for segment adapt.")
+    ] = None,
     allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Shows scans with layers and thickness in a local web viewer. For a run also its encoder; stop it with Ctrl-C."""
-    from octjepa.viewer import serve
+    from octjepa.viewer import ShownWith, serve
 
-    serve(
-        source,
-        port,
-        lambda url: print_result({"url": url}, as_json),
-        scans=scans or (),
-        labels=labels,
-        encoder=checkpoint,
-        predictions=predictions,
-        embeddings=embeddings,
-    )
+    shown_with = ShownWith(scans or (), labels, checkpoint, predictions, embeddings, corrections)
+    serve(source, port, lambda url: print_result({"url": url}, as_json), shown_with)

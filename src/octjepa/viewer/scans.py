@@ -19,7 +19,9 @@ from octjepa.errors import OctjepaError
 from octjepa.ingest.native_files import NativeFiles
 from octjepa.report.figures import eyes
 from octjepa.tasks.segmenter.measurement import Measurement
+from octjepa.tasks.segmenter.retained_layers import RetainedLayers
 from octjepa.tasks.segmenter.scan_picture import BOUNDARY_NAMES, LINE_COLOURS
+from octjepa.viewer.corrections import Corrections
 from octjepa.viewer.listing import VolumeList
 from octjepa.viewer.live import LiveRun
 from octjepa.viewer.misread import CasePredictions
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from octjepa.encoders import PretrainedEncoder
     from octjepa.recipe import Recipe
     from octjepa.store import Store
+    from octjepa.volume import OCTVolume
 
 FLUID = "fluid"  # the overlay of what the packaged network found
 BY_POSITION = ("positions", "frame_location")  # sources of the slice spacing that tell which B-scan is the lowest
@@ -64,6 +67,7 @@ class Scans:
         self.cases, self.neighbours = cases or CasePredictions(None), neighbours or Neighbours(None)
         self.files, self._classes = native or NativeFiles([]), classes or VoxelClasses(None, None)
         self._notes, self.layers = list(notes), ScanLayers()  # of the packaged network
+        self.corrections: Corrections | None = None  # where boundaries that are corrected by hand are saved
         self._model, self._lock = model, threading.Lock()
         self._volume = lru_cache(4)(store.read)
         self._native = lru_cache(2)(self._read_native)
@@ -96,6 +100,7 @@ class Scans:
             "boundaries": [
                 {"name": name, "colour": colour} for name, colour in zip(BOUNDARY_NAMES, LINE_COLOURS, strict=True)
             ],
+            "corrections": self.corrections is not None,
             "notes": self._notes,
             "predicted": self.cases.targets,
             "neighbours": self.neighbours.table is not None,
@@ -221,7 +226,33 @@ class Scans:
 
     def _measure(self, volume_id: str, chosen_mm: tuple[float, float] | None = None) -> Measurement:
         volume = self.native(volume_id).volume
-        return measured(volume, self.layers.layers(volume), self.volumes.entry(volume_id), chosen_mm)
+        return measured(volume, self._layers_of(volume_id, volume), self.volumes.entry(volume_id), chosen_mm)
+
+    def _layers_of(self, volume_id: str, volume: OCTVolume) -> RetainedLayers:
+        """The layers of a scan, as corrected by hand. Waits for them."""
+        layers = self.layers.layers(volume)
+        return layers if self.corrections is None else self.corrections.applied(volume_id, volume, layers)
+
+    def corrected(self, volume_id: str) -> dict[str, Any]:
+        """{slices}: the B-scans whose boundaries were saved. Raises KeyError: corrections are not saved at all."""
+        if self.corrections is None:
+            raise KeyError("corrections")
+        return {"slices": self.corrections.slices(volume_id, self.native(volume_id).volume)}
+
+    def correct(self, volume_id: str, number: int, boundaries: object) -> dict[str, Any]:
+        """Saves the boundaries of a B-scan, or with None removes them. The answer is that of `corrected`.
+
+        Raises KeyError, IndexError: no such B-scan, UsageError: they are not boundaries of that B-scan.
+        """
+        if self.corrections is None:
+            raise KeyError("corrections")
+        volume = self.native(volume_id).volume
+        if boundaries is None:
+            slices = self.corrections.remove(volume_id, volume, number)
+        else:
+            slices = self.corrections.save(volume_id, volume, number, boundaries)
+        self._measured.cache_clear()
+        return {"slices": slices}
 
     def thickness_png(self, volume_id: str, layer: str = "retina") -> bytes:
         """Thickness of a layer in colours, a pixel per A-scan. Waits for the layers. Raises KeyError: no such layer."""
@@ -242,7 +273,8 @@ class Scans:
             at_slice = np.interp(slice_index, np.arange(len(made.slice_mm)), made.slice_mm)
             at_column = np.interp(column, np.arange(len(made.column_mm)), made.column_mm)
             made = self._measured(volume_id, (float(at_slice), float(at_column)))
-        return sectors(made, layer)
+        corrected = 0 if self.corrections is None else len(self.corrected(volume_id)["slices"])
+        return {**sectors(made, layer), "corrected": corrected}
 
     def surface_lines(
         self, volume_id: str, plane: Literal["slice", "depth", "column"], index: int
@@ -254,7 +286,7 @@ class Scans:
         scan = self.native(volume_id)
         if self.layers.state(scan.volume).state != "ready":
             return surface_lines(scan.surfaces[:2], plane, index)
-        return surface_lines(self.layers.layers(scan.volume).boundaries_px, plane, index)
+        return surface_lines(self._layers_of(volume_id, scan.volume).boundaries_px, plane, index)
 
     def position(self, volume_id: str, number: int, depth: int, column: int) -> dict[str, Any]:
         """The position in the store and the token of a native voxel, with the range of similarities to that token."""

@@ -1,18 +1,26 @@
-"""The viewer's web server: read-only, on the loopback address, for requests to that host name only.
+"""The viewer's web server: on the loopback address, for requests to that host name only.
 
 Input: the volumes (`Scans`). Output: the page's static files, and PNG or JSON answers about one volume each. Another
 machine cannot reach the server. A page of another site cannot read its answers, and the Host header is checked, so a
 foreign name that resolves to this machine is refused. The content security policy lets the page run only its own
 script. Every response about a volume names the volume in the header `ANSWER_OF`: the page drops an answer about a
 volume that it no longer shows, so that no value appears under the name of another eye.
+
+The server reads only, unless the user names a folder for corrections. It then also accepts boundaries that were
+corrected by hand, from a request that has the key of the printed address (which other users of the machine do not
+know), that comes from the page itself (`Origin`), and that is JSON of a limited size. `octjepa.viewer.corrections`
+checks the content and writes only into that folder.
 """
 
 from __future__ import annotations
 
+import hmac
+import json
 import math
+import secrets
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.resources import files
 from inspect import Parameter, signature
@@ -26,6 +34,7 @@ from octjepa.remote import is_remote
 from octjepa.report.contents import Contents, read_contents
 from octjepa.store.contract import contract_differences
 from octjepa.tasks.segmenter.retained_layers import LayerCache
+from octjepa.viewer.corrections import Corrections
 from octjepa.viewer.live import LiveRun
 from octjepa.viewer.misread import CasePredictions
 from octjepa.viewer.neighbours import Neighbours
@@ -53,6 +62,8 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 ANSWER_OF = "X-Octjepa-Volume"  # the id of the volume that a response is about
+KEY = "X-Octjepa-Key"  # the header of the key without which nothing is written
+_MOST_BODY_BYTES = 8 << 20  # of a request that writes: eight boundaries of 65,000 columns
 _LARGEST = 10**9  # of a number in a request: no index or position in mm is greater
 _SCRIPTS = (
     "viewer",
@@ -62,6 +73,8 @@ _SCRIPTS = (
     "native_drawing",
     "native_pointers",
     "native_sectors",
+    "native_corrections",
+    "boundary_edit",
     "live",
     "cases",
     "csv",
@@ -74,35 +87,46 @@ _PAGE = {
 }
 
 
-def serve(
-    source: str | Path,
-    port: int,
-    ready: Callable[[str], None],
-    scans: Sequence[str] = (),
-    labels: str | Path | None = None,
-    encoder: str | None = None,
-    predictions: Path | None = None,
-    embeddings: Path | None = None,
-) -> None:
+@dataclass(frozen=True)
+class ShownWith:
+    """What the user names next to the source.
+
+    `scans` are the folders that were ingested, `labels` a folder of label volumes, `encoder` that of a store or head,
+    `predictions` the test predictions of a probe, `embeddings` a table for nearest neighbours, `corrections` the folder
+    in which boundaries that are corrected by hand are saved.
+    """
+
+    scans: Sequence[str] = ()
+    labels: str | Path | None = None
+    encoder: str | None = None
+    predictions: Path | None = None
+    embeddings: Path | None = None
+    corrections: Path | None = None
+
+
+def serve(source: str | Path, port: int, ready: Callable[[str], None], shown_with: ShownWith = ShownWith()) -> None:
     """Shows `source` until a signal comes; calls `ready(url)` once it accepts requests. Port 0 is any free one.
 
     `source` may also be a scan, a folder of scans, or a folder that `octjepa segment` wrote: see `opened_source`.
-    `scans` are the folders that were ingested, `labels` a folder of label volumes, `encoder` that of a store or head,
-    `predictions` the test predictions of a probe, `embeddings` a table for nearest neighbours.
-    Raises UsageError: the source is none of these, has no store, the port is taken, or the extra is not installed.
+    Raises UsageError: the source is none of these, has no store, the port is taken, the extra is not installed, or the
+    folder of corrections cannot be made.
     """
     try:
         import starlette  # noqa: F401 -- both are checked before any work
         import uvicorn  # noqa: F401
     except ImportError:
         raise UsageError(f"the viewer needs the libraries of an extra: {install_command('viewer')}") from None
-    with opened_source(source, scans) as (shown, folders):
+    named = shown_with
+    corrections = None if named.corrections is None else Corrections(named.corrections)
+    with opened_source(source, named.scans) as (shown, folders):
         model = None if is_remote(source) else model_of(source)
-        opened = open_scans(shown, folders, labels, encoder, predictions, embeddings, model)
-        _listen(app(opened), port, ready)
+        opened = open_scans(shown, folders, named.labels, named.encoder, named.predictions, named.embeddings, model)
+        opened.corrections = corrections
+        key = "" if corrections is None else secrets.token_urlsafe(16)
+        _listen(app(opened, key), port, ready, f"?key={key}" if key else "")
 
 
-def _listen(application: ASGIApp, port: int, ready: Callable[[str], None]) -> None:
+def _listen(application: ASGIApp, port: int, ready: Callable[[str], None], query: str) -> None:
     import uvicorn
 
     with socket.socket() as listening:
@@ -113,7 +137,7 @@ def _listen(application: ASGIApp, port: int, ready: Callable[[str], None]) -> No
         except OSError as error:
             reason = error.strerror or str(error)
             raise UsageError(f"port {port} cannot be had ({reason}): give another --port, or 0 for any") from None
-        ready(f"http://{HOST}:{listening.getsockname()[1]}/")
+        ready(f"http://{HOST}:{listening.getsockname()[1]}/{query}")
         config = uvicorn.Config(application, lifespan="off", access_log=False, log_level="warning")
         uvicorn.Server(config).run(sockets=[listening])
 
@@ -193,8 +217,11 @@ def _model(contents: Contents, store: Store, head: Callable[[], Any] | None, nam
     return encoder.recipe, encoder, ""
 
 
-def app(scans: Scans) -> ASGIApp:
-    """The routes as an ASGI application. A request that fails gets one line of text, and the others still work."""
+def app(scans: Scans, key: str = "") -> ASGIApp:
+    """The routes as an ASGI application. A request that fails gets one line of text, and the others still work.
+
+    `key` is that of requests which write; without a key nothing can be written.
+    """
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.middleware import Middleware
@@ -241,8 +268,60 @@ def app(scans: Scans) -> ASGIApp:
 
     routes = [Route(path, static(*file)) for path, file in _PAGE.items()]
     routes += [Route(path, answer(make, query)) for path, (make, query) in answers(scans).items()]
+    if scans.corrections is not None:
+        saving = "/volumes/{volume_id}/native/corrections"
+        routes.append(Route(saving, answer(scans.corrected, {})))
+        routes.append(Route(f"{saving}/{{number:int}}", _writing(scans, key), methods=["POST", "DELETE"]))
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"], www_redirect=False)
     return _Headers(Starlette(routes=routes, middleware=[hosts]), scans.ids)
+
+
+def _writing(scans: Scans, key: str) -> Callable[[Request], Any]:
+    """Saves or removes the corrected boundaries of a B-scan."""
+    from starlette.concurrency import run_in_threadpool
+    from starlette.responses import JSONResponse, PlainTextResponse
+
+    async def respond(request: Request) -> Response:
+        if reason := _refusal(request, key):
+            return PlainTextResponse(reason, 403)
+        volume_id, number = request.path_params["volume_id"], request.path_params["number"]
+        if volume_id not in scans.ids or not _is_small(number):
+            return PlainTextResponse("no such volume or B-scan", 404)
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > _MOST_BODY_BYTES:
+                return PlainTextResponse(f"the request has more than {_MOST_BODY_BYTES >> 20} MiB", 413)
+        try:
+            sent = json.loads(body)
+        except (ValueError, RecursionError):
+            sent = None
+        saves = request.method == "POST"
+        if not isinstance(sent, dict) or (saves and sent.get("rows") is None):
+            return PlainTextResponse('the request is not JSON: expected {"rows": eight lists}', 400)
+        try:
+            boundaries = sent["rows"] if saves else None
+            return JSONResponse(await run_in_threadpool(scans.correct, volume_id, number, boundaries))
+        except (KeyError, IndexError):
+            return PlainTextResponse("no such B-scan", 404)
+        except OctjepaError as error:
+            return PlainTextResponse(" ".join(str(error).split()), 422)
+
+    return respond
+
+
+def _refusal(request: Request, key: str) -> str:
+    """Why a request may not write; "" if it may. Only the page of the printed address may."""
+    headers = request.headers
+    if not key or not hmac.compare_digest(headers.get(KEY, "").encode(), key.encode()):
+        return "open the viewer with the whole address that octjepa view printed: its key is missing here"
+    if headers.get("Origin") != f"http://{headers.get('Host', '')}":
+        return "the request comes from another page"
+    if headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
+        return "the request comes from another site"
+    if headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
+        return "the request is not JSON"
+    return ""
 
 
 def _is_small(number: float) -> bool:

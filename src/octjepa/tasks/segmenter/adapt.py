@@ -355,7 +355,8 @@ def train(
 ) -> Trained:
     """Trains a copy of `network` with the supervised loop of the training engine.
 
-    `task_class` says what a step learns; `benchmarks/adapt_phantoms.py` compares several. Raises OctjepaError: too many steps in a row had a gradient that is not finite.
+    `task_class` says what a step learns; `benchmarks/adapt_phantoms.py` compares several.
+    Raises OctjepaError: too many steps in a row had a gradient that is not finite.
     """
     torch.manual_seed(settings.seed)
     runtime = Runtime("bf16")

@@ -1,5 +1,6 @@
 // The scan in its own geometry: three orthogonal planes in true proportions with zoom, calipers, read-out, surfaces and
 // overlays. `held` has what the panels draw: bscan, cross, face, grid, token, levels. Panels fill and clear it.
+import { Corrections } from "/native_corrections.js";
 import { draw } from "/native_drawing.js";
 import { pointers, zoomBy } from "/native_pointers.js";
 import { sectorTable } from "/native_sectors.js";
@@ -42,6 +43,8 @@ export class NativePane {
       overlay: shown.panel("overlay", legend, () => { this.legend.replaceChildren(); this.held.grid = null; draw(this); }, "Overlay"),
       sectors: shown.panel("sectors", sectors, () => this.table.replaceChildren(), "Thickness"),
     };
+    this.corrections = about.corrections ? new Corrections(this, this.toolbox) : null;
+    if (this.corrections) this.panels.corrections = shown.panel("corrections", this.corrections.box, () => { this.corrections.begin(); }, "Corrections");
     pointers(this);
     new ResizeObserver(() => draw(this)).observe(planes);
   }
@@ -88,12 +91,14 @@ export class NativePane {
     this.caliper = button("caliper", "Measure", () => this.choose("caliper"));
     this.centre = button("centre", "Centre ETDRS", () => this.choose("centre"));
     button("clear", "Clear", () => { this.calipers = []; this.choose(""); this.zoom = { scale: 1, x: 0, y: 0 }; draw(this); });
+    this.toolbox = tools;
     this.body.append(tools);
   }
 
   choose(mode) {
     this.mode = this.mode === mode ? "" : mode;
-    for (const name of ["caliper", "centre"]) this[name].setAttribute("aria-pressed", String(this.mode === name));
+    const buttons = { caliper: this.caliper, centre: this.centre, ...(this.corrections && { correct: this.corrections.start }) };
+    for (const [name, button] of Object.entries(buttons)) button.setAttribute("aria-pressed", String(this.mode === name));
   }
 
   figure(name, label) {
@@ -160,7 +165,8 @@ export class NativePane {
     }
     await this.load();
     if (!await this.measureThickness()) return;
-    await Promise.all([this.load(true), this.overlay()]); // now with all boundaries, the thickness map and fluid
+    const correct = this.corrections && this.panels.corrections.fill((read) => this.corrections.offer(read));
+    await Promise.all([this.load(true), this.overlay(), correct]); // now with all boundaries, the thickness map and fluid
   }
 
   showFacts(facts) {
@@ -213,6 +219,7 @@ export class NativePane {
       return () => {
         Object.assign(this.held, { bscan: { picture, lines, slice }, levels: null });
         draw(this);
+        this.corrections?.show();
       };
     });
     if (!wanted || !this.facts.layers) return; // the file is still being read
@@ -313,5 +320,6 @@ export class NativePane {
   withoutLayers() {
     if (this.layer.value === "fluid") this.panels.overlay.empty("failed", "no layers and no fluid");
     if (this.plane.value === "thickness") this.panels.face.empty("failed", "No thickness map");
+    this.panels.corrections?.empty("failed", "no layers");
   }
 }

@@ -79,7 +79,9 @@ function drawScan(pane, depth, columns, dy, dx, stretch) {
     pen.imageSmoothingEnabled = false;
     pen.drawImage(grid.picture, left, top, columns * sx, depth * sy);
   }
-  if (pane.surfaces.checked) strokeSurfaces(pane, pen, lines, pane.toX, pane.toY);
+  const shown = pane.corrections?.lines ?? lines;
+  if (pane.surfaces.checked) strokeSurfaces(pane, pen, shown, pane.toX, pane.toY);
+  if (pane.corrections?.active) strokeChosen(pane, pen, shown);
   crosshair(pen, pane.toX(pane.place.column), pane.toY(pane.place.depth), width, height);
   pen.font = `${Math.round(Math.max(12, Math.min(width / 36, 26)))}px system-ui, sans-serif`;
   for (const { from, to, slice: drawnOn } of pane.calipers) {
@@ -116,6 +118,24 @@ function strokeSurfaces(pane, pen, lines, toX, toY) {
     pen.strokeStyle = drawn[number].colour;
     strokeLine(pen, values.map((value, index) => (value === null ? null : [toX(index), toY(value)])));
   });
+}
+
+// The boundary that is corrected, thicker and on a dark edge, and its place at the chosen column.
+function strokeChosen(pane, pen, lines) {
+  const { boundary } = pane.corrections;
+  const line = lines[boundary];
+  const points = line.map((value, index) => (value === null ? null : [pane.toX(index), pane.toY(value)]));
+  for (const [colour, width] of [["rgb(0 0 0 / .6)", 5], [pane.about.boundaries[boundary].colour, 3]]) {
+    Object.assign(pen, { strokeStyle: colour, lineWidth: width });
+    strokeLine(pen, points);
+  }
+  const at = points[pane.place.column];
+  if (!at) return;
+  Object.assign(pen, { fillStyle: "#fff", strokeStyle: "#000", lineWidth: 1.5 });
+  pen.beginPath();
+  pen.arc(at[0], at[1], 5, 0, 2 * Math.PI);
+  pen.fill();
+  pen.stroke();
 }
 
 function boundariesOf(pane, lines) {

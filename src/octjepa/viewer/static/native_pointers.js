@@ -31,6 +31,7 @@ export function pointers(pane) {
     if (!pane.held.bscan) return;
     canvas.setPointerCapture(event.pointerId);
     start = { ...under(pane, event), zoom: { ...pane.zoom }, moved: false };
+    if (pane.corrections?.active) return;
     if (pane.mode === "caliper") pane.calipers.push({ from: [start.column, start.depth], to: [start.column, start.depth], slice: pane.held.bscan.slice });
   });
   canvas.addEventListener("pointermove", (event) => {
@@ -38,7 +39,13 @@ export function pointers(pane) {
     const now = under(pane, event);
     tell(pane, now);
     if (!start) return;
+    const hadMoved = start.moved;
     start.moved ||= Math.hypot(now.u - start.u, now.v - start.v) > 0.008;
+    if (pane.corrections?.active) {
+      if (start.moved) pane.corrections.stroke(start.last ?? start, now, !hadMoved);
+      start.last = start.moved ? now : undefined;
+      return;
+    }
     const line = pane.calipers.at(-1);
     if (pane.mode === "caliper" && line) line.to = [now.column, now.depth];
     else if (start.moved && pane.zoom.scale > 1) {
@@ -49,6 +56,11 @@ export function pointers(pane) {
     draw(pane);
   });
   canvas.addEventListener("pointerup", (event) => {
+    if (pane.corrections?.active) {
+      if (start && !start.moved) pane.corrections.click(under(pane, event));
+      start = null;
+      return;
+    }
     if (start && pane.held.bscan && !start.moved && pane.mode !== "caliper") {
       const { column, depth } = under(pane, event);
       pane.go({ column, depth });

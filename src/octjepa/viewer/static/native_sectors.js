@@ -17,7 +17,7 @@ export function sectorTable(row, found, verticalKnown) {
   const table = make("table");
   const what = found.layer === "retina" ? "ILM to Bruch’s membrane" : plain(found.layer);
   const order = verticalKnown ? "" : "; which way is up is assumed";
-  table.append(make("caption", `Mean thickness in µm, ${what}, ${CENTRES[found.centre_from](found)}${order}. Not corrected by hand.`, "soft"));
+  table.append(make("caption", `Mean thickness in µm, ${what}, ${CENTRES[found.centre_from](found)}${order}. ${found.corrected ? `${found.corrected} B-scans are corrected by hand.` : "Not corrected by hand."}`, "soft"));
   const head = make("tr");
   head.append(make("th", "µm"), ...QUARTERS.map((name) => make("th", name)));
   table.append(head);

@@ -55,6 +55,12 @@ export class Reading {
     return this.#answer(this.#url(path), (response) => response.json());
   }
 
+  // Writes something of the volume; `key` is that of the address which the command printed. Returns the answer.
+  write(path, method, key, body) {
+    const headers = { "Content-Type": "application/json", "X-Octjepa-Key": key };
+    return this.#answer(this.#url(path), (response) => response.json(), { method, headers, body: JSON.stringify(body ?? {}) });
+  }
+
   async picture(path) {
     const url = this.#url(path);
     const found = pictures.get(url) ?? (await this.#answer(url, async (response) => createImageBitmap(await response.blob())));
@@ -69,10 +75,10 @@ export class Reading {
     return this.volume ? `/volumes/${this.volume}${path}` : path;
   }
 
-  async #answer(url, read) {
+  async #answer(url, read, request = {}) {
     this.check();
     try {
-      const response = await fetch(url, { signal: this.#ending.signal });
+      const response = await fetch(url, { ...request, signal: this.#ending.signal });
       if (!response.ok) throw new Error(await response.text());
       const volume = response.headers.get(ANSWER_OF) ?? "";
       if (volume !== this.volume) throw new Error(`the server answered about ${volume || "no volume"} instead of ${this.volume || "no volume"}`);
