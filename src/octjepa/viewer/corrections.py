@@ -36,7 +36,7 @@ from octjepa.volume import OCTVolume
 
 _ID: Final = re.compile(r"[0-9A-Za-z_-]{1,80}")
 _MADE_BY: Final = "corrected by hand in octjepa view"
-_TOLERANCE_PX: Final = 0.05  # by which a boundary may cross the one above it, because rows are sent rounded
+_TOLERANCE_PX: Final = 0.05  # a boundary may lie so far above its upper neighbour, because rows are sent rounded
 _LEAST_COLUMNS: Final = 16  # with fewer `octjepa segment adapt` does not learn from a B-scan
 
 Rows = list[list[float | None]]
@@ -77,7 +77,7 @@ class Corrections:
     def save(self, volume_id: str, volume: OCTVolume, number: int, boundaries: object) -> list[int]:
         """Saves the boundaries of B-scan `number` and returns all B-scans that are saved.
 
-        `boundaries` comes from the page: eight lists with a row for each column, None where there is none.
+        `boundaries` comes from the page: eight lists with a row for each column, None for a column without a row.
         Raises IndexError: no such B-scan. UsageError: not such lists, rows outside of the B-scan or in another order,
         or the file cannot be written or is not one of the viewer.
         """
@@ -180,7 +180,7 @@ def _checked(boundaries: object, volume: OCTVolume) -> Float[np.ndarray, "8 W"]:
                 raise UsageError(f"{name}, column {column + 1}: the row is outside of the {height} rows of the scan")
             out[index, column] = value
     with np.errstate(invalid="ignore"):
-        above = np.fmax.accumulate(out, axis=0)[:-1]  # the lowest of the boundaries above, NaN where there is none
+        above = np.fmax.accumulate(out, axis=0)[:-1]  # the lowest of the boundaries above
         crossed = np.argwhere(out[1:] < above - _TOLERANCE_PX)
     if len(crossed):
         index, column = (int(number) for number in crossed[0])

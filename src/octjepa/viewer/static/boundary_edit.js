@@ -1,6 +1,6 @@
 // Changes of the boundaries of a B-scan by hand. `lines` holds eight lists from above, a row for each column, null where
-// there is none. Every function returns new lists and leaves its argument as it is. Boundaries never cross: one that is
-// pushed takes the next ones with it.
+// there is none. Every function returns new lists and leaves its argument as it is. Boundaries never cross: a boundary
+// that is pushed pushes its neighbours.
 
 const REACH = 6; // columns, of a change by keyboard
 
