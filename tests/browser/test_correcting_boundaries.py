@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from browser import CHROMIUM, Page, browser_page
+from flat_layers import FlatLayers
 from octjepa.viewer.corrections import Corrections
+from octjepa.viewer.scan_layers import ScanLayers
 from octjepa.viewer.scans import Scans
 from octjepa.viewer.server import open_scans
 from viewer_server import served
@@ -30,6 +32,7 @@ def labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def correctable(folder: Path, labels: Path) -> Scans:
     made = open_scans(folder / "store", [str(folder / "eyes")])
+    made.layers = ScanLayers(FlatLayers())
     made.corrections = Corrections(labels)
     return made
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from command_line import call
+from flat_layers import FlatLayers
 from octjepa.encoders import load_encoder
 from octjepa.errors import UsageError
 from octjepa.ingest.build import build_store
@@ -19,34 +18,7 @@ from octjepa.phantom.dicom import write_eye
 from octjepa.report import store_layers
 from octjepa.report.store_layers import layers_of_store
 from octjepa.store import Store
-from octjepa.tasks.segmenter.retained_layers import LayerCache, RetainedLayers
-from octjepa.volume import OCTVolume
 from page_outline import Outline
-
-
-class FlatLayers(LayerCache):
-    """A retina of 300 um with eight even layers and a strip of fluid. It segments; `held` are the scans it retains."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.segmented: list[str] = []
-        self.held: set[str] = set()
-
-    def layers(self, volume: OCTVolume, advance: Callable[[int], None] | None = None) -> RetainedLayers:
-        self.segmented.append(volume.content_hash)
-        return self._flat(volume)
-
-    def retained(self, volume: OCTVolume) -> RetainedLayers | None:
-        return self._flat(volume) if volume.content_hash in self.held else None
-
-    def _flat(self, volume: OCTVolume) -> RetainedLayers:
-        slices, _, columns = volume.shape
-        thick = 0.3 / volume.spacing_mm[1]
-        rows = 20 + thick * np.linspace(0, 1, 8, dtype=np.float32)[:, None, None]
-        shape = (8, slices, columns)
-        classes = np.zeros(volume.shape, np.uint8)
-        classes[:, 40:44] = 1
-        return RetainedLayers(np.broadcast_to(rows, shape), np.ones(shape, np.float32), classes, volume.spacing_mm)
 
 
 @pytest.fixture(scope="module")

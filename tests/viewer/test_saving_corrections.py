@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,32 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flat_layers import FlatLayers
 from octjepa import load_encoder
 from octjepa.ingest.build import build_store
 from octjepa.phantom import make_eye
 from octjepa.phantom.dicom import write_eye
 from octjepa.tasks.segmenter.adapt import AdaptSettings
 from octjepa.tasks.segmenter.adapt_scans import AdaptRequest, adapt_sources
-from octjepa.tasks.segmenter.retained_layers import LayerCache, RetainedLayers
 from octjepa.viewer.corrections import Corrections
 from octjepa.viewer.scan_layers import ScanLayers
 from octjepa.viewer.server import open_scans
-from octjepa.volume import OCTVolume
 from viewer_server import served
 
 pytest.importorskip("uvicorn")
 KEY = "the-key-of-the-address"
-
-
-class FlatLayers(LayerCache):
-    """Eight even layers in a retina of 280 um."""
-
-    def layers(self, volume: OCTVolume, advance: Callable[[int], None] | None = None) -> RetainedLayers:
-        thick = 0.28 / volume.spacing_mm[1]
-        rows = (20 + thick * np.linspace(0, 1, 8, dtype=np.float32))[:, None, None]
-        shape = (8, volume.shape[0], volume.shape[2])
-        layers = np.broadcast_to(rows, shape).astype(np.float32)
-        return RetainedLayers(layers, np.ones(shape, np.float32), np.zeros(volume.shape, np.uint8), volume.spacing_mm)
 
 
 @dataclass(frozen=True)
