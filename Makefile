@@ -4,6 +4,8 @@
 
 PY := .venv/bin/python
 WORKERS ?= 2
+# Files stay whole, and the longest begin first (tests/conftest.py).
+SPREAD := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 # One thread a process: the tests run in WORKERS processes, and a fixed count keeps sums the same to the bit.
 test test-all check docs: export OMP_NUM_THREADS := 1
 # Rewritten tests and shape-checked modules are kept, also where the environment keeps no bytecode: half of the start.
@@ -22,10 +24,10 @@ demo: core  ## synthetic eyes as DICOM -> ingest -> pretrain -> embed -> probe -
 	@.venv/bin/octjepa demo $(ARGS)
 
 test: setup  ## run the tests that take seconds (ARGS="-k name" for some of them)
-	@$(PY) -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/house -m "not slow" $(ARGS)
+	@$(PY) -m pytest $(SPREAD) --ignore=tests/house -m "not slow" $(ARGS)
 
 test-all: setup  ## run every test, the slow ones too; CI runs this after `make check`
-	@$(PY) -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/house $(ARGS)
+	@$(PY) -m pytest $(SPREAD) --ignore=tests/house $(ARGS)
 
 test-xla:  ## the training update by torch_xla, on its CPU device, in .venv-xla of its own (2.7 GB; docs/tpu.md)
 	@scripts/environments/setup-xla

@@ -2,15 +2,16 @@
 
     python benchmarks/structure.py [--walks] [--write]
 
-Everything is computed from the source, except the walks (`--walks`), which run a small job under `sys.setprofile` and
-count the source files in which a function was called. `--write` puts the table into CONTRIBUTING.md. `make check` runs
-the part without walks as a test (tests/house/test_structure.py) against the limits in `LIMITS`.
+Everything is computed from the source, except the walks (`--walks`), which run small jobs under `sys.setprofile` and
+count the source files in which a function of the walk runs (`WALKS`). `--write` puts the table into CONTRIBUTING.md.
+`make check` runs the part without walks as a test (tests/house/test_structure.py) against the limits in `LIMITS`.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import inspect
 import json
 import re
 import sys
@@ -22,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import FrameType
 
 ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src"
@@ -248,21 +250,59 @@ def measure() -> dict[str, int]:
     }
 
 
-# The walks
+# The walks: the files that one reads to follow something through the code.
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What a walk follows. Functions are `path below octjepa:qualified name`.
+
+    within: a file counts if one of its functions runs inside one of these. without: steps beside the walk, whose
+    functions do not count.
+    """
+
+    within: tuple[str, ...]
+    without: tuple[str, ...] = ()
+
+
+# From the work on one file to its entry in the store, without the search for files and the report of the whole ingest;
+# the loop's body with the samples it needs, without monitor and checkpoint; a probe and a fine-tuning without the
+# command line, and the fine-tuning without the frozen probes beside it, which are the walk of a probe.
+WALKS = {
+    "from one DICOM file to the store": Walk(("ingest/build.py:_ingest", "ingest/one_file.py:ingest_one")),
+    "one update of pretraining": Walk(
+        ("train/loop.py:Trainer.fit", "views/loader.py:TrainingDataset.__getitem__"),
+        ("train/loop.py:Trainer.monitor", "train/loop.py:Trainer.save"),
+    ),
+    "from embeddings to the metric of a probe": Walk(("evaluate/probe.py:run_probes",)),
+    "one fine-tuning": Walk(("tasks/finetune/training.py:tune",)),
+}
 
 
 @contextmanager
-def traced() -> Iterator[set[str]]:
-    """Collects the source files of octjepa in which a function is called."""
+def traced(walk: Walk) -> Iterator[set[str]]:
+    """Collects the source files of octjepa in which a function runs in this walk.
+
+    The body of a module or class that is imported on the way is not a function of the walk.
+    """
     files: set[str] = set()
+    package = str(SRC / "octjepa") + "/"
+    depth = threading.local()
 
-    def called(frame: object, event: str, argument: object) -> None:
-        name = frame.f_code.co_filename  # type: ignore[attr-defined]
-        if event == "call" and "octjepa" in name and name.startswith(str(SRC)):
-            files.add(name)
+    def follow(frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        if event not in ("call", "return") or not code.co_filename.startswith(package):
+            return
+        name = f"{code.co_filename.removeprefix(package)}:{code.co_qualname}"
+        step = 1 if event == "call" else -1
+        depth.within = getattr(depth, "within", 0) + step * (name in walk.within)
+        depth.without = getattr(depth, "without", 0) + step * (name in walk.without)
+        is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
+        if event == "call" and is_function and depth.within > 0 and depth.without == 0:
+            files.add(code.co_filename)
 
-    sys.setprofile(called)
-    threading.setprofile(called)
+    sys.setprofile(follow)
+    threading.setprofile(follow)
     try:
         yield files
     finally:
@@ -270,62 +310,38 @@ def traced() -> Iterator[set[str]]:
         threading.setprofile(None)
 
 
-def walks() -> dict[str, int]:
-    """Files in which a function runs: one DICOM file to the store, one update, embedding to probe, one fine-tuning."""
+def walks() -> dict[str, set[str]]:
+    """Walk -> its files, from a small job of each kind."""
     from octjepa.config import load_recipe
     from octjepa.ingest.build import build_store
     from octjepa.phantom import write_cohort
     from octjepa.store import Store
 
-    found: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_cohort(folder / "phantom", 8, 5, split_shares=(0.5, 0.25, 0.25))
         recipe = load_recipe("smoke_test", ["train.max_updates=1", "train.precision=fp32"])
         build_store([folder / "phantom"], folder / "store", recipe.preprocessing, workers=1)
         one_file = next((folder / "phantom").rglob("*.dcm"))
-        found["from one DICOM file to the store"] = _files(lambda: _ingest(one_file, folder, recipe))
+        ingested, updated, probed, tuned = WALKS.values()
+        found = [_files(ingested, lambda: _ingest(one_file, folder, recipe))]
         store = Store.open(folder / "store")
-        found["one update of pretraining"] = _files(lambda: _pretrain(recipe, store, folder / "run"))
+        found.append(_files(updated, lambda: _pretrain(recipe, store, folder / "run")))
         _embed(folder)
-        found["from embeddings to the metric of a probe"] = _files(
-            lambda: _cli(
-                "probe",
-                str(folder / "run/embeddings.parquet"),
-                "--labels",
-                _labels(folder),
-                "--target",
-                "drusen",
-                "--out",
-                str(folder / "run/probe.json"),
-            )
-        )
-        found["one fine-tuning"] = _files(
-            lambda: _cli(
-                "finetune",
-                "finetune",
-                "stages.head=1",
-                "stages.last=0",
-                "stages.all=1",
-                "--from",
-                str(folder / "run"),
-                "--store",
-                str(folder / "store"),
-                "--labels",
-                _labels(folder),
-                "--target",
-                "drusen",
-                "--out",
-                str(folder / "tuned"),
-            )
-        )
-    return found
+        labels = ("--labels", _labels(folder), "--target", "drusen")
+        table, out = str(folder / "run/embeddings.parquet"), str(folder / "run/probe.json")
+        found.append(_files(probed, lambda: _cli("probe", table, *labels, "--out", out)))
+        stages = ("stages.head=1", "stages.last=0", "stages.all=1")
+        places = ("--from", str(folder / "run"), "--store", str(folder / "store"), "--out", str(folder / "tuned"))
+        found.append(_files(tuned, lambda: _cli("finetune", "finetune", *stages, *places, *labels)))
+    return dict(zip(WALKS, found, strict=True))
 
 
-def _files(work: Callable[[], None]) -> int:
-    with traced() as files:
+def _files(walk: Walk, work: Callable[[], None]) -> set[str]:
+    with traced(walk) as files:
         work()
-    return len(files)
+    assert files, f"no function of {walk.within} ran"
+    return files
 
 
 def _labels(folder: Path) -> str:
@@ -368,8 +384,14 @@ def main() -> None:
     parser.add_argument("--walks", action="store_true", help="also run and count the four walks (a minute)")
     parser.add_argument("--write", action="store_true", help="write the table into CONTRIBUTING.md")
     options = parser.parse_args()
-    values = measure() | (walks() if options.walks else {})
+    walked = walks() if options.walks else {}
+    values = measure() | {name: len(files) for name, files in walked.items()}
     print(table(values))
+    for name, files in walked.items():
+        print(
+            f"{name}: {' '.join(sorted(str(Path(file).relative_to(SRC / 'octjepa')) for file in files))}",
+            file=sys.stderr,
+        )
     for one in run_time_imports_upwards():
         print(f"upwards: {one.source} imports {one.target}", file=sys.stderr)
     for name in functions_with_many_parameters():

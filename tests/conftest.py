@@ -33,7 +33,7 @@ CHECKED = [
     f"octjepa.{package}"
     for package in (
         "model",
-        "objective",
+        "objectives",
         "views",
         "store",
         "canonical",
@@ -51,12 +51,39 @@ pytest_plugins = ["demo_folder", "invented_cohort", "small_cohorts", "user_packa
 ROOT = Path(__file__).resolve().parents[1]
 
 
+# Folders whose tests share a costly session fixture. One worker runs all of them, so that it is made once.
+TOGETHER = ("tests/cli", "tests/reliability", "tests/tasks/finetune", "tests/tasks/segment")
+# Files and folders of half a minute and more. They begin first, so that no worker is left alone with one at the end.
+FIRST = (
+    "tests/cli", "tests/tasks/finetune", "tests/gpu/test_campaign.py", "tests/reliability", "tests/tasks/segment",
+    "tests/evaluate/test_study_group.py", "tests/evaluate/leaderboard/test_board.py", "tests/train/test_compile.py",
+    "tests/resume/test_ranks.py", "tests/ingest/test_zoo.py", "tests/demo/test_demo.py", "tests/train/test_plan.py",
+    "tests/exam/test_reading.py", "tests/resume/test_failing_store.py", "tests/encoders/test_graph.py",
+    "tests/embed/test_embedding.py", "tests/bench/test_bench.py", "tests/train/test_waiting.py",
+    "tests/pretext/test_pretext.py", "tests/notebooks/test_notebooks.py", "tests/launch",
+)  # fmt: skip
+
+
+def scheduling_group(item: pytest.Item) -> str:
+    """The folder or file whose tests one worker runs: a file, or a folder of `TOGETHER`."""
+    file = item.path.relative_to(ROOT).as_posix()
+    return next((folder for folder in TOGETHER if file.startswith(f"{folder}/")), file)
+
+
+def _place_in_queue(group: str) -> int:
+    return next((place for place, name in enumerate(FIRST) if f"{group}/".startswith(f"{name}/")), len(FIRST))
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Who asks for a whole pipeline is slow; what holds figures of a CPU is skipped on another device."""
     for item in items:
         if "line" in getattr(item, "fixturenames", ()):  # a cohort through every verb: whoever is first pays for it
             item.add_marker(pytest.mark.slow)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        for item in items:
+            item.add_marker(pytest.mark.xdist_group(scheduling_group(item)))
+        items.sort(key=lambda item: _place_in_queue(scheduling_group(item)))
     if TEST_DEVICE != "cpu":
         for item in items:
             if item.get_closest_marker("cpu"):

@@ -18,12 +18,13 @@ from jaxtyping import Bool, Int
 from torch import nn
 
 from octjepa import keys
+from octjepa.distributed.adamw import adamw
 from octjepa.distributed.runtime import Runtime
 from octjepa.encoders import PretrainedEncoder
 from octjepa.metrics.bootstrap import Draws, Estimate
 from octjepa.phantom import LESIONS
 from octjepa.recipe import Recipe, TrainRecipe, ViewRecipe
-from octjepa.train.learner import Learner, adamw
+from octjepa.train.learner import Learner
 from octjepa.train.optimizer import learning_rate
 from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervised
 from octjepa.views.loader import TrainingDataset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -153,11 +154,17 @@ class Campaign:
 
     def child(
         self, job: str, *arguments: str, wait: bool = True, seconds: float | None = None, **environment: str
-    ) -> subprocess.Popen[bytes]:
+    ) -> subprocess.Popen[bytes] | None:
         """A process of its own for a job, its log beside the results; where `wait`, ended with exit code 0.
+
+        With the setting `in_process`, a job that is waited for and needs no `environment` runs in this process: None.
 
         Raises Unfinished at the deadline (the job is sent SIGTERM first), OctjepaError with its last line.
         """
+        if wait and not environment and self.settings.in_process:
+            jobs = importlib.import_module("benchmarks.gpu.child").JOBS  # that module imports this one
+            jobs[job](self.settings, self.work, *arguments)
+            return None
         log = self.work / f"{job}.log"
         path = os.pathsep.join([str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         threads = os.environ.get("OMP_NUM_THREADS", "4")  # several processes share the cores

@@ -16,7 +16,7 @@ from benchmarks.peers.sparse_vjepa import FAMILIES, sparse_update
 from benchmarks.peers.step import update_of
 from benchmarks.peers.transformers_vjepa2 import step_by_vjepa2
 
-from octjepa.distributed.runtime import Runtime
+from octjepa.distributed.runtime import Runtime, check_compiler
 from octjepa.errors import OctjepaError
 from octjepa.files import read_json_lines
 from octjepa.model import VJEPA3D
@@ -26,7 +26,6 @@ from octjepa.train.engine import take_step
 from octjepa.train.machine import loader_workers
 from octjepa.train.optimizer import build_optimizer, update_target
 from octjepa.train.plan import peak_bytes, plan
-from octjepa.train.setup import check_compiler
 from octjepa.train.step import accumulate
 from octjepa.views.cuts import DeviceLookup
 from octjepa.views.device_store import DeviceStore

@@ -28,7 +28,7 @@ class Settings:
     of which updates are timed; peers: recipe of the comparison with other implementations. encoders: name -> overrides
     of the exam's recipe. `views` times each of `milestones` are the views after which an encoder is read. tests: what
     pytest runs on the device. read_processes: 0 reads the rows of the exam in this process. compiled: blocks are timed
-    compiled, too.
+    compiled, too. in_process: jobs that need no process of their own run in the campaign's, which saves their starts.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Settings:
     tests: tuple[str, ...]
     read_processes: int
     compiled: bool = True
+    in_process: bool = False
     workers: int = field(default_factory=lambda: max(1, (os.cpu_count() or 1) - 2))
 
 
@@ -135,5 +136,7 @@ SMALLEST = Settings(
         "one_gpu_seconds": 0.1,
         "read_processes": 0,
         "compiled": False,
+        "in_process": True,
+        "tests": ("tests/views/test_order.py",),
     }
 )  # fmt: skip

@@ -19,13 +19,12 @@ from benchmarks.peers.alternating_runs import Comparison, rate
 from benchmarks.peers.data import bench_recipe, random_batch
 
 from octjepa.distributed.precision import wait_for
-from octjepa.distributed.runtime import Runtime
+from octjepa.distributed.runtime import Runtime, check_compiler
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe, TrainRecipe
 from octjepa.train.engine import take_step
 from octjepa.train.optimizer import build_optimizer, update_target
 from octjepa.train.plan import plan
-from octjepa.train.setup import check_compiler
 from octjepa.train.step import accumulate
 
 UPDATES = 2  # a turn

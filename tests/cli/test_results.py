@@ -117,7 +117,12 @@ def test_plan_counts_the_volumes_of_a_store(line: Any) -> None:
         (["data.expected_volumes=null", "data.max_samples=40"], "no, at most data.max_samples are taken"),
     ],
 )
-def test_plan_says_which_number_of_volumes_it_counts_with(line: Any, overrides: list[str], result: str) -> None:
+def test_plan_says_which_number_of_volumes_it_counts_with(
+    line: Any, overrides: list[str], result: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "octjepa.train.plan.peak_bytes", lambda *_: 1 << 30
+    )  # seconds each, in tests/train/test_plan.py
     shown = call("plan", "tiny_cpu", *overrides).out
     after = "epochs, and updates counted in epochs, follow it; --store STORE counts a store's"
     assert re.search(rf"^volumes_known +{re.escape(f'{result}: {after}')}$", shown, re.MULTILINE)

@@ -24,7 +24,7 @@ from command_line import Outcome, call
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PEOPLE, EFFECT, SEED = 100, 12, 11
-DEALS = 30
+DEALS = 12
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from scripts.site import check, reference
 import octjepa
 from octjepa.config import PRETRAINING
 from octjepa.reasons import REASONS
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +82,18 @@ def test_every_link_of_the_site_leads_somewhere_and_nothing_is_loaded_from_elsew
     assert check.faults(site) == []
     assert (site / "search" / "search_index.js").stat().st_size > 100_000
     assert "neither DICOM nor another format" in (site / "reference" / "reasons.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")
+def test_search_finds_a_word_offline(site: Path, tmp_path: Path) -> None:
+    """The search answers on a page that was opened from a disk, where browsers start no Worker."""
+    assert BROWSER is not None
+    page = subprocess.run(
+        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
+         f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=15000", "--dump-dom",
+         f"file://{site}/index.html?q=quarantine"],
+        capture_output=True, text=True, check=True, timeout=100,
+    ).stdout  # fmt: skip
+    assert "matching documents" in page
+    assert "ingest.html?h=quarantine" in page

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
-from benchmarks.structure import LIMITS, functions_with_many_parameters, measure, run_time_imports_upwards
+from benchmarks.structure import (
+    LIMITS,
+    WALKS,
+    functions_with_many_parameters,
+    measure,
+    modules,
+    run_time_imports_upwards,
+    tree,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,3 +29,26 @@ def test_contributing_names_the_command_that_computes_them() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     assert "make structure" in text
     assert all(name in text for name in LIMITS)
+
+
+def test_only_the_package_distributed_asks_whether_a_device_is_xla() -> None:
+    """An algorithm that XLA needs in place of another is chosen in octjepa.distributed."""
+    asking = {
+        module
+        for module in modules()
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.Constant) and node.value == "xla"
+    }
+    assert "octjepa.distributed.runtime" in asking
+    assert {module for module in asking if not module.startswith("octjepa.distributed.")} == set()
+
+
+def test_the_walks_name_functions_that_exist() -> None:
+    for walk in WALKS.values():
+        for name in (*walk.within, *walk.without):
+            file, _, function = name.partition(":")
+            parsed = tree(f"octjepa.{file.removesuffix('.py').replace('/', '.')}")
+            owner, _, method = function.rpartition(".")
+            classes = [node for node in ast.walk(parsed) if isinstance(node, ast.ClassDef) and node.name == owner]
+            (place,) = classes or [parsed]
+            assert any(isinstance(node, ast.FunctionDef) and node.name == method for node in place.body), name

@@ -22,14 +22,15 @@ pytestmark = pytest.mark.slow
 
 VERBS = ("ingest", "embed", "finetune", "segment", "expand", "leaderboard", "export", "report")
 QUICK = ("embed", "expand", "export", "report")  # a second or two each
+KILLS = {True: (2, 6, 11), False: (5,)}  # writes at which a quick verb is killed, and one of the others
 every_verb = pytest.mark.parametrize("lives", VERBS, indirect=True)
 quick_verbs = pytest.mark.parametrize("lives", QUICK, indirect=True)
 
 
 @every_verb
 def test_a_kill_at_a_write_changes_nothing(lives: Any) -> None:
-    """Early, in the middle and late, one after the other in one folder: what is left only grows."""
-    for number in (2, 6, 11):
+    """A quick verb is killed early, in the middle and late, in one folder: each time more is left in it."""
+    for number in KILLS[lives.verb.name in QUICK]:
         end = lives.life(partial(die_at_write, number=number))
         if end.code == 0:
             break

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from octjepa.train.optimizer import AdamW
+from octjepa.distributed.adamw import AdamW
 
 _STEPS = """
 import sys, torch
-from octjepa.train.optimizer import AdamW
+from octjepa.distributed.adamw import AdamW
 weight = torch.nn.Parameter(torch.ones(3))
 optimizer = AdamW([weight], fused=True)
 for _ in range(2):

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from octjepa import keys
+from octjepa.distributed.adamw import adamw
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import OctjepaError, WrongCheckpointError
 from octjepa.files import read_json_lines
-from octjepa.train.learner import STATES, Learner, adamw
+from octjepa.train.learner import STATES, Learner
 from octjepa.train.supervised import METRICS, LoopSettings, SupervisedTask, train_supervised
 
 UPDATES = 12

@@ -18,6 +18,7 @@ from octjepa.checkpoint.folder import read_manifest, read_tensors, write_folder
 from octjepa.checkpoint.location import MANIFEST, Location
 from octjepa.checkpoint.tensor_file import check_weights
 from octjepa.config import science, science_hash, stored_recipe
+from octjepa.distributed.adamw import skips_on_device
 from octjepa.distributed.runtime import full_tensor
 from octjepa.errors import CheckpointError, WrongCheckpointError
 from octjepa.model import VJEPA3D
@@ -63,14 +64,6 @@ def fill(folder: Location, network: nn.Module, optimizer: torch.optim.Optimizer)
         parameter = parameters[name]
         on_host = kind == "step" and not skips_on_device(optimizer)
         optimizer.state[parameter][kind] = value if on_host else value.to(parameter.device)
-
-
-def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer skips a step without help of the host (`found_inf`): torch's fused ones, and that of XLA.
-
-    Such an optimizer also counts its steps on the device.
-    """
-    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -17,6 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from octjepa.distributed import xla
 from octjepa.distributed.precision import AUTO, choose_precision
@@ -69,6 +71,27 @@ def free_device_bytes(device: torch.device) -> int:
     if device.type == "cpu":
         return free_memory_bytes()
     return int(torch.accelerator.get_memory_info(device)[0])
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raises UsageError where `machine.compile` needs a compiler that is not installed, or is of no use."""
+    if device.type == "xla":
+        raise UsageError("machine.compile=true is unused on XLA, which compiles everything: set machine.compile=false")
+    compiler = os.environ.get("CXX")
+    names = [compiler] if compiler else ["g++", "clang++"]
+    if device.type == "cpu" and not any(map(shutil.which, names)):
+        raise UsageError(
+            f"machine.compile=true needs a C++ compiler on a CPU, and {' and '.join(names)} are not to be found: "
+            "install one (Debian: apt install g++), name it in CXX, or set machine.compile=false"
+        )
+
+
+def recompute(block: Callable[..., Tensor], x: Tensor, *arguments: object) -> Tensor:
+    """`block(x, *arguments)` with activation checkpointing: the backward pass computes its activations again."""
+    if x.device.type == "xla":
+        return xla.checkpoint(block, x, *arguments)
+    result: Tensor = checkpoint(block, x, *arguments, use_reentrant=False)
+    return result
 
 
 class Runtime:

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Float16, Int, Int32
+from jaxtyping import Bool, Float, Float16, Int32
 
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.files import write_atomic, write_json
 from octjepa.locks import LOCK
 from octjepa.parsing import read_object
+from octjepa.views.tokens import grid_coordinates
 
 INDEX = "tokens.json"
 VIEWS = ("vector", "untrained")
@@ -71,12 +72,6 @@ class PaddedTokens(NamedTuple):
     features: Float16[np.ndarray, "volumes k dim"]
     coordinates: Float[np.ndarray, "volumes k 3"]
     valid: Bool[np.ndarray, "volumes k"]
-
-
-def grid_coordinates(index: Int[np.ndarray, "*tokens"], grid: Sequence[int]) -> Float[np.ndarray, "*tokens 3"]:
-    """Centres (slice, depth, column) of the patches `index`, raster order, from -1 to 1 at the grid's faces, fp32."""
-    steps = np.stack(np.unravel_index(index, tuple(grid)), axis=-1)
-    return ((2 * steps + 1) / np.asarray(grid) - 1).astype(np.float32)
 
 
 @dataclass(frozen=True)

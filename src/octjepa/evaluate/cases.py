@@ -30,7 +30,7 @@ from octjepa.evaluate.subgroups import GROUP_COLUMNS, coverage_faults
 from octjepa.evaluate.targets import Target, join_labels, task_of
 from octjepa.metrics.findings import Fault, Findings
 from octjepa.metrics.scores import Predictions
-from octjepa.read.manifest import clean_person_id
+from octjepa.read.personal_data import clean_person_id
 
 LEVELS = ("volume", "eye", "person")
 RULES = {

@@ -21,8 +21,7 @@ from jaxtyping import Float
 
 from octjepa.errors import UsageError, did_you_mean
 from octjepa.read.identity import visit_pseudonym
-from octjepa.read.manifest import clean_person_id
-from octjepa.read.personal_data import names_nobody
+from octjepa.read.personal_data import clean_person_id, names_nobody
 from octjepa.tables import plain_cell
 
 PERSON_COLUMNS = ("person_id", "participant_id")

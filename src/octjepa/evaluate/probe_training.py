@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from octjepa import keys
+from octjepa.distributed.adamw import adamw
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.evaluate.calibration import ProbeFit, calibrated_predictions, class_weights, select_setting
@@ -28,7 +29,7 @@ from octjepa.evaluate.features import PROBES, TOKEN_PROBES, FeatureSpace, Select
 from octjepa.evaluate.networks import MLP, AttentiveProbe, TokenBatch, loss
 from octjepa.evaluate.targets import Target
 from octjepa.metrics.scores import Task
-from octjepa.train.learner import Learner, adamw
+from octjepa.train.learner import Learner
 from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervised
 
 EPOCHS = 60

@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from octjepa.distributed import xla
+from octjepa.distributed.runtime import recompute
 from octjepa.model.positions import RopeTables, rotate
 
 NORM_EPS = 1e-6
@@ -116,19 +115,6 @@ def initialise(module: nn.Module, output_depths: dict[nn.Linear, int]) -> None:
         linear.weight.data.div_((2.0 * depth) ** 0.5)
 
 
-def checkpoint_block(
-    block: nn.Module,
-    x: Float[Tensor, "b t w"],
-    tables: RopeTables | None,
-    paths: Float[Tensor, "2 b"] | None = None,
-    first: int = 0,
-) -> Float[Tensor, "b s w"]:
-    """`block(x, tables, paths, first)` with activation checkpointing: only `x` is kept, the rest is recomputed."""
-    if x.device.type != "xla":
-        return checkpoint(block, x, tables, paths, first, use_reentrant=False)
-    return xla.checkpoint(block, x, tables, paths, first)
-
-
 class Stack(nn.ModuleList):
     """A sequence of blocks.
 
@@ -167,7 +153,7 @@ class Stack(nn.ModuleList):
             paths = None if self.paths is None else self.paths[number - 1]
             start = first if number == len(self) else 0
             if self.recompute and torch.is_grad_enabled():
-                x = checkpoint_block(block, x, tables, paths, start)
+                x = recompute(block, x, tables, paths, start)
             else:
                 x = block(x, tables, paths, start)
             if number in depths:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from octjepa.read.devices import is_listed, parse_device, pick_device, stated_device
-from octjepa.read.manifest import ManifestRow, clean_person_id
+from octjepa.read.manifest import ManifestRow
 from octjepa.read.personal_data import (
+    clean_person_id,
     identifies_person,
     is_placeholder,
     pseudonym,

@@ -21,7 +21,7 @@ from pathlib import Path
 from posixpath import basename, dirname, join
 
 from octjepa.errors import UsageError
-from octjepa.read.personal_data import names_nobody
+from octjepa.read.personal_data import clean_person_id, names_nobody
 
 MANIFEST = "manifest.tsv"
 PERSON_COLUMNS = ("person_id", "participant_id", "patient_id", "subject_id")  # the first that is filled
@@ -147,12 +147,6 @@ def _parse_pair(text: str | None) -> tuple[float, float] | None:
     """ "[0.003872, 0.01206]" -> (0.003872, 0.01206); "Varies by frame" -> None."""
     found = re.findall(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?", text or "")
     return (float(found[0]), float(found[1])) if len(found) == 2 else None
-
-
-def clean_person_id(text: str) -> str:
-    """ "AIREADI-1001", " 1001 " and a spreadsheet's "1001.0" -> "1001"; other ids are kept as they are."""
-    text = re.sub(r"^AI-?READI[-_ ]*", "", text.strip(), flags=re.IGNORECASE)
-    return text[:-2] if re.fullmatch(r"\d+\.0", text) else text
 
 
 def _parse_table(text: str, name: str) -> list[dict[str, str]]:

@@ -283,6 +283,12 @@ def repeats_birth_date(uid: str, birth_date: str) -> bool:
     )
 
 
+def clean_person_id(text: str) -> str:
+    """ "AIREADI-1001", " 1001 " and a spreadsheet's "1001.0" -> "1001"; other ids are kept as they are."""
+    text = re.sub(r"^AI-?READI[-_ ]*", "", text.strip(), flags=re.IGNORECASE)
+    return text[:-2] if re.fullmatch(r"\d+\.0", text) else text
+
+
 def names_nobody(text: str) -> bool:
     """Whether a person id of a table stands for no id; unlike in a header, 0 is an id."""
     return text.strip().lower() in (_BLANK | _NO_ID) - {"0"}

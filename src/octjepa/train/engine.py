@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from octjepa.checkpoint.state import skips_on_device
+from octjepa.distributed.adamw import skips_on_device
 from octjepa.distributed.runtime import Runtime, full_tensor
 from octjepa.distributed.signals import StepFlags
 from octjepa.errors import OctjepaError

@@ -24,7 +24,6 @@ from octjepa.files import Journal
 from octjepa.model import VJEPA3D
 from octjepa.model.blocks import uncompiled
 from octjepa.objectives.base import Prediction, get_objective
-from octjepa.reasons import quarantine_record
 from octjepa.views.loader import Batch
 
 SKIPPED_IN_A_ROW = 5  # after so many skipped updates the run goes back
@@ -285,6 +284,8 @@ class UnreadableVolumes:
         self._known |= set(new)
         if runtime.rank == 0 and new:
             written = {entry.get("file") for entry in self._quarantine.read() if entry.get("stage") == "train"}
+            from octjepa.reasons import quarantine_record  # only a run with unreadable volumes needs it
+
             for name, reason in new.items():
                 _log.warning("volume %s cannot be read; another volume takes its position: %s", name, reason)
                 if name not in written:  # the run may have been killed between the quarantine and metrics.jsonl

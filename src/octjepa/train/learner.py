@@ -17,7 +17,6 @@ from octjepa.checkpoint.location import Location
 from octjepa.checkpoint.tensor_file import check_weights
 from octjepa.errors import CheckpointError, WrongCheckpointError
 from octjepa.train.guards import SKIPPED_IN_A_ROW, SpikeGuard
-from octjepa.train.optimizer import AdamW
 
 STATES = "checkpoints"  # the folder of the states that a training resumes from
 _BEST_FILE = "best.safetensors"
@@ -88,14 +87,6 @@ class Learner:
         starts = list(self._guards)
         start = starts[bisect_right(starts, update) - 1]
         return start, self._guards[start]
-
-
-def adamw(groups: Iterable[Any], device: torch.device, **settings: Any) -> torch.optim.AdamW:
-    """AdamW that can skip an update without waiting for an accelerator (`found_inf` of the fused one).
-
-    On a CPU, if nothing is waited for, it is the plain one: the fused one rounds otherwise.
-    """
-    return AdamW(groups, fused=device.type not in ("cpu", "xla"), **settings)
 
 
 def network_blocks(network: nn.Module) -> list[nn.Module]:

@@ -12,41 +12,17 @@ is stated as a share of the run (`objective.ema_horizon`), so that a run of any 
 from __future__ import annotations
 
 import math
-from inspect import unwrap
 from itertools import pairwise
-from typing import Any
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from octjepa.distributed import xla
+from octjepa.distributed.adamw import fused_adamw
 from octjepa.distributed.runtime import local_tensor
 from octjepa.recipe import ObjectiveRecipe, TrainRecipe
 
 _MOST_POINTS = 100_000  # updates at which a plan evaluates a schedule; a run of 100 million would take a minute
-
-
-class AdamW(torch.optim.AdamW):
-    """torch's AdamW without the import of torch's compiler.
-
-    torch wraps the methods of its optimizers for `torch.compile`, and the first call of one imports `torch._dynamo`: 5
-    CPU seconds, as much as importing torch and octjepa (torch 2.13, measured 2026-11-27). octjepa compiles no
-    optimizer, so this class calls the unwrapped methods. They compute the same values as torch's own, bit for bit.
-    """
-
-    add_param_group = unwrap(torch.optim.AdamW.add_param_group)
-    zero_grad = unwrap(torch.optim.AdamW.zero_grad)
-    state_dict = unwrap(torch.optim.AdamW.state_dict)
-    load_state_dict = unwrap(torch.optim.AdamW.load_state_dict)
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """As `torch.optim.AdamW.step`."""
-        return _step(self, closure)
-
-
-_step = unwrap(torch.optim.AdamW.step)
 
 
 def build_optimizer(model: nn.Module, train: TrainRecipe) -> torch.optim.AdamW:
@@ -56,9 +32,7 @@ def build_optimizer(model: nn.Module, train: TrainRecipe) -> torch.optim.AdamW:
         {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": train.weight_decay},
         {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
     ]
-    if trainable[0].device.type == "xla":
-        return xla.adamw(groups, train.base_lr, train.betas)
-    return AdamW(groups, lr=train.base_lr, betas=train.betas, fused=True)
+    return fused_adamw(groups, trainable[0].device, train.base_lr, train.betas)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from octjepa.distributed.precision import choose_precision, with_precision
-from octjepa.distributed.runtime import Runtime
+from octjepa.distributed.runtime import Runtime, check_compiler
 from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D
 from octjepa.objectives.loss import training_loss
@@ -39,7 +39,6 @@ from octjepa.train.optimizer import (
     update_target,
     warmup_updates,
 )
-from octjepa.train.setup import check_compiler
 from octjepa.train.step import accumulate, micro_batch_too_large
 from octjepa.views.loader import TrainingDataset, collate
 
@@ -177,7 +176,7 @@ class StorageCounter(TorchDispatchMode):
 
 
 def peak_bytes(recipe: Recipe, micro: int, share: int | None = None) -> int:
-    """The most memory of one device that takes `micro` volumes at once, over two updates: the first makes the moments.
+    """The most memory that one device needs for an update of `micro` volumes at once; its optimizer has moments.
 
     `share` is what the device takes of the global batch, by default one micro-batch. Of several, sums of gradients wait
     to be added in pairs; and on the CPU, the views of all of them are in the same memory.
@@ -197,22 +196,24 @@ def peak_bytes(recipe: Recipe, micro: int, share: int | None = None) -> int:
     with FakeTensorMode(allow_non_fake_inputs=True), StorageCounter() as storages:
         model = model.to_empty(device="cpu")
         optimizer = build_optimizer(model, recipe.train)
-        for update in range(2):
-            pending = [[torch.empty_like(p) for p in model.parameters() if p.requires_grad] for _ in range(sums)]
-            batch = torch.empty(views, tokens, voxels), torch.empty(views, tokens, voxels)
-            context_view, target_view = batch[0][:micro], batch[1][:micro]
-            positions = torch.empty(micro, tokens, 3)
-            index = torch.empty(micro * recipe.masks.per_target, tokens, dtype=torch.int64)
-            context, target = index[:, :context_count], index[:, context_count : context_count + target_count]
-            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-                prediction = model.predict(context_view, target_view, positions, context, target)
-            loss, _ = training_loss(recipe.objective, prediction, positions, context, target, recipe.grid, update)
-            loss.backward()
-            del prediction, loss, pending
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            update_target(model.target_encoder, model.context_encoder, 0.99)
-            optimizer.zero_grad(set_to_none=True)
+        for parameter in model.parameters():
+            parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
+        optimizer.step()  # the first step makes the moments
+        optimizer.zero_grad(set_to_none=True)
+        pending = [[torch.empty_like(p) for p in model.parameters() if p.requires_grad] for _ in range(sums)]
+        batch = torch.empty(views, tokens, voxels), torch.empty(views, tokens, voxels)
+        context_view, target_view = batch[0][:micro], batch[1][:micro]
+        positions = torch.empty(micro, tokens, 3)
+        index = torch.empty(micro * recipe.masks.per_target, tokens, dtype=torch.int64)
+        context, target = index[:, :context_count], index[:, context_count : context_count + target_count]
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            prediction = model.predict(context_view, target_view, positions, context, target)
+        loss, _ = training_loss(recipe.objective, prediction, positions, context, target, recipe.grid, update=1)
+        loss.backward()
+        del prediction, loss, pending
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        update_target(model.target_encoder, model.context_encoder, 0.99)
     return storages.peak
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ import torch
 
 from octjepa.checkpoint.location import Location, parse_location
 from octjepa.distributed.precision import agree_on_precision, with_precision
-from octjepa.distributed.runtime import Runtime, distributed_context
+from octjepa.distributed.runtime import Runtime, check_compiler, distributed_context
 from octjepa.errors import UsageError
 from octjepa.locks import writer_lock
 from octjepa.model import VJEPA3D
@@ -32,7 +30,6 @@ from octjepa.train.machine import (
     choose_for_machine,
     compiles,
     describe_choices,
-    loader_workers,
     print_choices,
 )
 from octjepa.train.optimizer import build_optimizer, lr_curve, total_updates
@@ -86,7 +83,7 @@ class Run:
     @property
     def loader_workers(self) -> int:
         """Processes that make samples."""
-        return loader_workers(self.recipe, self.runtime.device)
+        return int(self.choices["loader_workers"].value)
 
     def batches_from(self, update: int) -> Iterator[Batch]:
         """This rank's share of every batch from `update` on."""
@@ -240,17 +237,4 @@ def check_same_run(runtime: Runtime, recipe: Recipe, data: str) -> None:
         raise UsageError(
             f"the processes do not run the same: rank 0 has {versions[0]}, rank {other} {versions[other]}. Bring one "
             "commit, environment (scripts/launch/tpu deploy does both), recipe and store to all hosts, then start again"
-        )
-
-
-def check_compiler(device: torch.device) -> None:
-    """Raises UsageError where `machine.compile` needs a compiler that is not installed, or is of no use."""
-    if device.type == "xla":
-        raise UsageError("machine.compile=true is unused on XLA, which compiles everything: set machine.compile=false")
-    compiler = os.environ.get("CXX")
-    names = [compiler] if compiler else ["g++", "clang++"]
-    if device.type == "cpu" and not any(map(shutil.which, names)):
-        raise UsageError(
-            f"machine.compile=true needs a C++ compiler on a CPU, and {' and '.join(names)} are not to be found: "
-            "install one (Debian: apt install g++), name it in CXX, or set machine.compile=false"
         )

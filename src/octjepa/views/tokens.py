@@ -7,6 +7,7 @@ holds tissue (`select_tissue`), whatever training drew.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -140,3 +141,9 @@ def regions_at(steps: Any, grid: tuple[int, int, int]) -> Any:
     """
     z, x = (abs((2 * steps[..., axis] + 1) / grid[axis] - 1) for axis in (0, 2))  # 0 in the middle, 1 at the edge
     return 2 * (steps[..., 1] * _BANDS // grid[1]) + ((z >= 0.5) | (x >= 0.5))
+
+
+def grid_coordinates(index: Int[np.ndarray, "*tokens"], grid: Sequence[int]) -> Float[np.ndarray, "*tokens 3"]:
+    """Centres (slice, depth, column) of the patches `index`, raster order, from -1 to 1 at the grid's faces, fp32."""
+    steps = np.stack(np.unravel_index(index, tuple(grid)), axis=-1)
+    return ((2 * steps + 1) / np.asarray(grid) - 1).astype(np.float32)

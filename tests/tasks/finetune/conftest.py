@@ -39,7 +39,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tune(planted: PlantedStore, source: Path) -> Callable[..., dict[str, Any]]:
-    """tune(out, *overrides, target=..., ...) -> the results."""
+    """tune(out, *overrides, target=..., ...) -> the results.
+
+    The embeddings of the encoder before tuning are made once and shared, except by a tuning that is resumed or that has
+    another encoder or store.
+    """
 
     def run(
         out: Path, *overrides: str, target: str | tuple[str, ...] = "mark", name: str = "finetune", **more: Any
@@ -53,6 +57,8 @@ def tune(planted: PlantedStore, source: Path) -> Callable[..., dict[str, Any]]:
             "targets": (target,) if isinstance(target, str) else target,
             **more,
         }
+        if not resume and not more.keys() & {"checkpoint", "store"}:
+            given["frozen"] = source / "frozen.parquet"
         return finetune_store(quick(*overrides, name=name), FinetuneInputs(**given), out, resume)
 
     return run

@@ -13,7 +13,6 @@ import torch
 from command_line import call
 from octjepa.embed.embedding import embed_store
 from octjepa.embed.table import read_embeddings
-from octjepa.embed.token_folder import grid_coordinates
 from octjepa.encoders import load_encoder
 from octjepa.encoders.external import is_external, load_external
 from octjepa.errors import CheckpointError, ContractError, OctjepaError, WrongCheckpointError
@@ -26,7 +25,7 @@ from octjepa.tasks.finetune.predict import load_tuned
 from octjepa.tasks.finetune.recipe import load_recipe
 from octjepa.views.loader import LoadedSample
 from octjepa.views.sample import make_sample, make_view
-from octjepa.views.tokens import extract_patches
+from octjepa.views.tokens import extract_patches, grid_coordinates
 from planted import RECIPE, PlantedStore
 from synthetic import small_recipe
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from octjepa.config import to_yaml
-from octjepa.embed.token_folder import grid_coordinates
 from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.errors import RecipeError
 from octjepa.evaluate import networks
@@ -21,6 +20,7 @@ from octjepa.tasks.finetune.network import TunedNetwork, draw_paths, each_loss
 from octjepa.tasks.finetune.recipe import RECIPES, FinetuneRecipe, load_recipe
 from octjepa.tasks.finetune.training import set_rates
 from octjepa.tasks.finetune.tuning_data import prepare_tuning_data
+from octjepa.views.tokens import grid_coordinates
 from planted import write_labels
 from synthetic import small_recipe
 

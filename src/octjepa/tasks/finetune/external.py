@@ -18,7 +18,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from octjepa.checkpoint.weights import Which
-from octjepa.embed.token_folder import grid_coordinates
 from octjepa.encoders import PretrainedEncoder
 from octjepa.encoders.external import ExternalEncoder
 from octjepa.encoders.external.prepared import PATTERNS, PreparedExternal
@@ -29,6 +28,7 @@ from octjepa.recipe import DataRecipe, Preprocessing, Recipe, TokenRecipe, Train
 from octjepa.tasks.finetune.network import TunableEncoder, TunedNetwork
 from octjepa.views.loader import LoadedSample
 from octjepa.views.sample import make_view
+from octjepa.views.tokens import grid_coordinates
 
 
 class TunableExternal(PreparedExternal):

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from octjepa import keys
 from octjepa.checkpoint.weights import Which
-from octjepa.embed.token_folder import grid_coordinates
 from octjepa.encoders.base import FrozenEncoder
 from octjepa.encoders.pooling import TokenFeatures
 from octjepa.evaluate.networks import WIDTH, AttentivePooling, Outputs, TokenBatch
@@ -29,6 +28,7 @@ from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.train.learner import layer_decay_groups, network_blocks, parameters_by_level
 from octjepa.views.loader import collate
 from octjepa.views.sample import make_sample, token_positions
+from octjepa.views.tokens import grid_coordinates
 from octjepa.volume import CanonicalVolume
 
 TUNED_POOL = "mean_std_max+attention"

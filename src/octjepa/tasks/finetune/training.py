@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from octjepa.checkpoint.folder import list_checkpoints
+from octjepa.distributed.adamw import adamw
 from octjepa.distributed.runtime import Runtime
 from octjepa.recipe import TrainRecipe
 from octjepa.store import Store
@@ -22,7 +23,7 @@ from octjepa.tasks.finetune.network import TunedNetwork, draw_paths, each_loss
 from octjepa.tasks.finetune.predict import predict_split, standardise, validation_loss
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.tasks.finetune.tuning_data import TuningData
-from octjepa.train.learner import STATES, Learner, adamw
+from octjepa.train.learner import STATES, Learner
 from octjepa.train.optimizer import learning_rate
 from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervised
 from octjepa.views.loader import Batch, TrainingDataset, training_batches

@@ -21,6 +21,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from octjepa import keys
+from octjepa.distributed.adamw import adamw
 from octjepa.distributed.runtime import Runtime
 from octjepa.encoders import PretrainedEncoder
 from octjepa.errors import UsageError, install_command
@@ -38,7 +39,7 @@ from octjepa.tasks.segment.windows import (
     window,
     window_slices,
 )
-from octjepa.train.learner import Learner, adamw, layer_decay_groups
+from octjepa.train.learner import Learner, layer_decay_groups
 from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervised
 from octjepa.views.geometry import sample_transform
 from octjepa.views.intensity import sample_augmentation

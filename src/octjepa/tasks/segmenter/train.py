@@ -29,6 +29,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
+from octjepa.distributed.adamw import adamw
 from octjepa.distributed.runtime import Runtime
 from octjepa.distributed.signals import stop_request
 from octjepa.errors import OctjepaError
@@ -41,7 +42,7 @@ from octjepa.tasks.segmenter.scene_pool import ScenePool
 from octjepa.tasks.segmenter.validation import validate, validation_batches
 from octjepa.train.engine import LateMetrics, MicroLoss, accumulate_gradients, take_step
 from octjepa.train.guards import SKIPPED_IN_A_ROW
-from octjepa.train.learner import Learner, adamw
+from octjepa.train.learner import Learner
 from octjepa.train.optimizer import set_learning_rate
 
 _SLICES: Final = 6  # B-scans of a scene

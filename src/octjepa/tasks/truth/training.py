@@ -22,6 +22,7 @@ from sklearn.metrics import average_precision_score
 from torch import Tensor
 from torch.nn import functional
 
+from octjepa.distributed.adamw import adamw
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError
 from octjepa.keys import generator
@@ -40,7 +41,7 @@ from octjepa.tasks.truth.network import (
     truth_losses,
 )
 from octjepa.tasks.truth.volumes import LabelledVolume, draw_volume
-from octjepa.train.learner import Learner, adamw
+from octjepa.train.learner import Learner
 from octjepa.train.optimizer import learning_rate, set_learning_rate
 from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervised
 from octjepa.views import geometry, intensity, tokens
