@@ -26,6 +26,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 from torch.nn import functional
 
+from octjepa.distributed.adamw import adamw
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.keys import key
@@ -44,7 +45,7 @@ from octjepa.tasks.segmenter.inference import (
     with_statistics,
     without_fill,
 )
-from octjepa.train.learner import Learner, adamw
+from octjepa.train.learner import Learner
 from octjepa.train.optimizer import set_learning_rate
 from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervised
 from octjepa.volume import OCTVolume
