@@ -5,7 +5,7 @@
 PY := .venv/bin/python
 WORKERS ?= 2
 # Files stay whole, and the longest begin first (tests/conftest.py).
-SPREAD := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # One thread a process: the tests run in WORKERS processes, and a fixed count keeps sums the same to the bit.
 test test-all check docs: export OMP_NUM_THREADS := 1
 # Rewritten tests and shape-checked modules are kept, also where the environment keeps no bytecode: half of the start.

@@ -27,7 +27,7 @@ def seconds_by_test(report: Path) -> dict[tuple[str, str], float]:
     seconds: dict[tuple[str, str], float] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         file = case.get("classname", "").replace(".", "/") + ".py"
-        name = case.get("name", "").partition("[")[0].partition("@")[0]  # "@": the worker's group of tests
+        name = case.get("name", "").partition("[")[0]
         seconds[file, name] = seconds.get((file, name), 0.0) + float(case.get("time", "0"))
     return seconds
 

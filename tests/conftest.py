@@ -64,14 +64,27 @@ FIRST = (
 )  # fmt: skip
 
 
-def scheduling_group(item: pytest.Item) -> str:
+def scheduling_group(nodeid: str) -> str:
     """The folder or file whose tests one worker runs: a file, or a folder of `TOGETHER`."""
-    file = item.path.relative_to(ROOT).as_posix()
+    file = nodeid.partition("::")[0]
     return next((folder for folder in TOGETHER if file.startswith(f"{folder}/")), file)
 
 
-def _place_in_queue(group: str) -> int:
-    return next((place for place, name in enumerate(FIRST) if f"{group}/".startswith(f"{name}/")), len(FIRST))
+def _place_in_queue(nodeid: str) -> int:
+    group = f"{scheduling_group(nodeid)}/"
+    return next((place for place, name in enumerate(FIRST) if group.startswith(f"{name}/")), len(FIRST))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadfile` with `scheduling_group` in place of the file."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class GroupScheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scheduling_group(nodeid)
+
+    return GroupScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
@@ -81,9 +94,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "line" in getattr(item, "fixturenames", ()):  # a cohort through every verb: whoever is first pays for it
             item.add_marker(pytest.mark.slow)
     if "PYTEST_XDIST_WORKER" in os.environ:
-        for item in items:
-            item.add_marker(pytest.mark.xdist_group(scheduling_group(item)))
-        items.sort(key=lambda item: _place_in_queue(scheduling_group(item)))
+        items.sort(key=lambda item: _place_in_queue(item.nodeid))
     if TEST_DEVICE != "cpu":
         for item in items:
             if item.get_closest_marker("cpu"):
