@@ -72,7 +72,7 @@ REASONS: dict[str, Reason] = {
     ),
     "images_beside_scan": Reason(
         "numbered images next to a scan of another format; they are not read",
-        "none if they are pictures of that scan; a scan of their own needs a folder of its own",
+        "none if they are pictures of that scan; put another scan into a separate folder",
         lost=False,
     ),
     "not_b_scans": Reason("its frames are en face slices, not B-scans", "export the B-scans"),

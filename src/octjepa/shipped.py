@@ -1,4 +1,4 @@
-"""What comes with the package in addition to its code: encoders by name, and the files of the repository that a wheel
+"""Data that comes with the package: encoders by name, and the files of the repository that a wheel
 holds.
 """
 

@@ -41,7 +41,7 @@ def test_a_copy_is_the_same_recipe(tmp_path: Path) -> None:
         (("copy", "tiny_cpu", tmp_path / "mine.yaml"), "exists: name a new file"),
         (("copy", "tiny_cpu", tmp_path / "mine"), "does not end in .yaml"),
         (("copy", "tiny_cpu", tmp_path / "absent" / "mine.yaml"), "cannot be written"),
-        (("show", "tiny"), "no recipe 'tiny': choose one of fine_cpu"),
+        (("show", "tiny"), "no recipe 'tiny': choose one of eight_gpus, fine_cpu"),
     ):
         refused = call("recipes", *words)
         assert refused.code == 2

@@ -74,7 +74,7 @@ def test_a_student_that_a_recipe_exports_stays_the_student(tmp_path):
     exported = load_encoder(tmp_path / "out")
     assert exported.which == "student"
     assert torch.equal(student.encoder.embed.weight, exported.encoder.embed.weight)
-    with pytest.raises(WrongCheckpointError, match="one encoder alone, and not the target"):
+    with pytest.raises(WrongCheckpointError, match="only one encoder, and not the target"):
         load_encoder(tmp_path / "out", "target")
     assert small_recipe(objective={"name": "mae"}).exported_encoder == "student"
     assert small_recipe().exported_encoder == "target"

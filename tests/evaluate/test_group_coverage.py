@@ -51,7 +51,7 @@ def test_a_device_on_one_side_of_the_split_is_named(cohort: Cohort, run_probe: C
     faults = {fault["what"]: fault["kind"] for fault in run_probe(frame, labels).faults}
     assert faults == {
         "lesion0: device cirrus is tested and has nothing to train on": "one_sided_group",
-        "lesion0: device spectralis is trained on and never tested: the figures do not describe it": "one_sided_group",
+        "lesion0: device spectralis is trained on and never tested: the metrics do not describe it": "one_sided_group",
     }
 
 

@@ -275,7 +275,7 @@ def test_a_rare_lesion_counts_the_resamples_without_it(cohort: Cohort, saved: Sa
         ({"pools": ["layers"]}, "no pooling 'layers' in this table: it holds mean, mean_std_max"),
         ({"label_smoothing": 1.0}, "label smoothing is 1.0"),
         ({"bootstrap": 0}, "at least 1 resample"),
-        ({"label_smoothing": 0.1}, "smoothed for mlp and attentive alone"),
+        ({"label_smoothing": 0.1}, "only smoothed for mlp and attentive"),
         ({"visit_order": {"v1": 0.0}, "level": "eye"}, "add --several first_visit"),
         ({"several": "scores"}, "add --level eye or person"),
     ],

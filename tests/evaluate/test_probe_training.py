@@ -252,7 +252,7 @@ def test_test_features_and_labels_reach_no_fit(
 def test_a_token_folder_that_is_none_or_damaged_is_reported(tmp_path: Path) -> None:
     from octjepa.errors import OctjepaError, UsageError
 
-    with pytest.raises(UsageError, match="no folder of tokens"):
+    with pytest.raises(UsageError, match="not a folder of tokens"):
         TokenFolder.open(tmp_path)
     about = {"encoder": "e", "weights": "w", "contract": "c", "dim": 4, "grid": [1, 1, 3]}
     part = token_part(np.zeros((2, 3, 4)), np.zeros((2, 3, 4)), np.zeros((2, 3)))

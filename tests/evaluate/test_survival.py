@@ -129,7 +129,7 @@ def test_a_planted_risk_is_found_and_the_baselines_stand_beside_it(
     [
         ({"task": "survival"}, "needs both"),
         ({"event": "converted"}, "needs both"),
-        ({"task": "survival", "event": "converted", "probes": ["knn"]}, "the linear probe alone"),
+        ({"task": "survival", "event": "converted", "probes": ["knn"]}, "only the linear probe takes survival"),
         ({"task": "survival", "event": "years", "probes": ["linear"]}, "an event is 1"),
     ],
 )

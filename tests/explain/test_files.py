@@ -176,5 +176,5 @@ def test_a_fine_tuning_is_mapped_with_the_attention_of_its_head(
     ]  # fmt: skip
     attention = np.nan_to_num(read_nifti_volume(paths[3]).values)
     assert attention.max() >= 1 > attention[attention > 0].min()
-    with pytest.raises(UsageError, match="has an attention of its own"):
+    with pytest.raises(UsageError, match="has its attention"):
         write_saliency(read_contents(tuning), tmp_path / "maps", tmp_path / "attention.parquet")

@@ -63,7 +63,7 @@ def test_the_page_has_the_comparison_only_where_it_was_wanted(made: Path, other:
     assert "train.max_updates" in out.read_text()
     write_report(tmp_path / "alone", out)
     assert "Comparison of runs" not in out.read_text()
-    with pytest.raises(UsageError, match="no pretraining run"):
+    with pytest.raises(UsageError, match="not a pretraining run"):
         write_report(tmp_path / "alone", out, compare=[made / "store"])
     with pytest.raises(UsageError, match="nothing to --compare"):
         write_report(made / "store", out, compare=[other])

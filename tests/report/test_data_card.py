@@ -66,7 +66,7 @@ def test_an_unsearched_store_is_not_reported_as_clean(tmp_path: Path) -> None:
     rows = [index_entry(number, split="train") for number in range(4)]
     assert "Near-duplicates were not searched for" in data_card(store_of(tmp_path / "one", rows), "one")
     rows = [index_entry(number, enface_hash="00ff" * 8) for number in range(4)]
-    assert "Nobody has a split yet." in data_card(store_of(tmp_path / "two", rows), "two")
+    assert "No person has a split yet." in data_card(store_of(tmp_path / "two", rows), "two")
     for row in rows:
         del row["personal"]
     assert "Not recorded: this store is older" in data_card(store_of(tmp_path / "three", rows), "three")
@@ -105,7 +105,7 @@ def test_it_is_written_beside_the_page_or_nothing_is(demo: Path, tmp_path: Path)
     write_report(demo, tmp_path / "page.html", tmp_path / "card.md")
     assert (tmp_path / "card.md").read_text(encoding="utf-8").startswith("# Data card: ")
     assert "| the run's" not in (tmp_path / "card.md").read_text(encoding="utf-8")  # this run.json has no flow
-    with pytest.raises(UsageError, match="give each a file of its own"):
+    with pytest.raises(UsageError, match="give each a separate file"):
         write_report(demo, tmp_path / "page.html", tmp_path / "page.html")
     with pytest.raises(UsageError, match="is a folder: give --card"):
         write_report(demo, tmp_path / "other.html", tmp_path)

@@ -72,7 +72,7 @@ def test_without_held_out_people_it_runs_and_reports_what_it_validated_on(tmp_pa
     recipe = recipe_of(2)
     summary = pretrain(recipe, MemoryStore(recipe.preprocessing, train=12, val=0), tmp_path / "run")
     assert summary["validated_on"] == "train_fixed"
-    assert "nobody of split val" in caplog.text
+    assert "no validation people" in caplog.text
     lines = read_json_lines(tmp_path / "run" / "metrics.jsonl")
     assert any("train_fixed/loss" in line for line in lines)
     assert not any("val/loss" in line for line in lines)

@@ -20,7 +20,7 @@ def test_pjrt_device_reports_whether(platform: str, requested: bool, monkeypatch
 
 def test_another_platform_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PJRT_DEVICE", "CUDA")
-    with pytest.raises(UsageError, match="PJRT_DEVICE=CUDA: octjepa uses torch_xla for TPU or CPU alone"):
+    with pytest.raises(UsageError, match="PJRT_DEVICE=CUDA: octjepa uses torch_xla only for TPU or CPU"):
         xla.is_requested()
 
 

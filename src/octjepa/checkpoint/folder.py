@@ -133,7 +133,8 @@ def read_tensors(folder: Location, name: str) -> dict[str, Tensor]:
     with local_file(folder, name) as path:
         if _sha256(path) != expected["sha256"]:
             raise CheckpointError(
-                f"{folder}/{name} is damaged: its checksum is not the manifest's. Remove {location_name(folder)} to go "
+                f"{folder}/{name} is damaged: its checksum is not the manifest's. Remove {location_name(folder)} to "
+                "continue "
                 "on from an earlier one."
             )
         return read_safetensors(path, f"{folder}/{name}")[0]

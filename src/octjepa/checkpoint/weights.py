@@ -76,7 +76,7 @@ def read_weights(path: str | Path, which: Which | None = None) -> EncoderWeights
     prefix = PREFIXES[which]
     tensors = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
     if not tensors and any(key.startswith(tuple(PREFIXES.values())) for key in weights):
-        raise WrongCheckpointError(f"{path} holds one encoder alone, and not the {which}")
+        raise WrongCheckpointError(f"{path} holds only one encoder, and not the {which}")
     encoder = VJEPA3D.from_recipe(recipe).target_encoder
     _load_weights(encoder, tensors, path)
     return EncoderWeights(encoder, recipe, recipe.name if named is None else named.name, frozenset(trained_on), which)

@@ -39,7 +39,7 @@ def phantom(
         Literal["small", "dense", "full"],
         typer.Option(
             "--size",
-            help="small: quick to draw; dense: twice as many B-scans; full: the scan sizes of the instruments.",
+            help="small: quick to draw. dense: twice as many B-scans. full: the scan sizes of the instruments.",
         ),
     ] = "small",
     broken: Annotated[int, typer.Option("--broken", min=0, help="Number of broken files to add.")] = 0,

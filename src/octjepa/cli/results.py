@@ -22,7 +22,7 @@ POOLS = "mean, mean_std_max, mean_std_max_min, tissue_mean, layers, zones, zones
 def embed(
     checkpoint: Annotated[
         str,
-        typer.Argument(help="A run, step-* folder, weights file or URL; NAME:PATH of another encoder; or biomarkers."),
+        typer.Argument(help="A run, step-* folder, weights file or URL, NAME:PATH of another encoder, or biomarkers."),
     ],
     store: StorePath,
     out: Annotated[Path, typer.Option("--out", help="The parquet file to write.")],
@@ -30,7 +30,7 @@ def embed(
         list[str] | None, typer.Option("--scans", help="For biomarkers: the folder that was ingested; repeatable.")
     ] = None,
     pool: Annotated[
-        list[str] | None, typer.Option("--pool", help=f"{POOLS}; default: mean_std_max and zones_whitened; repeatable.")
+        list[str] | None, typer.Option("--pool", help=f"{POOLS}. Default: mean_std_max and zones_whitened. Repeatable.")
     ] = None,
     tokens: Annotated[Path | None, typer.Option("--tokens", help="Folder for the features of every token.")] = None,
     per_bscan: Annotated[
@@ -130,7 +130,7 @@ def probe(
     ] = None,
     pool: Annotated[
         list[str] | None,
-        typer.Option("--pool", help=f"{POOLS}; repeatable; default: all in the tables."),
+        typer.Option("--pool", help=f"{POOLS}. Repeatable. Default: all in the tables."),
     ] = None,
     level: Level = "volume",
     several: Annotated[

@@ -154,7 +154,7 @@ def export(
     checkpoint: Annotated[str, typer.Argument(help="A run, step-* folder, weights file or URL.")],
     form: Annotated[
         Literal["safetensors", "hf", "onnx"],
-        typer.Option("--format", help="safetensors: for octjepa; hf: for transformers; onnx: for other runtimes."),
+        typer.Option("--format", help="safetensors: for octjepa. hf: for transformers. onnx: for other runtimes."),
     ],
     out: Annotated[Path, typer.Option("--out", help="A new folder.")],
     licence: Annotated[str | None, typer.Option("--licence", help="Licence for the model card: apache-2.0.")] = None,

@@ -39,7 +39,7 @@ def finetune(
     out: Annotated[Path, typer.Option("--out", help="A new folder for the tuned encoder and its results.")],
     overrides: Overrides = None,
     target: Annotated[
-        list[str] | None, typer.Option("--target", help="A label column; repeatable; default: the recipe's.")
+        list[str] | None, typer.Option("--target", help="A label column. Repeatable. Default: the recipe's.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
     labelled: Labelled = None,
@@ -180,7 +180,7 @@ def segment(
         typer.Option("--baseline/--no-baseline", help="With adapt: also train from random weights, to compare."),
     ] = True,
     classes: Annotated[
-        str | None, typer.Option("--classes", help="With a recipe: comma-separated; default: all named ones.")
+        str | None, typer.Option("--classes", help="With a recipe: comma-separated; default: all named classes.")
     ] = None,
     scan: Annotated[list[Path] | None, typer.Option("--scan", help="A scan to apply a head to; repeatable.")] = None,
     form: Annotated[
@@ -222,7 +222,7 @@ def segment(
         _segment_scans(scans, out, forms, spacing, max_lost, as_json, model)
         return
     if model is not None:
-        raise UsageError("--model is for scans: a head and a recipe have networks of their own")
+        raise UsageError("--model is for scans: a head and a recipe bring their networks")
     if spacing is not None:
         raise UsageError(
             "--spacing is for scans; a recipe takes the spacing of its --store, and a head that of each file"

@@ -1,1 +1,1 @@
-"""Who trains and who tests: selection of volumes, splits by person, leak checks, and the flow table."""
+"""People who train and people who test: selection of volumes, splits by person, leak checks, and the flow table."""

@@ -32,7 +32,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Stage:
-    """What is left after one step of a selection and what the step took out; `why` states its rule."""
+    """The volumes left after one step of a selection and what the step took out; `why` states its rule."""
 
     name: str
     why: str
@@ -91,7 +91,7 @@ class CohortFlow:
 
 
 def _keys(entries: pd.DataFrame) -> pd.DataFrame:
-    """What is counted, an entry a line: the person, the eye (a number) and the file of each volume."""
+    """The counted entries, one per line: the person, the eye (a number) and the file of each volume."""
     key = text_column(entries["file_key"])
     files = key.where(key != "", entries["volume_id"])
     eyes = entries.groupby(["person_id", "eye"], dropna=False).ngroup()

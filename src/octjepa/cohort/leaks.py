@@ -1,4 +1,4 @@
-"""Who or what is in two splits, or in both pretraining and evaluation.
+"""People and scans that are in two splits, or in both pretraining and evaluation.
 
 A leak is a person, a content, a SOP instance UID or an en face image (near-duplicates) that both sides hold. Leaks are
 reported by kind and volume id; person ids, hashes and UIDs are compared here and never reported.
@@ -41,7 +41,7 @@ def find_leaks(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """What an encoder was trained on: volume ids, the index entries of those that are still in their store, UIDs.
+    """The training data of an encoder: volume ids, the index entries of those that are still in their store, UIDs.
 
     The UIDs as `uid_key`, where weights record them.
     """
@@ -52,7 +52,8 @@ class TrainingSet:
 
 
 def pretraining_overlap(table: pd.DataFrame, trained: TrainingSet) -> dict[str, Any]:
-    """What a store's index shares with `trained`: {train, val, test, pretrained_on, compared_by, seen, leaks}.
+    """The entries that a store's index shares with `trained`: {train, val, test, pretrained_on, compared_by, seen,
+    leaks}.
 
     train, val, test: people of `table`; seen: {split: {people, volumes}} of which the pretraining had anything; leaks:
     [{kind, split, volumes}] of val and test, volumes being those of `table`. Without the entries of the pretraining

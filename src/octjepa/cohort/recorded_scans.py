@@ -1,4 +1,4 @@
-"""What weights record of the scans that they learned from: content ids, and hashes of SOP instance UIDs.
+"""The record that weights keep of the scans that they learned from: content ids, and hashes of SOP instance UIDs.
 
 Hashes alone, so that weights name no scan to who does not hold it.
 """

@@ -1,4 +1,4 @@
-"""Which volumes of a store a recipe takes, and the flow that says how many each criterion left out.
+"""The volumes of a store that a recipe takes, and the flow that says how many each criterion left out.
 
 Plan, training and validation use the same function. Criteria apply in the order of the recipe's data section; the
 random sample of `max_samples` is a function of the seed and the ids, not of the order of files.

@@ -45,7 +45,8 @@ def split_recommended(store: Store) -> dict[str, str]:
     if without:
         raise UsageError(
             f"{without} of {len(people)} people have no recommended_split in participants.tsv: add --assign-rest to "
-            "keep the recommendations and assign the others, as ingest does, or use --by stratified to assign everybody"
+            "keep the recommendations and assign the others, as ingest does, or use --by stratified to assign all "
+            "people"
         )
     return recommended
 
@@ -187,7 +188,7 @@ def apply_split(
     """
     if by == "stratified":
         if assign_rest:
-            raise UsageError("--assign-rest is unused by --by stratified, which assigns everybody: drop it")
+            raise UsageError("--assign-rest is unused by --by stratified, which assigns all people: drop it")
         splits = split_stratified(store, seed, shares, labels=labels)
     elif by == "recommended":
         if not assign_rest and (labels is not None or shares != SHARES):

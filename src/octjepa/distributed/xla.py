@@ -31,7 +31,7 @@ def is_requested() -> bool:
     platform = os.environ.get("PJRT_DEVICE", "")
     if platform and platform not in _PLATFORMS:
         raise UsageError(
-            f"PJRT_DEVICE={platform}: octjepa uses torch_xla for {' or '.join(_PLATFORMS)} alone. Unset it elsewhere"
+            f"PJRT_DEVICE={platform}: octjepa uses torch_xla only for {' or '.join(_PLATFORMS)}. Unset it elsewhere"
         )
     return bool(platform)
 

@@ -48,7 +48,7 @@ _GRADIENT = "a finite gradient norm above 0 after one forward and backward pass"
 @register("devices", _GRADIENT)
 def device_checks(setup: Setup) -> Iterator[Check]:
     """One forward and one backward pass of the small model on every device, in both precisions."""
-    alone = "run octjepa doctor again with this device alone visible; if it fails again, check its driver and torch"
+    alone = "run octjepa doctor again with only this device visible; if it fails again, check its driver and torch"
     fp32 = "train there with train.precision=fp32"
     requested = None if setup.recipe is None else setup.recipe.train.precision
     for device in every_device():

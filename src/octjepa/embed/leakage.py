@@ -88,7 +88,7 @@ def _store_of(source: Path) -> Any:
             try:
                 location = named_by(folder, about.name, str(read_object(about)["store"]))
             except OutsideError as error:
-                _log.warning("%s. Scans are compared by content and UID alone", error)
+                _log.warning("%s. Scans are compared only by content and UID", error)
                 return None
             except (OSError, ValueError, KeyError, TypeError):
                 return None

@@ -1,4 +1,4 @@
-"""What an encoder of volumes is to the rest of octjepa, whoever made it.
+"""The protocol of an encoder of volumes, whoever made it.
 
 `FrozenEncoder` is the protocol that embedding, evaluation and the tasks use. `EncoderBase` implements what all encoders
 share; ours (`pretrained`) and those of other projects (`external.prepared`) add how a volume becomes their input.
@@ -100,7 +100,7 @@ class FrozenEncoder(Protocol):
 
 
 class EncoderBase(ABC, Generic[Input]):
-    """What follows from an encoder's network, preprocessing, `select_tokens` and `encode_tokens`."""
+    """The properties that follow from an encoder's network, preprocessing, `select_tokens` and `encode_tokens`."""
 
     name: str
 

@@ -163,7 +163,7 @@ def _hugging_face(encoder: PretrainedEncoder) -> dict[str, Content]:
     if recipe.token_count < recipe.grid_tokens:
         text += (
             f"\nThis model takes all {recipe.grid_tokens} tokens of a volume, and the encoder was trained on "
-            f"{recipe.token_count} of them, of tissue first, and octjepa embeds with those of tissue alone: its "
+            f"{recipe.token_count} of them, of tissue first, and octjepa embeds only with tissue tokens: its "
             "features here are not those of `octjepa embed`, and their quality was not measured.\n"
         )
     return {WEIGHTS: weights, "config.json": json.dumps(config, indent=2), **files, CARD: text}
@@ -243,7 +243,7 @@ def card(encoder: PretrainedEncoder, how: str) -> str:
 {table}
 
 Features of retinal OCT volumes, for research. Not a medical device: no decision about a patient may rest on it. Their
-quality has to be shown by probes on held-out people of the data at hand, next to an untrained encoder
+quality has to be shown by probes on held-out people of your data, next to an untrained encoder
 (`octjepa probe`). Volumes must be prepared by the contract above; `octjepa` refuses others.
 """
 

@@ -68,12 +68,16 @@ def check_pools(pools: Sequence[str]) -> tuple[str, ...]:
 
 
 def readable_pools(stored: Sequence[str]) -> tuple[str, ...]:
-    """What can be read from a table that stores these poolings: mean is the head of mean_std_max, and so on."""
+    """The poolings that can be read from a table that stores these poolings: mean is the head of mean_std_max, and so
+    on.
+    """
     return tuple(name for name in POOL_WIDTHS if name in stored or set(_HEAD_OF.get(name, ())) & set(stored))
 
 
 def default_pool(pools: Sequence[str]) -> str:
-    """Which of `pools` to compare by: the default, else zones_centered, else mean_std_max, else the last."""
+    """The one pooling of `pools` to compare with: the default, else zones_centered, else mean_std_max, else the
+    last.
+    """
     return next((name for name in (DEFAULT_POOL, "zones_centered", POSITION_FREE_POOL) if name in pools), pools[-1])
 
 

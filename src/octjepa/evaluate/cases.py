@@ -89,7 +89,7 @@ class Cases:
         return replace(table, frame=self.frame(table.frame), **blocks)
 
     def notes(self) -> list[str]:
-        """What the protocol leaves out or cannot tell."""
+        """Cases that the protocol leaves out, and facts that it cannot tell."""
         about, notes = self.about, list(self.joined)
         if about.volumes_in_no_split:
             notes.append(f"{about.volumes_in_no_split} volumes are in no split and belong to no {self.level}'s case")
@@ -97,7 +97,7 @@ class Cases:
             one_eye, people = about.people_with_one_eye, about.people
             notes.append(f"{one_eye} of {people} people have one scanned eye only: their case is that eye")
         if self.level == "eye" and about.volumes_of_unknown_eye:
-            notes.append(f"{about.volumes_of_unknown_eye} volumes of unknown eye are each a case of their own")
+            notes.append(f"{about.volumes_of_unknown_eye} volumes of unknown eye are separate cases")
         return notes
 
 

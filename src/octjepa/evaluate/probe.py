@@ -114,7 +114,7 @@ class ProbeSettings:
     attention: bool = False
 
     def protocol(self) -> ProtocolSettings:
-        """What of it the evaluation protocol needs."""
+        """The part that the evaluation protocol needs."""
         return ProtocolSettings(
             self.task, self.level, self.several, self.visit_order, self.event, self.subgroups, self.bootstrap, self.seed
         )
@@ -320,9 +320,9 @@ def _check_used(settings: ProbeSettings, tokens: Sequence[TokenFolder]) -> None:
     """Raises UsageError for a setting that would change nothing: its user expects that it does."""
     probes, several = set(settings.probes), settings.several
     if tokens and not probes & set(TOKEN_PROBES.names()):
-        raise UsageError("tokens are read by a probe on tokens alone: add --probe attentive, or leave out --tokens")
+        raise UsageError("only probes on tokens read tokens: add --probe attentive, or leave out --tokens")
     if settings.label_smoothing and probes <= {"linear", "knn"}:
-        raise UsageError("labels are smoothed for mlp and attentive alone: add one of them with --probe")
+        raise UsageError("labels are only smoothed for mlp and attentive: add one with --probe")
     if settings.visit_order is not None and several != "first_visit":
         raise UsageError("an order of visits is unused unless the first one is taken: add --several first_visit")
     if settings.level == "volume" and several in ("scores", "best_quality"):
@@ -330,7 +330,7 @@ def _check_used(settings: ProbeSettings, tokens: Sequence[TokenFolder]) -> None:
 
 
 class ProbeInputs:
-    """What probes are fitted to: feature sets, token folders and covariates, for every prepared target."""
+    """The data that probes are fitted to: feature sets, token folders and covariates, for every prepared target."""
 
     def __init__(
         self,
@@ -361,7 +361,7 @@ class ProbeInputs:
         return other
 
     def fingerprints(self) -> list[str]:
-        """What identifies each thing measured, for the ledger of test sets."""
+        """The identity of each measured encoder, for the ledger of test sets."""
         found = [
             test_set_ledger.fingerprint(features, probe)
             for _, _, features in feature_sets(self.tables, self.pools)

@@ -62,7 +62,7 @@ class NetworkFit:
     scale: tuple[float, float]
 
     def labels(self, volumes: Volumes) -> Tensor:
-        """What the network is to predict: class codes, or the standardised quantity."""
+        """The targets of the network: class codes, or the standardised quantity."""
         values = self.truth[volumes]
         if self.target.classes:
             return torch.from_numpy(values.astype(np.int64))
@@ -219,7 +219,7 @@ def _attention(read: Read, fits: Sequence[NetworkFit], volumes: Volumes) -> Iter
 
 
 def predictions(read: Read, fits: Sequence[NetworkFit], volumes: Sequence[Volumes]) -> list[Float[np.ndarray, "_ _"]]:
-    """What each fit predicts for its own volumes, in their order.
+    """The predictions of each fit for its own volumes, in their order.
 
     Every block of the table is read once for all fits. Blocks are fixed, so who else is read for changes no rounding.
     """

@@ -41,7 +41,7 @@ from octjepa.metrics.scores import Predictions
 
 @dataclass(frozen=True)
 class ProtocolSettings:
-    """What is measured, on which unit.
+    """The target to measure and its unit.
 
     task: one of `targets.TASKS`. level, several, visit_order: see `cases`. event: with task survival, the column that
     says whether the event happened; the targets are times. subgroups: columns by whose groups results are measured.
@@ -149,7 +149,7 @@ class Evaluation:
         return replace(self, targets=list(targets), test_sets=test_sets)
 
     def report_targets(self, findings: Findings) -> None:
-        """Which targets are left out, and what the others lack."""
+        """The targets that are left out, and the data that the others lack."""
         targets = {target.name: target for target in self.targets}
         for name in self.names:
             if name in self.left_out:

@@ -195,7 +195,7 @@ class Confusion(Record):
 
 @dataclass(frozen=True)
 class Choice(Record):
-    """What was selected for a result without its test cases.
+    """The selection for a result without its test cases.
 
     setting: of the probe. by: "val", "cv" or "fixed". unconverged: fits that stopped before they converged.
     """
@@ -223,7 +223,7 @@ class TunedChoice(Record):
 
 @dataclass(frozen=True)
 class TargetSummary(Record):
-    """What a target consists of.
+    """The composition of a target.
 
     counts: labelled cases by split; of classes a list with a count for each. class_weights: of training, the same for
     every probe. events: of survival, by split.
@@ -241,7 +241,7 @@ class TargetSummary(Record):
 
 @dataclass(frozen=True)
 class CaseProtocol(Record):
-    """What a case is, how its volumes became one, and how many there are. text: the same as a sentence."""
+    """The unit of a case, how its volumes became one, and how many there are. text: the same as a sentence."""
 
     level: str
     several: str
@@ -317,7 +317,7 @@ class MeanDrop(Record):
 
 @dataclass(frozen=True)
 class LeaveOneGroupOut(Record):
-    """What a group's own labels are worth on its own test people. left_out: by group, why it is not measured."""
+    """The value of a group's own labels on its own test people. left_out: by group, why it is not measured."""
 
     rows: tuple[GroupDrop, ...] = ()
     mean_drop: MeanDrop | None = None

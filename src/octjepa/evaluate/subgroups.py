@@ -287,7 +287,7 @@ def coverage_faults(
         for name in sorted(test - train):
             yield one_sided, f"{target.name}: {column} {name} is tested and has nothing to train on"
         for name in sorted(train - test):
-            text = f"{column} {name} is trained on and never tested: the figures do not describe it"
+            text = f"{column} {name} is trained on and never tested: the metrics do not describe it"
             yield one_sided, f"{target.name}: {text}"
     labelled = labels.people(target.name)
     by_site = Counter(labels.sites.get(person, "") for person in labelled)

@@ -61,7 +61,7 @@ def check_survival(task: str, event: str | None, probes: Sequence[str]) -> None:
     if (task == TASK) != (event is not None):
         raise UsageError("a survival task needs both: --task survival and --event COLUMN, the targets being times")
     if task == TASK and tuple(probes) != ("linear",):
-        raise UsageError("survival is read by the linear probe alone, which then is Cox regression: --probe linear")
+        raise UsageError("only the linear probe takes survival, as Cox regression: --probe linear")
 
 
 def check_events(target: str, values: dict[str, np.ndarray]) -> None:

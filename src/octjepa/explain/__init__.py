@@ -1,4 +1,4 @@
-"""What an encoder or a tuned network reads in one eye, as maps in the geometry of the scan as it came.
+"""The parts of an eye that an encoder or a tuned network uses, as maps in the geometry of the scan as it came.
 
 `occlusion` leaves tokens out, `similarity` compares tokens, `attention` shows what a probe or a tuned head weighs.
 `native` lays the values of tokens on the scan, `files` writes them; the report and the viewer draw the same values.

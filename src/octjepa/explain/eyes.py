@@ -1,4 +1,4 @@
-"""Which eyes are explained, and their occlusion.
+"""The eyes that are explained, and their occlusion.
 
 Of a pretraining held-out eyes are taken, of a fine-tuning test cases that it classified correctly and wrongly. Their
 number is limited by the cost, so that a page does not take long.

@@ -29,7 +29,7 @@ _REPORTED = 10  # refused members that the message names
 
 @dataclass
 class _Counts:
-    """What a run wrote and left out so far."""
+    """The files that a run wrote and left out so far."""
 
     written: int = 0
     skipped: int = 0
@@ -88,7 +88,7 @@ def _raise_refused(counts: _Counts, archives: int, summary: dict[str, Any]) -> N
         raise OctjepaError(f"nothing can be expanded:\n{table}\ncopy or download it again")
     raise TooManyLostError(
         f"expanded, but {len(counts.refused)} archives or members are refused:\n{table}\n"
-        "what is whole is written; mend the archive and run the same command again for the rest",
+        "whole members are written; repair the archive and run the same command again for the rest",
         summary,
     )
 
@@ -140,7 +140,7 @@ def _expand_group(
 
 
 def _plan(archive: SourceFile, claimed: ClaimedPaths, counts: _Counts) -> ArchivePlan | None:
-    """What to unpack from an archive; None, and a refusal in `counts`, if it cannot be read."""
+    """The members to unpack from an archive; None, and a refusal in `counts`, if it cannot be read."""
     with archive.local() as path:
         try:
             with ZipFile(path) as opened:

@@ -64,7 +64,7 @@ class Refusal:
 
 @dataclass
 class ArchivePlan:
-    """What of one archive is written, refused, and left out (counted by kind)."""
+    """The members of one archive that are written, refused, and left out (counted by kind)."""
 
     archive: str
     members: list[Member] = field(default_factory=list)

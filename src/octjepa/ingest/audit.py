@@ -1,4 +1,5 @@
-"""What a source holds before anything is read into a store: files by format and kind, and the personal data in them.
+"""The content of a source before anything is read into a store: files by format and kind, and the personal data in
+them.
 
 Of DICOM the headers only, of other formats the scan. Nothing is written, no value is quoted, no id is listed.
 """
@@ -29,7 +30,7 @@ def _modality(text: str) -> str:
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What the header of a file says: its kind, device, filled fields of personal data, and whether its path names
+    """The facts in the header of a file: its kind, device, filled fields of personal data, and whether its path names
     the person.
     """
 

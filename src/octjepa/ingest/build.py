@@ -355,7 +355,7 @@ def _summary(
     for count, message in (
         (
             unknown,
-            f"volume(s) of {store.location} without a person id: each counts as a person of its own, so that two "
+            f"volume(s) of {store.location} without a person id: each counts as a separate person, so that two "
             "eyes of one person can come into training and into test. Give a manifest.tsv with person_id and "
             "filepath and ingest again.",
         ),
@@ -369,7 +369,7 @@ def _summary(
         (
             several_sites,
             f"person id(s) of {store.location} from several institutions: two people may share an id. "
-            "If they do, give a manifest.tsv with ids of their own and ingest again.",
+            "If they do, give a manifest.tsv with separate ids and ingest again.",
         ),
     ):
         if count:

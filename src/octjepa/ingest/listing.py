@@ -124,11 +124,11 @@ class LocalListing:
         return series_in(Path(folder), names)
 
     def location(self, path: str) -> Path:
-        """What a reader opens: a path on a disk, or an address in a bucket."""
+        """The location that a reader opens: a path on a disk, or an address in a bucket."""
         return Path(path)
 
     def name_outside(self, path: str) -> str:
-        """What to call a file that is not below the searched root."""
+        """The name of a file that is not below the searched root."""
         return basename(path)
 
     def source(

@@ -125,7 +125,7 @@ def existing_scans(scans: Sequence[str]) -> tuple[str, ...]:
     """`scans` as they were given. Raises UsageError: a folder of them does not exist."""
     for folder in scans:
         if not is_remote(folder) and not Path(folder).exists():
-            raise UsageError(f"no folder of scans at {folder}: give the one that was ingested")
+            raise UsageError(f"no folder of scans at {folder}: give the folder that was ingested")
     return tuple(scans)
 
 

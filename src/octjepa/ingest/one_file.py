@@ -86,7 +86,7 @@ def ingest_one(
 
 
 def state(source: SourceFile, spacing_mm: Spacing = None) -> FileState | None:
-    """What has to be unchanged for a file not to be read again; None where the file is not accessible."""
+    """The facts that must be unchanged so that a file is not read again; None where the file is not accessible."""
     now = source.state()
     if now is None:
         return None

@@ -21,7 +21,7 @@ def check_apart(files: Sequence[SourceFile], out: Path) -> None:
     target = out.resolve()
     for file in files:
         if isinstance(file.location, Path) and target in (file.location.resolve(), file.location.resolve().parent):
-            raise UsageError(f"{out} holds scans: give --out a folder of its own for the results")
+            raise UsageError(f"{out} holds scans: give --out a separate folder for the results")
 
 
 class OutputNames:

@@ -35,7 +35,7 @@ _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_Z
 
 @dataclass(frozen=True)
 class _Job:
-    """What all tasks of one ingest share. A machine that sees the folder `mark` sees this store."""
+    """The settings that all tasks of one ingest share. A machine that sees the folder `mark` sees this store."""
 
     work: Work
     seconds_per_file: float

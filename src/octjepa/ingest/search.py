@@ -373,7 +373,9 @@ class Search:
 
 
 def written_by_octjepa(folder: str, names: Collection[str]) -> str:
-    """What octjepa itself wrote into a folder, in words, "" for nothing: its arrays are not scans to read."""
+    """The kind of output that octjepa wrote into a folder, in words, "" for nothing: its arrays are not scans to
+    read.
+    """
     if "store.json" in names:
         return "store of octjepa"
     return "truth of phantoms" if folder == "truth" and "eyes.tsv" in names else ""

@@ -111,7 +111,7 @@ class SourceFile:
 
 
 class Refused(NamedTuple):
-    """What was found and cannot be read: it goes to the quarantine with a code of `octjepa.reasons`."""
+    """A file that was found and cannot be read: it goes to the quarantine with a code of `octjepa.reasons`."""
 
     source: SourceFile
     reason: str
@@ -147,7 +147,7 @@ def is_archive(name: str) -> bool:
 
 
 def how_to_expand(name: str) -> str:
-    """What to do about an archive, as the detail of its quarantine entry."""
+    """The advice about an archive, as the detail of its quarantine entry."""
     if name.lower().endswith(".zip"):
         return "run `octjepa expand` on it and ingest the folder it makes"
     return "unpack it with the program that made it and ingest the folder"

@@ -67,7 +67,7 @@ class SourceFlow:
 
 
 def source_flow(store: Store) -> SourceFlow:
-    """What became of every file that was ingested into `store`, over all its ingests."""
+    """The outcome of every file that was ingested into `store`, over all its ingests."""
     sites = site_by_person(store)
     devices: dict[str, Counter[str]] = {}
     sites_of_reason: dict[str, Counter[str]] = {}

@@ -42,7 +42,7 @@ def reuse_warning(uses: Sequence[TestSetUse]) -> str:
         return ""
     return (
         f"test sets are used again: {', '.join(again)}. What was chosen after an earlier look was chosen on test "
-        "labels: its figure is too good"
+        "labels: its metric is too good"
     )
 
 

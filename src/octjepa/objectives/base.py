@@ -30,7 +30,7 @@ Registered = TypeVar("Registered", bound="Objective")
 
 
 class Prediction(NamedTuple):
-    """What the objective compares: at each hidden token the prediction and the target, fp32.
+    """The values that the objective compares: at each hidden token the prediction and the target, fp32.
 
     `context` are the student's features of visible tokens (of all tokens where the predictor is an MLP). `visible`
     holds predictions and targets at visible tokens, where the objective supervises them. There are r rows, one for each

@@ -1,4 +1,4 @@
-"""What an update minimises: the objective's loss, plus the regularisers that a recipe adds to it.
+"""The quantity that an update minimises: the objective's loss, plus the regularisers that a recipe adds to it.
 
 Regularisers act on the student's features: with a weight they train, with weight 0 they only measure.
 """

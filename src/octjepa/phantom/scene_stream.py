@@ -124,7 +124,7 @@ def _shared_slots(slices: int) -> _Slots:
 def _draw_scenes(
     seed: int, indices: range, slices: int, slots: _Slots, free: Semaphore, ready: Semaphore, parent: int
 ) -> None:
-    """What a worker does: fill free slots until the parent ends."""
+    """The loop of a worker: fill free slots until the parent ends."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for count, index in enumerate(indices):

@@ -1,4 +1,5 @@
-"""What an image shows, by its header: the retina, another part of the eye, an animal's eye, blood flow, a localizer.
+"""The content of an image according to its header: the retina, another part of the eye, an animal's eye, blood flow, a
+localizer.
 
 Codes of DICOM PS3.16 context groups 4209 and 4211 (ophthalmic structures imaged), in SNOMED CT and in the older SRT
 form; codes that are not among them are recognised by the words of their meaning. A header that names nothing is
@@ -73,7 +74,7 @@ _HUMAN_CODES = {"337915000", "L-85B00"}
 
 
 def other_image(image_type: Iterable[str]) -> str:
-    """What another image than a B-scan the components of an ImageType or FrameType name; "" for none."""
+    """The kind of image, other than a B-scan, that the components of an ImageType or FrameType name; "" for none."""
     return next((what for part in image_type if (what := _OTHER_IMAGES.get(str(part).strip().upper(), ""))), "")
 
 

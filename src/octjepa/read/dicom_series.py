@@ -132,7 +132,7 @@ def may_be_b_scan(name: str) -> bool:
 
 
 def _shared(facts: Dataset) -> dict[str, str]:
-    """What all B-scans of a scan share, by name."""
+    """The facts that all B-scans of a scan share, by name."""
     shared = {element: str(facts.get(element) or "") for element in _SHARED}
     return {**shared, "TransferSyntaxUID": str(getattr(facts, "file_meta", {}).get("TransferSyntaxUID", ""))}
 
@@ -214,7 +214,7 @@ def _check_whole(headers: Sequence[Dataset], beside: set[int]) -> list[int]:
             raise rejection(
                 "single_frame_series",
                 f"{int((gaps < 1e-4).sum()) + 1} of its {count} files have the position of another: repeats, or two "
-                "scans in one series; give each scan a folder of its own",
+                "scans in one series; give each scan a separate folder",
             )
         if np.abs(gaps - np.median(gaps)).max() <= _EVEN * np.median(gaps):
             return numbers or ranks

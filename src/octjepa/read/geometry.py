@@ -80,7 +80,7 @@ def is_plausible(axis: str, value: float | None) -> bool:
 
 
 def stated_spacing_fault(spacing_mm: tuple[float, float, float], shape: Shape | None = None) -> str:
-    """What is wrong with a spacing (slice, depth, column) that the user states, in words; "" for nothing.
+    """The fault of a spacing (slice, depth, column) that the user states, in words; "" for nothing.
 
     Outside `LIMITS_MM` it has to be within `STATED_LIMITS_MM` and to give the scan, where its `shape` is known, the
     extent of an OCT scan; a spacing whose depth and column are plausible the other way round is a mistake.
@@ -374,7 +374,9 @@ def _pitch_without_positions(
 
 
 def _describe_gaps(frames: FrameGeometry, column_mm: float, columns: int) -> str:
-    """What frame positions, or else the lines on the fundus image, say of the gaps between B-scans, in words."""
+    """The facts that frame positions, or else the lines on the fundus image, say of the gaps between B-scans, in
+    words.
+    """
     known = np.isfinite(frames.positions_mm).all(axis=1)
     positions = _positions_along_normal(frames)
     positions = _positions_on_fundus(frames, column_mm, columns) if positions is None else positions

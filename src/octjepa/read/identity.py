@@ -86,7 +86,7 @@ def _pick_eye(sources: dict[str, str], notes: list[str]) -> tuple[Laterality | N
     if len(set(stated.values())) > 1:
         notes.append("laterality_disagrees")
     votes = list(stated.values())
-    # What most of them say; where as many say the one as the other, the first in order.
+    # The value that most of them state; where as many say the one as the other, the first in order.
     source, eye = max(stated.items(), key=lambda pair: votes.count(pair[1]))
     return eye, source
 

@@ -1,4 +1,4 @@
-"""Which fields of personal data a source holds: named and counted, never quoted.
+"""The fields of personal data that a source holds: named and counted, never quoted.
 
 Fields after DICOM PS3.15 Annex E, Table E.1-1 (Basic Application Level Confidentiality Profile), those that ophthalmic
 exports fill. `direct` ones name a person; `indirect` ones narrow a person down together with others (dates, places,

@@ -1,4 +1,4 @@
-"""What a format's reader returns: the pixels in stored order and everything that the file states, uninterpreted.
+"""The result of a format's reader: the pixels in stored order and everything that the file states, uninterpreted.
 
 `octjepa.read.reader` decides for all formats alike which spacing, frame order, eye and person to believe.
 """
@@ -88,7 +88,7 @@ class HeaderFields:
 
 @dataclass(frozen=True)
 class StoredAxes:
-    """What a format says of the order in which an array stores its axes; words of D, H and W, "" for nothing.
+    """The statement of a format about the order in which an array stores its axes; words of D, H and W, "" for nothing.
 
     `stated` is what the file itself states, `convention` what the format's users do, which is `known` to hold where
     the format has no other order (a stack of B-scan images). `spacing_mm` is that of the axes as they are stored, and

@@ -334,7 +334,7 @@ def _format_or_empty(path: Path) -> str:
 
 
 def describe_file(path: str | Path, spacing_mm: SpacingOption = None) -> dict[str, Any]:
-    """What `octjepa inspect FILE` reports, for an accepted and for a rejected file. Raises UsageError: no such file.
+    """The report of `octjepa inspect FILE`, for an accepted and for a rejected file. Raises UsageError: no such file.
 
     Keys: kind ("volume" | "rejected"), format ("" if it is none), experimental (whether no file of a real device has
     proved the reader of this format), shape, spacing_mm, provenance, laterality, device, modality ("SD-OCT", "SS-OCT",

@@ -66,7 +66,7 @@ class DataRecipe(Section):
         if self.strategy == "multi_domain" and self.device is not None:
             raise ValueError("data.device is unused by strategy multi_domain: say data.devices, or single_domain")
         if self.strategy == "single_domain" and self.devices is not None:
-            raise ValueError("data.devices is unused by strategy single_domain, which takes data.device alone: drop it")
+            raise ValueError("data.devices is unused by strategy single_domain, which only takes data.device: drop it")
         return self
 
     @model_validator(mode="after")
@@ -90,7 +90,7 @@ class DataRecipe(Section):
         one_site = self.sites is not None and len(self.sites) == 1
         if (one_device and "device" in self.balance) or (one_site and "site" in self.balance):
             only = "device" if one_device and "device" in self.balance else "site"
-            raise ValueError(f"balance {self.balance} has nothing to balance: the recipe takes one {only} alone")
+            raise ValueError(f"balance {self.balance} has nothing to balance: the recipe takes a single {only}")
         return self
 
 

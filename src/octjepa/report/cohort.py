@@ -1,4 +1,4 @@
-"""Who is in a store and how they got there, as counts; and what became of every file, by name.
+"""The people in a store and how they got there, as counts; and what became of every file, by name.
 
 A cohort of ten thousand files would make a page that no browser opens quickly, so the tables of files are cut and say
 so: they show `MAX_VOLUMES` volumes, those with a doubt first, and `MAX_FILES_PER_REASON` files of each reason. The
@@ -35,7 +35,7 @@ MAX_FILES_PER_REASON = 40
 
 @dataclass(frozen=True)
 class Exclusion:
-    """What leaves the flow next to a stage: how many, what they are called, and the parts by name, most first."""
+    """The volumes that leave the flow at a stage: how many, what they are called, and the parts by name, most first."""
 
     number: int
     what: str
@@ -233,7 +233,7 @@ def refused_files(store: Store, root: Path) -> list[RefusalReason]:
 
 
 def reason_meaning(reason: str) -> tuple[str, str]:
-    """What a reason code means, and what to do about it."""
+    """The meaning of a reason code, and the advice."""
     known = REASONS.get(reason)
     if known is None:
         return "a reason that this version of octjepa does not know", "report with the version that made the store"

@@ -49,7 +49,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Training:
-    """What was trained: a pretraining run, a fine-tuning or a segmentation head.
+    """The trained object: a pretraining run, a fine-tuning or a segmentation head.
 
     about: run.json, or of a head its manifest. lines: of metrics.jsonl. results: results.json, or of a run
     summary.json; empty if there is none. recipe: of a pretraining run.
@@ -130,7 +130,7 @@ class Contents:
 
 
 def read_contents(source: str | Path) -> Contents:
-    """What `source` holds: a run, fine-tuning, segmentation, store (also in a bucket) or demo folder.
+    """The content of `source`: a run, fine-tuning, segmentation, store (also in a bucket) or demo folder.
 
     Raises UsageError when it is none of these, OctjepaError when its own head is damaged.
     """

@@ -44,7 +44,7 @@ def card_text(contents: Contents, path: Path, page: Path) -> str:
     if path.is_dir():
         raise UsageError(f"{path} is a folder: give --card the name of a Markdown file")
     if path.resolve() == page.resolve():
-        raise UsageError(f"--out and --card both name {page}: give each a file of its own")
+        raise UsageError(f"--out and --card both name {page}: give each a separate file")
     if contents.store is None:
         raise UsageError(
             f"{contents.root.name} has no store to open, and a data card describes one: give the store itself"
@@ -92,7 +92,7 @@ def data_card(store: Store, name: str, flow: Mapping[str, Sequence[Mapping[str, 
         "Slices between those of the scan are interpolated and finer detail than the spacing is gone: measure small "
         "things in the native scans. Where volumes are flattened (see above) the shape of the eye is gone: no "
         "work on curvature, tilt or staphyloma. Left eyes may be mirrored. Devices differ in people, protocol "
-        "and noise together, so a difference between devices here is not one between instruments alone. People without "
+        "and noise together, so a difference between devices here is not only between instruments. People without "
         "a scan that could be read are not in it; whom that leaves out is listed above, by reason and not by person.",
     ]
     return "\n\n".join(parts) + "\n"
@@ -161,7 +161,7 @@ def _preparation(store: Store) -> list[tuple[str, str]]:
     return [
         ("Voxels of a volume", " x ".join(map(str, recipe.stored_size)) + " (slices, depth, columns)"),
         ("Spacing", " x ".join(map(str, recipe.target_spacing_mm)) + " mm"),
-        ("Orientation", "left eyes mirrored to look like right ones" if recipe.orientation == "OD" else "as scanned"),
+        ("Orientation", "left eyes mirrored to look like right eyes" if recipe.orientation == "OD" else "as scanned"),
         ("Shape", _SHAPES[recipe.flatten]),
         (
             "Intensity",
@@ -204,7 +204,7 @@ def _doubts(table: pd.DataFrame) -> list[tuple[str, str]]:
 
 def _leaks(table: pd.DataFrame) -> str:
     if (text_column(table["split"]) == "").all():
-        return "Nobody has a split yet."
+        return "No person has a split yet."
     kinds = Counter(str(leak["kind"]).replace("_", " ") for leak in find_leaks(table))
     if kinds:
         return f"**In two splits:** {_listed(kinds)}. What is measured on test people is too good."

@@ -105,7 +105,7 @@ def leaderboard_markdown(board: Board) -> str:
         lines += _section("Differences on the same people", head, table)
     if board.strongest:
         table = [(pair.name, pair.target, pair.reference, figure_text(pair, "difference")) for pair in board.strongest]
-        head = ("row", "target", "strongest baseline, by its test figure", "difference")
+        head = ("row", "target", "strongest baseline, by its test metric", "difference")
         lines += _section("Against the strongest baseline", head, table)
     table = [
         (
@@ -171,7 +171,9 @@ def strongest_headlines(board: Board) -> list[Headline]:
 
 
 def summary(board: Board) -> list[str]:
-    """What a reader must know next to any value: the reference, the family, the uses, the meaning of an interval."""
+    """Facts that a reader must know about every value: the reference, the family, the uses, the meaning of an
+    interval.
+    """
     differences, family = len(board.comparisons), sum(pair.p is not None for pair in board.comparisons)
     return [
         f"{differences} differences to {board.reference!r} were taken on the same people; {family} have a p-value, "

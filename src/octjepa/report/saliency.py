@@ -19,7 +19,7 @@ def write_saliency(contents: Contents, folder: Path, attention: Path | None = No
     if store is None or training is None or contents.kind == "segmentation":
         raise UsageError(f"{contents.root} is not a run or fine-tuning with its store: there is no network to explain")
     if attention is not None and contents.kind == "tuning":
-        raise UsageError("a fine-tuning has an attention of its own: --attention is that of a probe on a run's encoder")
+        raise UsageError("a fine-tuning has its attention: --attention is that of a probe on a run's encoder")
     explained = (
         explain_tuning(store, contents.root) if contents.kind == "tuning" else explain_encoder(store, training.path)
     )

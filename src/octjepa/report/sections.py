@@ -145,7 +145,7 @@ def _masks(contents: Contents) -> Built:
     if samples < _FEWEST_MASKS:
         why = f"at {run.recipe.token_count} tokens a volume it takes longer than a page may"
         command = "octjepa plan RECIPE --store STORE --masks DIR"
-        return values, [Missing("the figure of all masks", why, command)]
+        return values, [Missing("the metric of all masks", why, command)]
     from octjepa.report.mask_statistics import measure_store
 
     rasters = store.table[store.table["pattern"] == "raster"]

@@ -1,4 +1,5 @@
-"""What a fine-tuning or a segmentation adds to the page: its results next to their references, B-scans, thickness.
+"""The sections that a fine-tuning or a segmentation adds to the page: its results next to their references, B-scans,
+thickness.
 
 Everything is read from the folder that `octjepa finetune` or `octjepa segment` wrote; labels and encoder need not exist
 any more.
@@ -29,7 +30,7 @@ _TUNING_REFERENCES = {
 }
 _SEGMENTATION_REFERENCES = {
     "untrained": "the same head on the untrained encoder",
-    "intensity": "the same head on intensities alone",
+    "intensity": "the same head on intensities only",
     "position_prior": "the commonest class of each position, which sees no picture",
 }
 

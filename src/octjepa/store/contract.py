@@ -18,7 +18,9 @@ OLDEST_SCHEMA = 1  # what a change of schema has to raise, unless it brings a mi
 
 
 class StoreContract(NamedTuple):
-    """What store.json says. `halves`: volumes are stored with both halves of their B-scans, where these are dense."""
+    """The content of store.json. `halves`: volumes are stored with both halves of their B-scans, where these are
+    dense.
+    """
 
     preprocessing: Preprocessing
     canonical_version: int

@@ -124,7 +124,7 @@ class Store:
         return self.index.apply(change)
 
     def _journal_parts(self) -> list[Path]:
-        """What a killed ingest into a bucket left of its journal."""
+        """The journal that a killed ingest into a bucket left."""
         return sorted(self.path.glob("journal-*.jsonl"))
 
     @property
@@ -316,7 +316,7 @@ class Store:
         return damaged
 
     def describe(self) -> dict[str, Any]:
-        """What `octjepa inspect STORE` prints."""
+        """The output of `octjepa inspect STORE`."""
         from octjepa.read.personal_data import count_fields  # only `octjepa inspect` needs the readers' vocabulary
 
         table, refused = self.table, self.index.quarantine.values()
@@ -381,7 +381,7 @@ class Store:
 
     @property
     def writer(self) -> Writer:
-        """What publishes the files that the one writing process puts into `path`."""
+        """The object that publishes the files that the one writing process puts into `path`."""
         return self._writer or DiskStorage(self.path)
 
     def set_split(self, splits: Mapping[str, str]) -> None:

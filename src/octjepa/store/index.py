@@ -1,4 +1,4 @@
-"""What a store knows of its volumes, refused files, people and labels.
+"""The index of a store: its volumes, refused files, people and labels.
 
 `volumes.parquet` has an entry per volume with the columns `COLUMNS`; `quarantine.jsonl` has an entry per refused file;
 `participants.parquet` has one per person; `labels.tsv` lists the labels that came inside the files, for
@@ -258,7 +258,7 @@ def merge_participants(known: pd.DataFrame, added: list[dict[str, object]]) -> p
         _log.warning(
             "participants.tsv differs from before for %d people (split, site, group or age): the later table "
             "counts. Splits already assigned are kept; `octjepa split STORE --by recommended` follows the table. Two "
-            "studies may use the same ids by chance: ingest them into stores of their own.",
+            "studies may use the same ids by chance: ingest them into separate stores.",
             changed,
         )
     merged = merged.drop_duplicates("person_id", keep="last")

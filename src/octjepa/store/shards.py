@@ -41,7 +41,7 @@ _PENDING = 0.1  # of the packed volumes: for fewer the table, which grows, is no
 
 
 class ShardTable:
-    """Which volumes of a store are in which shard, and where."""
+    """The shard and position of each packed volume of a store."""
 
     def __init__(self, table: pd.DataFrame) -> None:
         self._table = table

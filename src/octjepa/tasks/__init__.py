@@ -15,13 +15,13 @@ from octjepa.registry import Registry
 
 @runtime_checkable
 class Task(Protocol):
-    """What is known of a task outside of its own package."""
+    """The description of a task for code outside its package."""
 
     def holds(self, folder: Path) -> bool:
         """Whether `folder` is one that this task wrote."""
 
     def describe(self, folder: Path) -> dict[str, object]:
-        """What `octjepa inspect` shows of such a folder. Raises OctjepaError: a damaged file."""
+        """The output of `octjepa inspect` for such a folder. Raises OctjepaError: a damaged file."""
 
 
 TASKS: Registry[Task] = Registry(

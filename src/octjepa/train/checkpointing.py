@@ -95,7 +95,9 @@ def write_checkpoint(
     logger: RunLogger,
     prune: bool,
 ) -> None:
-    """What `CheckpointWriter` runs: saves `tensors` and, if `prune`, removes checkpoints that are too old."""
+    """The function that `CheckpointWriter` runs: saves `tensors` and, if `prune`, removes checkpoints that are too
+    old.
+    """
     logger.sync()  # a checkpoint is never ahead of the lines that a resume needs
     state.save(checkpoint_dir, update, tensors, record)
     location = child(checkpoint_dir, f"step-{update:08d}")
@@ -209,7 +211,7 @@ def _newest(out: Path, checkpoint_dir: Location, load: Callable[[Location], _Loa
 
 
 def _start_with_lines(out: Path, update: int, skipped: int) -> Start:
-    """What metrics.jsonl holds up to `update`: excluded volumes, and the norms that the spike guard needs."""
+    """The content of metrics.jsonl up to `update`: excluded volumes, and the norms that the spike guard needs."""
     path = out / "metrics.jsonl"
     lines = [line for line in read_json_lines(path) if line["update"] <= update] if path.is_file() else []
     excluded = [name for line in lines for name in line.get("left_out", ())]

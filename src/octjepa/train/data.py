@@ -1,4 +1,4 @@
-"""Which volumes train and validate, how often each domain is drawn, and how a batch is divided over processes."""
+"""The volumes that train and validate, how often each domain is drawn, and how a batch is divided over processes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def batch_shares(recipe: Recipe, processes: int) -> BatchShares:
     if regulariser is not None and processes > 1:
         raise UsageError(
             f"objective.{regulariser} looks at the spread within what it is given: on {processes} processes each would "
-            "look at its share of the batch alone, which is another objective. Start one process, or set "
+            "only see its share of the batch, which is another objective. Start one process, or set "
             f"objective.{regulariser} to 0 (a meter) or null"
         )
     if batch % processes:

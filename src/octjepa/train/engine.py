@@ -114,7 +114,7 @@ class MemoryAdvice(Protocol):
         """Why `micro_batch` samples do not fit and cannot be divided; None where half of them may be tried."""
 
     def halved(self, micro_batch: int) -> str:
-        """What changed for the user, after every rank went down to `micro_batch` samples at once."""
+        """The changes for the user, after every rank went down to `micro_batch` samples at once."""
 
 
 class MicroBatcher:
@@ -151,7 +151,7 @@ class MicroBatcher:
             _log.warning("out of memory at update %d: %s", update + 1, self._advice.halved(self.micro_batch))
 
     def _try(self, networks: Sequence[nn.Module], gradients: Callable[[int], T], update: int) -> T | None:
-        """What `gradients` returns; None, and no gradients, if this rank ran out of memory."""
+        """The result of `gradients`; None, and no gradients, if this rank ran out of memory."""
         try:
             return gradients(self.micro_batch)
         except (MemoryError, RuntimeError) as error:

@@ -1,4 +1,5 @@
-"""What guards a run: gradient spikes, a collapsing encoder, a broken pretext task, volumes that cannot be read.
+"""Checks that stop or flag a failing run: gradient spikes, a collapsing encoder, a broken pretext task, volumes that
+cannot be read.
 
 Everything here follows from the lines of metrics.jsonl, so a run that was killed and resumed decides as the
 uninterrupted one does.

@@ -212,7 +212,7 @@ class Trainer:
         return batch, None
 
     def sync_flags(self, batch: Batch, without_batch: bool, out_of_memory: bool) -> StepFlags:
-        """What all ranks have to know before the step."""
+        """Facts that all ranks need before the step."""
         return sync_flags(
             self.run.runtime,
             signal_number=self.request.signal_number,

@@ -1,4 +1,4 @@
-"""What a run takes of its machine where the recipe leaves that open: threads, compiled blocks, loader processes, views.
+"""Choose the hardware settings that the recipe leaves open: threads, compiled blocks, loader processes, views.
 
 `choose_for_machine` is the one list of it, with a reason for each: `plan` and `doctor` print it, a run prints it as it
 begins and records it in run.json. None of it changes what a run computes beyond rounding. `docs/gpu.md` has the rules
@@ -34,7 +34,9 @@ _log = logging.getLogger(__name__)
 
 
 class Choice(NamedTuple):
-    """What a run takes, and why. `to_do` is for a machine that lacks something: the run continues, with a warning."""
+    """A hardware setting of a run, and its reason. `to_do` is for a machine that lacks something: the run continues,
+    with a warning.
+    """
 
     value: bool | int | str
     reason: str
@@ -165,7 +167,7 @@ def choose_attention(recipe: Recipe, device: torch.device) -> Choice:
 
 
 def host_only(recipe: Recipe) -> str | None:
-    """Which of the recipe's augmentations only the host computes; None if there is none."""
+    """The augmentations of the recipe that only the host computes; None if there is none."""
     views = recipe.views
     names = ("rotation_degrees", "zoom", "blur", "speckle", "halves")
     return next((f"views.{name}" for name in names if getattr(views, name)), None)

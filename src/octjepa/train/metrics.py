@@ -30,9 +30,9 @@ def slow_reading_message(idle: float, store: str, workers: int) -> str:
     else:
         what, to_do = f"{store} is read too slowly", "read next to the arithmetic (machine.loader_workers=2)"
     return (
-        f"{idle:.0%} of the time of the last {IDLE_WINDOW} updates was spent waiting for samples: {what}. The run goes "
-        f"on at this speed; to go faster, stop it and continue with --resume after a change: copy the store to a local "
-        f"disk, pack many small files into large ones (octjepa pack), or {to_do}"
+        f"{idle:.0%} of the time of the last {IDLE_WINDOW} updates was spent waiting for samples: {what}. The run "
+        f"continues at this speed; to go faster, stop it and continue with --resume after a change: copy the store to a local "
+        f"disk, pack many small files into large files (octjepa pack), or {to_do}"
     )
 
 

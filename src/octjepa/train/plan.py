@@ -1,4 +1,4 @@
-"""What a run will cost, before it runs: tokens, parameters, arithmetic, memory, updates, learning rate, hours.
+"""The cost of a run, before it runs: tokens, parameters, arithmetic, memory, updates, learning rate, hours.
 
 Counted, not guessed: the very model is built without storage and run on shapes alone, once while torch's own counter
 adds up its arithmetic, once while `StorageCounter` adds up what lives in memory. `time_run` times a few micro-batches.

@@ -159,7 +159,7 @@ def record_saved(out: Path, update: int, checkpoint: Location) -> None:
 
 
 def last_saved(out: Path) -> dict[str, Any] | None:
-    """What `record_saved` recorded last; None before the first checkpoint."""
+    """The last record of `record_saved`; None before the first checkpoint."""
     return _read_json(out / _SAVED_FILE) if (out / _SAVED_FILE).is_file() else None
 
 

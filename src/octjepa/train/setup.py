@@ -148,7 +148,7 @@ def prepare_run(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: 
         cohort.print_flow()
         if not validation_ids:
             _log.warning(
-                "%s holds nobody of split val: the metrics of this run are of the training volumes", store.location
+                "%s has no validation people: the metrics of this run are of the training volumes", store.location
             )
     torch.manual_seed(recipe.train.seed)
     model = VJEPA3D.from_recipe(recipe).to(runtime.device)
@@ -177,7 +177,7 @@ def prepare_run(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: 
 def views_on_device(
     data_on: int | str, store: Store, recipe: Recipe, volume_ids: list[str], device: torch.device
 ) -> DeviceStore | DeviceLookup | None:
-    """What makes views on the device, by the choice `data_on`; None where the host makes them."""
+    """The object that makes views on the device, by the choice `data_on`; None where the host makes them."""
     if data_on == "device":
         from octjepa.views.device_store import DeviceStore  # only runs on a GPU need it
 

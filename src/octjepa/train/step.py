@@ -63,7 +63,7 @@ def _loss(model: VJEPA3D, micro: Batch, share: float, recipe: Recipe, runtime: R
 
 @dataclass(frozen=True)
 class PretrainingMemory:
-    """What a pretraining says when memory runs out (`octjepa.train.engine.MemoryAdvice`)."""
+    """The message of a pretraining when memory runs out (`octjepa.train.engine.MemoryAdvice`)."""
 
     recipe: Recipe
 

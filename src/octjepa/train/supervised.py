@@ -34,7 +34,7 @@ Batch = TypeVar("Batch")
 
 
 class SupervisedTask(ABC, Generic[Batch]):
-    """What differs between supervised trainings. Every part depends on the number of the update alone."""
+    """The parts that differ between supervised trainings. Every part depends on the number of the update alone."""
 
     @abstractmethod
     def batches(self, start: int) -> Iterator[Batch]:
@@ -185,7 +185,7 @@ def _accumulate(
 
 
 def _sync_flags(runtime: Runtime, request: StopRequest, unreadable: int, out_of_memory: bool) -> StepFlags:
-    """What all ranks have to know before the step."""
+    """Facts that all ranks need before the step."""
     return sync_flags(runtime, signal_number=request.signal_number, out_of_memory=out_of_memory, unreadable=unreadable)
 
 
@@ -240,7 +240,7 @@ class _SupervisedMetrics(LateMetrics):
 
 
 class _SupervisedMemory:
-    """What a supervised training says when memory runs out (`octjepa.train.engine.MemoryAdvice`)."""
+    """The message of a supervised training when memory runs out (`octjepa.train.engine.MemoryAdvice`)."""
 
     def out_of_memory(self, micro_batch: int) -> str | None:
         """A single sample cannot be divided."""

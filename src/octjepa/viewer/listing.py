@@ -80,7 +80,7 @@ class VolumeList:
         return {"total": len(self.table), "matching": len(found), "offset": offset, "volumes": volumes}
 
     def facts(self, volume_id: str) -> dict[str, Any]:
-        """What the page shows of one volume."""
+        """The facts that the page shows about one volume."""
         return volume_facts(examples.records(self.table[self.table["volume_id"] == volume_id])[0])
 
     def same_person(self, volume_id: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Who was misread: the test cases of a finished probe or fine-tuning, the most confident mistakes first."""
+"""Misread people: the test cases of a finished probe or fine-tuning, the most confident mistakes first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What `octjepa view SOURCE` opens: a store or run as it is, or scans, which are read into a store for the moment.
+"""The objects that `octjepa view SOURCE` opens: a store or run as it is, or scans, which are read into a store for the
+moment.
 
 In: SOURCE as the user names it. Out: the store or run that the viewer shows, and the folders of its scans. A scan, a
 folder of scans, or a folder that `octjepa segment` wrote has no store. Its scans are then read into a temporary store,

@@ -1,4 +1,4 @@
-"""What the viewer answers of a volume: as it came and as stored, in pictures (PNG) and JSON.
+"""The answers of the viewer about a volume: as it came and as stored, in pictures (PNG) and JSON.
 
 Pictures are in the voxels of the scan or of the store, so that the page can lay one over the other. Of a person only
 the eye's side is given, and which other volumes are of the same one.

@@ -136,7 +136,7 @@ def _listen(application: ASGIApp, port: int, ready: Callable[[str], None], query
             listening.listen()
         except OSError as error:
             reason = error.strerror or str(error)
-            raise UsageError(f"port {port} cannot be had ({reason}): give another --port, or 0 for any") from None
+            raise UsageError(f"port {port} is not available ({reason}): give another --port, or 0 for any") from None
         ready(f"http://{HOST}:{listening.getsockname()[1]}/{query}")
         config = uvicorn.Config(application, lifespan="off", access_log=False, log_level="warning")
         uvicorn.Server(config).run(sockets=[listening])

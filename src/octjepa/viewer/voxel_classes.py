@@ -66,7 +66,7 @@ class ClassColour:
 
 @dataclass(frozen=True)
 class Legend:
-    """What the page shows under an overlay of classes."""
+    """The text under an overlay of classes on the page."""
 
     caption: str
     classes: list[ClassColour]

@@ -1,4 +1,4 @@
-"""Which volume comes at each position of the training stream: a function of (seed, position), without any state.
+"""The volume at each position of the training stream: a function of (seed, position), without any state.
 
 An epoch is as many draws as there are volumes. Without domains, epoch `e` is a keyed shuffle that shows every volume
 once. With domains, each has a fixed number of draws an epoch (`quotas`), and walks through its own volumes in keyed

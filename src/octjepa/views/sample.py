@@ -81,7 +81,9 @@ def make_view(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> Flo
 
 
 def draw_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> Draw:
-    """What `make_sample` draws, for views that are cut elsewhere. Crops and flips alone read no voxel of `volume`."""
+    """The random choices of `make_sample`, for views that are cut elsewhere. Crops and flips alone read no voxel of
+    `volume`.
+    """
     return _draw(volume, recipe, epoch, 0)[0]
 
 
@@ -119,7 +121,9 @@ def _draw(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, background
 
 
 def sample_layers(volume: CanonicalVolume, recipe: Recipe) -> Int[np.ndarray, " grid"]:
-    """Which of `tokens.LAYERS` each patch of `make_sample`'s fixed views belongs to, -1 for none; raster order."""
+    """The layer of `tokens.LAYERS` of each patch of `make_sample`'s fixed views belongs to, -1 for none; raster
+    order.
+    """
     transform = view_transform(volume, recipe, None)
     mask = geometry.tissue_mask(volume.band, transform, volume.pixels.shape[1], recipe.preprocessing.image_size)
     return tokens.patch_layers(mask, recipe.tokens.patch_size)

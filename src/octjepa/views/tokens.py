@@ -1,4 +1,4 @@
-"""Which patches of a view become tokens, and their positions.
+"""The patches of a view that become tokens, and their positions.
 
 Retina fills about a fifth of a scan. In training, `select: tissue` gives exactly K tokens of each volume: those that
 hold tissue first, then a keyed sample of the rest, so shapes never change. A frozen encoder reads every token that
@@ -39,7 +39,7 @@ def tissue_share(mask: Bool[np.ndarray, "d h w"], patch: tuple[int, int, int]) -
 
 
 def holds_tissue(share: Float[np.ndarray, " t"]) -> Bool[np.ndarray, " t"]:
-    """Which patches count as tissue, from their shares of tissue: those with at least `TISSUE_SHARE`.
+    """The patches that count as tissue, from their shares of tissue: those with at least `TISSUE_SHARE`.
 
     Of a sparse scan, whose few B-scans fill a small part of every patch, none may have so much: there the patches with
     at least half of the largest share count.

@@ -136,7 +136,7 @@ def test_the_untrained_twin_is_always_the_same_and_leaves_chance_alone(vit):
 
 def test_a_pickle_is_never_read(vit):
     (vit / "model.safetensors").rename(vit / "pytorch_model.bin")
-    with pytest.raises(UsageError, match="safetensors alone"):
+    with pytest.raises(UsageError, match="only read from safetensors"):
         load_external(vit)
 
 
@@ -190,7 +190,7 @@ def test_descriptions_that_describe_nothing_are_refused(tmp_path, name, text, wo
     with pytest.raises(UsageError, match=words):
         load_external(tmp_path)
     (tmp_path / name).unlink()
-    with pytest.raises(UsageError, match="no known encoder"):
+    with pytest.raises(UsageError, match="not a known encoder"):
         load_external(tmp_path)
 
 

@@ -57,7 +57,7 @@ def test_what_knows_the_risk_stands_higher_and_baselines_are_there(followed: Any
     [
         ({"event": None}, "needs both"),
         ({"task": "auto"}, "needs both"),
-        ({"probes": ("linear", "knn")}, "the linear probe alone"),
+        ({"probes": ("linear", "knn")}, "only the linear probe takes survival"),
         ({"event": "years"}, "an event is 1"),
     ],
 )

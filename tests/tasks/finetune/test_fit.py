@@ -306,7 +306,7 @@ def test_scans_without_labels_and_nobody_in_val_are_reported(tune, tmp_path) -> 
     labels = write_labels(tmp_path / "labels.tsv", mark=marks)
     message = tune(tmp_path / "out", "stages.head=2", "stages.last=0", "stages.all=0", labels=labels)
     assert any("16 of 80 volumes (8 people) have no label" in text for text in message["notes"])
-    assert any("nobody with labels in val" in text for text in message["notes"])
+    assert any("no labelled person in val" in text for text in message["notes"])
     assert message["checkpoint"].endswith("step-00000002")
 
 

@@ -248,7 +248,7 @@ def test_labels_and_prior_follow_a_mirrored_window_and_its_light_is_the_tokens_t
 
 
 def test_a_decoder_refuses_views_that_labels_do_not_follow() -> None:
-    with pytest.raises(ValueError, match="zoom: a decoder's windows are changed by crop, flips, gain and gamma alone"):
+    with pytest.raises(ValueError, match="zoom: a decoder's windows are changed only by crop, flips, gain and gamma"):
         DecoderRecipe(views=ViewRecipe(zoom=0.1))
 
 

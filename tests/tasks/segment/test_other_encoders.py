@@ -14,6 +14,6 @@ from synthetic import MemoryStore, small_recipe
 
 def test_an_encoder_of_another_project_is_refused_with_what_reads_it(tmp_path: Path) -> None:
     store, recipe = MemoryStore(small_recipe().preprocessing), RECIPES.load("segment_linear", ())
-    with pytest.raises(UsageError, match=r"octjepa segment takes those of octjepa alone .* probe --probe attentive"):
+    with pytest.raises(UsageError, match=r"octjepa segment only takes encoders of octjepa .* probe --probe attentive"):
         segment_store(recipe, "retfound:weights.pth", store, tmp_path / "labels", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""What an encoder of another project is to octjepa, and how one is found from a folder or an address `NAME:PATH`.
+"""The protocol of an encoder of another project, and how one is found from a folder or an address `NAME:PATH`.
 
 A package adds an encoder by an entry point of the group `octjepa.encoders`: a function that takes a path, or None for
 initial weights, and returns an `nn.Module` on images `[B, 1, D, H, W]` (intensities 0..1) or an `ExternalEncoder`.
@@ -29,7 +29,9 @@ _FOLDERS, _PUBLISHED = "octjepa.encoders.external.folders", "octjepa.encoders.ex
 
 @dataclass(frozen=True)
 class TunedOn:
-    """What an encoder was fine-tuned on: volumes of these content ids and preprocessing; folder: its checkpoint."""
+    """The data that an encoder was fine-tuned on: volumes of these content ids and preprocessing; folder: its
+    checkpoint.
+    """
 
     volume_ids: frozenset[str]
     preprocessing: Preprocessing
@@ -63,7 +65,7 @@ class ExternalEncoder(ABC):
         """The same architecture with new initial weights."""
 
     def architecture(self) -> dict[str, Any]:
-        """What builds the network without the file of its weights, as JSON (`external.saved`).
+        """The function that builds the network without the file of its weights, as JSON (`external.saved`).
 
         Empty where the function called `kind` in `ENCODERS` makes it of no path.
         """
@@ -137,7 +139,7 @@ class ModuleEncoder(ExternalEncoder):
         return output.flatten(0, -2)
 
     def _output(self, view: Float[Tensor, "d h w"]) -> Float[Tensor, "1 ..."]:
-        """What the module returns of one image. Raises UsageError for anything else than it may return."""
+        """The output of the module for one image. Raises UsageError for anything else than it may return."""
         output = self.network(view[None, None])
         output = output[0] if isinstance(output, tuple) else output
         if not isinstance(output, Tensor) or output.ndim not in (2, 3, 5) or len(output) != 1:
@@ -187,7 +189,8 @@ def refuse_external(location: str | Path, verb: str) -> None:
     """Raises UsageError for an encoder of another project, which `verb` cannot train or read; it says what can."""
     if is_external(location):
         raise UsageError(
-            f"{location} is an encoder of another project, and octjepa {verb} takes those of octjepa alone (its stages "
+            f"{location} is an encoder of another project, and octjepa {verb} only takes encoders of octjepa (its "
+            "stages "
             "and positions are theirs): tune it by octjepa finetune, or read it frozen by octjepa embed --tokens and "
             "probe --probe attentive, or by octjepa leaderboard; its module for a loop of your own is "
             "octjepa.load_external(...).network"

@@ -235,7 +235,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _check_weights(folder: Path) -> None:
     if not any((folder / name).is_file() for name in WEIGHTS):
         raise UsageError(
-            f"{folder} holds no {WEIGHTS[0]}: weights are read from safetensors alone, because a pickle (.bin, .pt) "
+            f"{folder} holds no {WEIGHTS[0]}: weights are only read from safetensors, because a pickle (.bin, .pt) "
             "can run code. Convert them with the project that made them"
         )
 

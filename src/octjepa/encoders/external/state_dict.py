@@ -78,7 +78,7 @@ def _read_pickle(path: Path) -> Mapping[str, Any]:
         raise CheckpointError(
             f"{path} is not a plain checkpoint, and none of its code was run ({cause or 'it cannot be unpickled'}): "
             "where "
-            "you trust it, save its state dict alone, by torch.save(network.state_dict(), FILE)"
+            "you trust it, save only its state dict, with torch.save(network.state_dict(), FILE)"
         ) from None
     except (OSError, RuntimeError, EOFError, ValueError, zipfile.BadZipFile, KeyError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {str(error).partition(chr(10))[0] or 'it ends too early'}") from None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class ViTShape:
-    """What the tensors of a checkpoint say about a network, and the number of heads, which they do not.
+    """The facts that the tensors of a checkpoint state about a network, and the number of heads, which they do not.
 
     patch and grid: of pictures (height, width) or of volumes (slice, depth, column). registers: tokens without a
     position. layer_scale, gated (SwiGLU), qkv_bias and norm: which parts the blocks and the end of the network have.

@@ -135,7 +135,7 @@ class BoardSettings:
     event: str | None = None
 
     def protocol(self) -> ProtocolSettings:
-        """What of it the evaluation protocol needs."""
+        """The part that the evaluation protocol needs."""
         return ProtocolSettings(
             self.task, self.level, "features", None, self.event, self.subgroups, self.bootstrap, self.seed
         )
@@ -260,7 +260,7 @@ def _without_leaks(candidates: Sequence[EmbeddedCandidate], board: Board) -> lis
         if candidate.table.leaked:
             label, people = candidate.entry.label, candidate.table.leaked
             what = f"{label} was pretrained on eyes of {people} people who are now in val or test"
-            board.add_fault("leaked_person", f"{what}: its figures would be too good, so it is left out")
+            board.add_fault("leaked_person", f"{what}: its metrics would be too good, so it is left out")
     clean = [candidate for candidate in candidates if not candidate.table.leaked]
     if not clean:
         leaks = "\n  ".join(fault.what for fault in board.faults)
@@ -287,7 +287,7 @@ def _limited_targets(
 
 @dataclass(frozen=True)
 class Measuring:
-    """What a row is measured with: the cases, and the opened test set."""
+    """The data that a row is measured with: the cases, and the opened test set."""
 
     evaluation: Evaluation
     test_set: TestSet

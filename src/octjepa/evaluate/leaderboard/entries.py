@@ -85,7 +85,7 @@ def read_entries(texts: Sequence[str]) -> list[Entry]:
     for text in texts:
         given, path = _split_name(text)
         if path in paths:
-            raise UsageError(f"{path} is given twice: a figure twice is not two trainings")
+            raise UsageError(f"{path} is given twice: one training cannot count as two")
         paths.add(path)
         name = given or _unused(_default_name(path), [entry.name for entry in entries])
         if name in RESERVED or name.partition(":")[0] in RESERVED:

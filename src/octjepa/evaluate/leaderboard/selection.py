@@ -181,7 +181,7 @@ def _no_selection_reason(target: Target) -> str:
 
 
 def selection_note(target: Target, person_ids: np.ndarray) -> str:
-    """What a reader must know of the selection for `target`; "" if nothing."""
+    """Facts that a reader must know about the selection for `target`; "" if nothing."""
     why = _no_selection_reason(target)
     if why:
         return f"{target.name}: {why}, so nothing was chosen: newest checkpoint, first pooling and first probe are used"

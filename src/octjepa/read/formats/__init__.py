@@ -290,7 +290,7 @@ def read_scan(path: Path, format: str, member: str = "", spacing_mm: AxisSpacing
 
 
 def _failed_download(path: Path) -> str:
-    """What a file of no scan format is, as a failed download leaves it; "" if it may be a scan."""
+    """The kind of a file that has no scan format, as a failed download leaves it; "" if it may be a scan."""
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     if head.startswith(b"PK\x03\x04") and path.suffix.lower() == ".oct":

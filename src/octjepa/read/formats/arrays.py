@@ -88,7 +88,7 @@ _LABEL_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
 
 @dataclass(frozen=True)
 class ArrayMetadata:
-    """What the small members of an archive describe."""
+    """The facts that the small members of an archive describe."""
 
     header: HeaderFields = field(default_factory=HeaderFields)
     spacing_mm: AxisSpacing = (None, None, None)

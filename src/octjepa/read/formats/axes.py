@@ -1,4 +1,5 @@
-"""Which axis of an array is slice, depth and column: stated, decided by spacing and content, or refused; never guessed.
+"""Decide which axis of an array is slice, depth and column: stated, decided by spacing and content, or refused; never
+guessed.
 
 A file that states its axes is believed. A spacing leaves some orders: those in which every axis has a plausible spacing
 and the scan the extent of an OCT scan. A header's spacing that leaves one order, and none if it is read backwards, is

@@ -40,7 +40,7 @@ _NUMBERS = {("u", 8), ("u", 16), ("u", 32), ("i", 8), ("i", 16), ("i", 32), ("f"
 _MAX_DESCRIPTION = 1 << 16
 _EXIF_ORIENTATION = 0x0112
 _MASK_ENDING = re.compile(r"[_\-. ](masks?|labels?|seg|segmentation|gt|annotations?|fluid|layers?)$", re.IGNORECASE)
-# What Pillow's parsers raise for damaged bytes.
+# Exceptions that Pillow's parsers raise for damaged bytes.
 _DAMAGED = (
     OSError,
     ValueError,

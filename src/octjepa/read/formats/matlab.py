@@ -58,7 +58,7 @@ _MAX_TEXT = 64  # characters of a text that becomes a label
 _LARGEST_CHUNK = 16 << 20  # bytes of a chunk of HDF5 that is larger than its array
 _WINDOW = 4096  # bytes at the start of an array that hold the tags of its flags, shape, name and values
 _HDF5_STARTS = (b"MATLAB 7.3", b"\x89HDF\r\n\x1a\n")
-# What the parsers of NumPy and h5py raise for damaged bytes.
+# Exceptions that the parsers of NumPy and h5py raise for damaged bytes.
 _DAMAGED = (
     ValueError,
     TypeError,

@@ -47,7 +47,7 @@ _TRUE, _FALSE = {"true", "1", "yes"}, {"false", "0", "no", ""}
 
 @dataclass(frozen=True)
 class _Layout:
-    """What the voxels are: the checked fields of a header."""
+    """The type of the voxels: the checked fields of a header."""
 
     shape: tuple[int, ...]  # the first axis in the file first
     dtype: np.dtype

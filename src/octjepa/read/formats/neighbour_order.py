@@ -39,7 +39,7 @@ def _correlations(pixels: UInt8[np.ndarray, "D H W"]) -> Float[np.ndarray, "D D"
 
 
 def contradicts_order(pixels: UInt8[np.ndarray, "D H W"]) -> str:
-    """What contradicts the order of B-scans, in words; "" if nothing does, or where the content says nothing."""
+    """The evidence against the order of B-scans, in words; "" if nothing does, or where the content says nothing."""
     if len(pixels) < _FEWEST:
         return ""
     pairs = _correlations(pixels)

@@ -79,7 +79,7 @@ def _parse_header(head: bytes) -> Nifti1Header:
     if not length and len(head) >= 4:
         raise rejection("unknown_format", "no NIfTI: the length of the header, its first number, is another")
     if len(head) < length or not length:
-        raise rejection("truncated", f"{len(head)} bytes; the header alone needs {length or 348}")
+        raise rejection("truncated", f"{len(head)} bytes; its header needs {length or 348}")
     mark = head[_MARK_AT[length] : _MARK_AT[length] + 4]
     if mark == _TWO_FILES[length]:
         raise rejection("unknown_format", "NIfTI of two files (.hdr and .img); expected one file")

@@ -51,7 +51,7 @@ CHARTS = (
         validation="val/cosine",
         baseline="val/baseline/",
     ),
-    Chart("train/lr", "Learning rate", "Rises once, then falls to its floor."),
+    Chart("train/lr", "Learning rate", "Rises once, then falls to its final value."),
     Chart(
         "train/ema_momentum",
         "EMA momentum of the target",
@@ -77,7 +77,7 @@ CHARTS = (
     ),
     Chart(
         "monitor/position_share_tissue",
-        "Variance explained by position alone",
+        "Variance that position explains",
         "Near 1 the features encode where a token is and not what it shows.",
     ),
     Chart("volumes_per_second", "Volumes per second", "Dips are waits for data or for the machine."),
@@ -87,8 +87,8 @@ TUNING_CHARTS = (
     Chart(
         "loss", "Loss", "Where the loss of validation people rises again, the network overfits.", validation="val_loss"
     ),
-    Chart("blocks", "Trainable blocks of the encoder", "The heads alone, then the last blocks, then all of them."),
-    Chart("lr", "Learning rate of the heads", "Rises once, then falls to its floor."),
+    Chart("blocks", "Trainable blocks of the encoder", "First the heads, then the last blocks, then all blocks."),
+    Chart("lr", "Learning rate of the heads", "Rises once, then falls to its final value."),
     Chart(
         "grad_norm",
         "Gradient norm, unclipped",

@@ -217,7 +217,7 @@ def _tune(
     by = "val" if learner.best_update else "last"
     found.choices.append(TunedChoice(name, TUNED, TUNED_POOL, update, learner.update, by))
     if runtime.rank == 0 and not learner.best_update:
-        found.add_note(f"{name}: nobody with labels in val, so nothing was chosen: the last weights stay")
+        found.add_note(f"{name}: no labelled person in val, so nothing was chosen: the last weights stay")
     if runtime.rank == 0 and learner.skipped:
         found.add_note(f"{name}: {learner.skipped} updates without a finite gradient were skipped")
     saved = runtime.run_on_rank_zero(lambda: save_tuned(folder / TUNED_FOLDER, network, recipe, data, shifts, update))

@@ -43,7 +43,7 @@ RESULTS = "results.json"
 HEAD_FILE = "head.safetensors"
 KIND = "fine-tuning"
 _ABOUT = "run.json"
-# What a run that resumes must share with the one that began, and what to say if it does not.
+# The settings that a resumed run must share with the run that began, and what to say if it does not.
 _UNCHANGED = {
     "science_hash": "the recipe",
     "weights": "the encoder (--from)",

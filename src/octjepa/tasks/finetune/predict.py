@@ -1,4 +1,4 @@
-"""What a tuned network predicts: for the volumes of a split in training, and for one case (`load_tuned(folder)`).
+"""Predictions of a tuned network: for the volumes of a split in training, and for one case (`load_tuned(folder)`).
 
 `inference` predicts whole folders and stores.
 """

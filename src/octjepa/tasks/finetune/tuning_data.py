@@ -41,7 +41,8 @@ from octjepa.tasks.finetune.recipe import FinetuneRecipe
 
 @dataclass(frozen=True)
 class TrainingLabels:
-    """What the head of a target learns: `truth` of every volume (class code, or standardised quantity; NaN: no label).
+    """The training data of the head of a target: `truth` of every volume (class code, or standardised quantity; NaN: no
+    label).
 
     weight: of each class in the loss; scale: mean and standard deviation of a quantity among the training volumes.
     """

@@ -119,7 +119,7 @@ def segment_names(path: Path) -> tuple[str, ...]:
 
 
 def segmentation_source(path: Path) -> str:
-    """Who made the segments, according to their algorithm type (0062,0008); "" if the file does not state it.
+    """The author of the segments, according to their algorithm type (0062,0008); "" if the file does not state it.
 
     For example "made automatically by octjepa 0.1.0". Segments of several origins are listed in the order of the file.
     """
@@ -198,7 +198,7 @@ def write_segmentation(
     if int(scan.get("NumberOfFrames", 0)) != len(codes) or (scan.Rows, scan.Columns) != codes.shape[1:]:
         raise UsageError(f"{source} has other frames than the segmentation: it cannot reference them")
     if not codes.any():
-        raise UsageError(f"no class was found in {source}: a DICOM Segmentation needs a frame; write NIfTI alone")
+        raise UsageError(f"no class was found in {source}: a DICOM Segmentation needs a frame; write only NIfTI")
     artificial = hd.sr.CodedConcept("123110", "DCM", "Artificial Intelligence")
     algorithm = hd.AlgorithmIdentificationSequence("octjepa", artificial, version("octjepa"))
     segments = []
@@ -238,7 +238,7 @@ def _read_scan(source: Path) -> Dataset:
 
 
 def _deidentified(scan: Dataset, spacing_mm: tuple[float, float, float]) -> Dataset:
-    """What highdicom copies from a scan: identifiers and geometry, nothing of the patient.
+    """The attributes that highdicom copies from a scan: identifiers and geometry, nothing of the patient.
 
     A scan without positions of its B-scans gets a frame of reference of its own, in which they are `spacing_mm` apart.
     """

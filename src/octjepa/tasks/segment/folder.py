@@ -45,7 +45,9 @@ class SavedHead(NamedTuple):
 
 
 def contract_of(encoder: PretrainedEncoder) -> dict[str, Any]:
-    """What an encoder must share with that of a head: how volumes and tokens are made, and its weights."""
+    """The properties that an encoder must share with that of a head: how volumes and tokens are made, and its
+    weights.
+    """
     recipe = encoder.recipe
     return {
         "preprocessing": recipe.preprocessing.model_dump(mode="json"),
@@ -154,7 +156,8 @@ def _plain(value: Any) -> Any:
 
 
 def describe(out: Path) -> dict[str, object]:
-    """What `octjepa inspect` shows: classes, recipe and encoder of the head in `out`, and its figures of test people.
+    """The output of `octjepa inspect`: classes, recipe and encoder of the head in `out`, and its figures of test
+    people.
 
     Raises WrongCheckpointError (no head), OctjepaError (a damaged file).
     """
@@ -173,7 +176,7 @@ def describe(out: Path) -> dict[str, object]:
         "contract_hash": about["contract"]["contract_hash"],
     }
     if not shown["finished"]:
-        return shown | {"notes": [f"its figures are not there ({RESULTS}): {_ANEW}"]}
+        return shown | {"notes": [f"its results are missing ({RESULTS}): {_ANEW}"]}
     results = read_json_object(out / RESULTS, _ANEW)
     if not {"metrics", "paired", "notes"} <= results.keys():
         raise OctjepaError(f"{out / RESULTS} is damaged: {_ANEW}")

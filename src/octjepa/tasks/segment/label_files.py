@@ -199,7 +199,7 @@ class LabelFolder:
         raise UsageError(f"{self.path} holds {len(files)} label files, none of which is called after {scan}")
 
     def source(self, file: Path) -> str:
-        """Who made the labels of `file`, as the file or `classes.json` states it; "" if neither does."""
+        """The author of the labels of `file`, as the file or `classes.json` states it; "" if neither does."""
         if file.suffix == ".npz":
             with _arrays(file) as found:
                 if "surfaces" in found:
@@ -236,7 +236,7 @@ class LabelFolder:
             raise UsageError(f"{file} is not a mapping of whole numbers to names: {_EXAMPLE}") from None
         named = {code: name for code, name in named.items() if code and name.casefold() not in NOT_LABELLED}
         if not named or min(named) < 1 or max(named) > MAX_CLASSES or len(set(named.values())) < len(named):
-            raise UsageError(f"{file}: expected a name of its own for each of 1 to at most {MAX_CLASSES}; {_EXAMPLE}")
+            raise UsageError(f"{file}: expected a separate name for each of 1 to at most {MAX_CLASSES}; {_EXAMPLE}")
         return tuple(named.get(code, "") for code in range(1, max(named) + 1))
 
     def names(self, file: Path) -> tuple[str, ...]:
@@ -325,7 +325,7 @@ def joined(parts: Sequence[LabelVolume]) -> LabelVolume:
         if other.codes.shape != first.codes.shape:
             raise UsageError(
                 f"two label files of one scan have {_shape_text(first.codes.shape)} and "
-                f"{_shape_text(other.codes.shape)} voxels: keep the one that fits the scan"
+                f"{_shape_text(other.codes.shape)} voxels: keep the file that fits the scan"
             )
         names = tuple(dict.fromkeys([*first.names, *other.names]))
         old, new = first.as_classes(names), other.as_classes(names)

@@ -185,7 +185,7 @@ class LabelledVolumes:
                 f"so that labelled people are in train and test; now {counts}"
             )
         if not people["val"]:
-            self.notes.append("nobody with labels in val: nothing is chosen, the recipe's middle or last setting stays")
+            self.notes.append("no labelled person in val: nothing is chosen, the recipe's middle or last setting stays")
 
     def _check_classes(self) -> None:
         present = np.zeros(256, bool)
@@ -194,7 +194,7 @@ class LabelledVolumes:
         if not present[: len(self.classes) + 1].sum() > 1:
             raise UsageError("the training labels hold one class only: nothing can be told apart")
         if self.in_split("val") and not any(self.counts()["val"]["holding"].values()):
-            self.notes.append("no class is in the labels of val: nothing is chosen, as with nobody in val")
+            self.notes.append("no class is in the labels of val: nothing is chosen, as without people in val")
         absent = [name for code, name in enumerate(self.classes, start=1) if not present[code]]
         if absent:
             raise UsageError(

@@ -35,7 +35,7 @@ class DecoderRecipe(Section):
     def _only_what_labels_follow(cls, views: ViewRecipe) -> ViewRecipe:
         for key in ("rotation_degrees", "zoom", "speckle", "blur", "halves"):
             if getattr(views, key):
-                raise ValueError(f"{key}: a decoder's windows are changed by crop, flips, gain and gamma alone")
+                raise ValueError(f"{key}: a decoder's windows are changed only by crop, flips, gain and gamma")
         return views
 
 

@@ -1,4 +1,4 @@
-"""What heads share: windows over a stored volume, the tokens of a window, and the position prior.
+"""Code that all heads share: windows over a stored volume, the tokens of a window, and the position prior.
 
 Windows slide along B-scans and columns, half a view at most from one to the next. They do not slide in depth:
 flattening has put the retina at one depth there, and the encoder knows it at that depth.

@@ -1,4 +1,4 @@
-"""What a tracker is, and what it receives of a run.
+"""The protocol of a tracker, and the data that it receives from a run.
 
 What leaves the machine is the recipe's science fields (no paths), the run's hash, metrics and, where the recipe
 allows it, pictures. Everything that the libraries of trackers send of their own accord (host, user, command line, code,
@@ -24,7 +24,7 @@ PICTURE = "pictures/views_and_masks"
 
 
 class Tracker(Protocol):
-    """What a tracker can do. Any of it may raise or block: `TrackerThread` handles that."""
+    """The methods of a tracker. Any of it may raise or block: `TrackerThread` handles that."""
 
     def metrics(self, update: int, values: Mapping[str, float]) -> None: ...
 
@@ -37,7 +37,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker receives of a run; `folder` is where it may store what it needs.
+    """The data that a tracker receives from a run; `folder` is where it may store what it needs.
 
     `first` counts the updates done before; `pictures`: whether pictures may be sent to servers.
     """
@@ -74,7 +74,7 @@ def png(image: UInt8[np.ndarray, "H W 3"]) -> bytes:
     return buffer.getvalue()
 
 
-# What the trackers of this package import, and the extra that brings it.
+# The libraries that the trackers of this package import, and the extra that brings it.
 NEEDS = {
     "wandb": ("wandb", "wandb"),
     "wandb_offline": ("wandb", "wandb"),
