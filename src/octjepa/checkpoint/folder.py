@@ -134,8 +134,7 @@ def read_tensors(folder: Location, name: str) -> dict[str, Tensor]:
         if _sha256(path) != expected["sha256"]:
             raise CheckpointError(
                 f"{folder}/{name} is damaged: its checksum is not the manifest's. Remove {location_name(folder)} to "
-                "continue "
-                "on from an earlier one."
+                "continue from an earlier checkpoint."
             )
         return read_safetensors(path, f"{folder}/{name}")[0]
 

@@ -31,8 +31,8 @@ def slow_reading_message(idle: float, store: str, workers: int) -> str:
         what, to_do = f"{store} is read too slowly", "read next to the arithmetic (machine.loader_workers=2)"
     return (
         f"{idle:.0%} of the time of the last {IDLE_WINDOW} updates was spent waiting for samples: {what}. The run "
-        f"continues at this speed; to go faster, stop it and continue with --resume after a change: copy the store to a local "
-        f"disk, pack many small files into large files (octjepa pack), or {to_do}"
+        f"continues at this speed; to go faster, stop it and continue with --resume after a change: copy the store to "
+        f"a local disk, pack many small files into large files (octjepa pack), or {to_do}"
     )
 
 
