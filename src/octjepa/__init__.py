@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from octjepa.tasks.segmenter.inference import load_segmenter
     from octjepa.volume import OCTVolume
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "VJEPA3D",
     "OCTVolume",

@@ -73,6 +73,8 @@ def test_wheel_and_sdist_hold_recipes_scripts_and_pins(root: Path, tmp_path: Pat
         "docs/index.md",
         "mkdocs.yml",
     } <= sources
+    results = ("lab/", "benchmarks/records/", "docs/exam/results.json", "docs/exam/sealed/")
+    assert not [name for name in sources if name.startswith(results)]
 
 
 def test_the_files_of_a_checkout_are_found_where_they_are() -> None:
