@@ -102,7 +102,8 @@ class CanonicalVolume:
     from the scan's centre: `Store.native_map` needs both, `Store.read` leaves them out.
 
     `half_difference` is half of the difference between the volume from every other B-scan and that from the B-scans
-    between them, in stored values; None where a store does not hold it or B-scans are too far apart.
+    between them, in stored values; None where a store does not hold it or B-scans are too far apart. `bscan_slices`: it
+    is a single B-scan, which fills so many slices; 0 for a volume.
     """
 
     volume_id: str
@@ -114,6 +115,7 @@ class CanonicalVolume:
     frame_shifts: Int16[np.ndarray, "N W"] | None = None
     frame_mm: Float[np.ndarray, " N"] | None = None
     half_difference: Int8[np.ndarray, "D H W"] | None = None
+    bscan_slices: int = 0
 
     @property
     def halves(self) -> tuple[UInt8[np.ndarray, "D H W"], UInt8[np.ndarray, "D H W"]] | None:

@@ -117,6 +117,13 @@ def ingest(
             help="Also store each volume from every other B-scan, for recipes with views.halves (a byte a voxel more).",
         ),
     ] = False,
+    images: Annotated[
+        bool,
+        typer.Option(
+            "--images",
+            help="Each picture and one-frame DICOM file is a single B-scan. --spacing is then depth,column.",
+        ),
+    ] = False,
     max_lost: MaxLost = 0.2,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -126,19 +133,28 @@ def ingest(
     from octjepa.ingest import IngestOptions, build_store
     from octjepa.ingest.remembered_sources import remember_sources
     from octjepa.read.reader import parse_spacing
+    from octjepa.read.single_bscan import parse_image_spacing
 
-    preprocessing = load_recipe(recipe).preprocessing
+    settings = load_recipe(recipe)
+    if images and halves:
+        raise UsageError("--images and --halves exclude each other: a single B-scan has no halves")
+    parse = parse_image_spacing if images else parse_spacing
+    options = IngestOptions(
+        engine=engine,
+        seconds_per_file=seconds_per_file,
+        bscan_slices=settings.tokens.patch_size[0] if images else 0,
+    )
     remember_sources(store, sources)
     try:
         made = build_store(
             sources,
             store,
-            preprocessing,
+            settings.preprocessing,
             workers,
             max_lost,
-            None if spacing is None else parse_spacing(spacing),
+            None if spacing is None else parse(spacing),
             halves,
-            IngestOptions(engine=engine, seconds_per_file=seconds_per_file),
+            options,
         )
         print_result(made, as_json)
     except TooManyLostError as error:

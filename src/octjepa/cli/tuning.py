@@ -93,6 +93,13 @@ def predict(
     ] = None,
     workers: Workers = None,
     spacing: Spacing = None,
+    images: Annotated[
+        bool,
+        typer.Option(
+            "--images",
+            help="Each picture and one-frame DICOM file is a single B-scan. --spacing is then depth,column.",
+        ),
+    ] = False,
     max_lost: MaxLost = 0.2,
     allow_outside: AllowOutside = False,
     as_json: Json = False,
@@ -119,13 +126,17 @@ def predict(
 
         if spacing is not None:
             raise UsageError("--spacing is for scans that are read: those of a --store have their spacing")
+        if images:
+            raise UsageError("--images is for scans that are read: a --store knows what it holds")
         print_result(predict_store(tuned, Store.open(store), out, level), as_json)
         return
     from octjepa.read.reader import parse_spacing
+    from octjepa.read.single_bscan import parse_image_spacing
 
-    spacing_mm = None if spacing is None else parse_spacing(spacing)
+    parse = parse_image_spacing if images else parse_spacing
+    spacing_mm = None if spacing is None else parse(spacing)
     try:
-        print_result(predict_scans(tuned, sources or (), out, level, workers, max_lost, spacing_mm), as_json)
+        print_result(predict_scans(tuned, sources or (), out, level, workers, max_lost, spacing_mm, images), as_json)
     except TooManyLostError as error:
         print_result(error.summary, as_json)  # the work is done: its figures come before the exit code
         raise
@@ -270,7 +281,8 @@ def _segment_bscans(
 ) -> None:
     """`octjepa segment PICTURE...` and `octjepa segment FOLDER --images`."""
     from octjepa.cli.output import print_segmented_bscans
-    from octjepa.tasks.segmenter.single_bscans import parse_bscan_spacing, segment_bscans
+    from octjepa.read.single_bscan import parse_bscan_spacing
+    from octjepa.tasks.segmenter.single_bscans import segment_bscans
 
     made = segment_bscans(sources, out, None if spacing is None else parse_bscan_spacing(spacing), model)
     payload = made.as_dict()

@@ -32,6 +32,7 @@ from octjepa.encoders.base import FrozenEncoder
 from octjepa.encoders.external import ExternalEncoder
 from octjepa.encoders.external.prepared import PreparedExternal
 from octjepa.encoders.locate import open_encoder, prepare_external
+from octjepa.encoders.pretrained import PretrainedEncoder
 from octjepa.errors import ContractError, OctjepaError, UsageError
 from octjepa.progress import bar
 from octjepa.remote import is_remote
@@ -191,12 +192,26 @@ def require_same_contract(encoder: FrozenEncoder, store: Store, weights: str | P
         )
 
 
+def _check_bscans(encoder: FrozenEncoder, store: Store) -> None:
+    """Raises ContractError if a single B-scan of the store does not fill the patches of an encoder of octjepa."""
+    slices = encoder.recipe.tokens.patch_size[0] if isinstance(encoder, PretrainedEncoder) else 1
+    if store.bscan_slices % slices:
+        raise ContractError(
+            f"the B-scans of {store.location} fill {store.bscan_slices} slices each, and a patch of {encoder.name} "
+            f"spans {slices}: ingest them into a new store with the recipe of the weights (octjepa ingest --images)"
+        )
+
+
 def select_volumes(encoder: FrozenEncoder, store: Store) -> pd.DataFrame:
     """The store's volumes to embed, sorted by volume id; a device or site that is lost as a whole is logged.
 
-    Raises UsageError if there is none.
+    A store of single B-scans is embedded whole. Raises UsageError if there is none; ContractError: single B-scans
+    that fill a part of this encoder's patches only.
     """
     table, patterns = store.table, encoder.patterns
+    if store.bscan_slices:
+        _check_bscans(encoder, store)
+        patterns = ("line",)
     rows = table[table["pattern"].isin(patterns)].sort_values("volume_id")
     if rows.empty:
         raise UsageError(f"store {store.location} holds no {' or '.join(patterns)} volume to embed")

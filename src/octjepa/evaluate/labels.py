@@ -13,13 +13,14 @@ import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
 from octjepa.errors import UsageError, did_you_mean
+from octjepa.read.formats.sequence import IMAGE_SUFFIXES
 from octjepa.read.identity import visit_pseudonym
 from octjepa.read.personal_data import clean_person_id, names_nobody
 from octjepa.tables import plain_cell
@@ -27,7 +28,7 @@ from octjepa.tables import plain_cell
 PERSON_COLUMNS = ("person_id", "participant_id")
 EYE_COLUMNS = ("eye", "laterality")
 SITE_COLUMNS = ("clinical_site", "site")
-VISIT_COLUMNS = ("visit",)
+VISIT_COLUMNS = ("visit", "image")  # the visit of a single B-scan is the name of its file
 _PSEUDONYM = re.compile(r"v-[0-9a-f]{12}")
 _DATE = re.compile(r"(\d{4})-(\d{2})-(\d{2})")
 # Cells of other programs without a value. None is a class where others are words, and no value among numbers.
@@ -143,11 +144,14 @@ def read_labels(path: str | Path, targets: Sequence[str]) -> LabelTable:
 def visit_pseudonyms(person_id: str, cell: str) -> tuple[str, ...]:
     """The pseudonyms that a store may have for a visit of a person: by its own pseudonym, or by the file's text.
 
-    The text of a file is a study UID, a date or a name; a date 2024-03-05 is also tried as DICOM writes it, 20240305.
+    The text of a file is a study UID, a date or a name; a date 2024-03-05 is also tried as DICOM writes it, 20240305,
+    and the file name of a picture without its suffix.
     """
     if _PSEUDONYM.fullmatch(cell):
         return (cell,)
     texts = [cell, "".join(date.groups())] if (date := _DATE.fullmatch(cell)) else [cell]
+    if (name := PurePath(cell.replace("\\", "/"))).suffix.lower() in IMAGE_SUFFIXES:
+        texts.append(name.stem)
     return tuple(visit_pseudonym(person_id, text) for text in texts)
 
 

@@ -132,12 +132,14 @@ class IngestOptions:
     """Settings of an ingest that few runs change.
 
     `seed` decides the split of people without one. With `engine` "ray" a Ray cluster reads the files. A file that takes
-    longer than `seconds_per_file` is refused.
+    longer than `seconds_per_file` is refused. With `bscan_slices` every picture and one-frame DICOM file is a single
+    B-scan, which fills so many stored slices: those of a patch of the encoder.
     """
 
     seed: int = 0
     engine: Engine = "local"
     seconds_per_file: float = SECONDS_PER_FILE
+    bscan_slices: int = 0
 
 
 _USUAL = IngestOptions()
@@ -184,8 +186,8 @@ def build_store(
     if not seconds_per_file > 0:
         raise UsageError(f"seconds per file must be above 0, got {seconds_per_file}")
     start = time.monotonic()
-    discovery = discover(sources)
-    opened = Store.create(store, preprocessing, halves)
+    discovery = discover(sources, single_bscans=options.bscan_slices > 0)
+    opened = Store.create(store, preprocessing, halves, options.bscan_slices)
     with opened.writing():
         record_ignored(opened.path, sources, discovery.ignored)
         known = opened.known_files()
@@ -202,7 +204,12 @@ def build_store(
             )
         duplicates = DuplicateCheck(opened, discovery.files, todo)
         work = partial(
-            ingest_one, store=opened.path, preprocessing=preprocessing, spacing_mm=spacing_mm, halves=opened.halves
+            ingest_one,
+            store=opened.path,
+            preprocessing=preprocessing,
+            spacing_mm=spacing_mm,
+            halves=opened.halves,
+            bscan_slices=opened.bscan_slices,
         )
         results = run_files(todo, work, options.engine, workers, seconds_per_file, opened.path)
         try:

@@ -22,8 +22,10 @@ from octjepa.ingest.remote_series import series_of_objects
 from octjepa.ingest.source_file import SourceFile
 from octjepa.read import formats
 from octjepa.read.dicom_series import Series, may_be_b_scan, series_in
+from octjepa.read.formats.images import without_masks
 from octjepa.read.formats.sequence import IMAGE_SUFFIXES
 from octjepa.read.manifest import ManifestRow
+from octjepa.read.single_bscan import BSCAN_SUFFIXES
 
 Refuse = Callable[[str, str, str], None]  # path, reason code, detail
 WILDCARDS = frozenset("*?[")
@@ -136,6 +138,28 @@ class LocalListing:
     ) -> SourceFile:
         """The scan at `path`, a folder of images or of the B-scans of `series` where `is_folder`."""
         return SourceFile(Path(path), name, row)
+
+
+class BScanListing(LocalListing):
+    """Files on the disks of this machine, every picture and DICOM file as a B-scan; masks are left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._scans = cache(self._find_scans)
+
+    def is_scan(self, path: str) -> bool:
+        return basename(path) in self._scans(dirname(path) or ".")
+
+    @staticmethod
+    def _find_scans(folder: str) -> frozenset[str]:
+        names = [name for name in os.listdir(folder) if name.lower().endswith(BSCAN_SUFFIXES)]
+        return frozenset(without_masks(names))
+
+    def is_scan_folder(self, folder: str, names: Sequence[str]) -> bool:
+        return False
+
+    def series(self, folder: str, names: Sequence[str]) -> Sequence[Series]:
+        return ()
 
 
 class BucketListing:

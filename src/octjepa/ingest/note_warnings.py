@@ -10,6 +10,7 @@ from octjepa.canonical.vitreous_objects import OBJECT_NOTE
 from octjepa.notes import SPARSE_NOTE
 from octjepa.read.dicom import PART_NOTE
 from octjepa.read.orientation import VERTICAL_NOTE
+from octjepa.read.single_bscan import ASSUMED_NOTE
 
 _LEFT_OUT = "Recipes leave them out, unless data.exclude_notes=[] includes them."
 _WINDOW = (
@@ -29,6 +30,8 @@ _WARNINGS = {
     OBJECT_NOTE: "something opaque and bright in front of the retina, for example an instrument. Look at them, and "
     f"leave them out by adding {OBJECT_NOTE} to data.exclude_notes.",
     "field_outside": f"wider or longer than the grid, which is laid over the centre. {_WINDOW}",
+    ASSUMED_NOTE: "pictures without a spacing, which are assumed to be 2 mm deep and 6 mm wide. If they are not, state "
+    "the spacing with --spacing DEPTH,COLUMN in mm and ingest again.",
     "depth_outside": f"tissue above or below the grid is cut. {_WINDOW}",
 }
 

@@ -10,12 +10,14 @@ from typing import Any
 
 from octjepa.canonical.pipeline import CanonicalisationResult, canonicalise
 from octjepa.canonical.quality import looks_inverted
+from octjepa.canonical.single_bscan import canonicalise_bscan
 from octjepa.errors import OctjepaError, UsageError, VolumeRejected
 from octjepa.ingest.source_file import SourceFile
 from octjepa.notes import write_codes, write_notes
 from octjepa.read.manifest import row_hash
 from octjepa.read.personal_data import StatedPerson, mask_path, read_stated_person
 from octjepa.read.reader import SpacingOption, read_volume
+from octjepa.read.single_bscan import read_bscan_volume
 from octjepa.reasons import error_origin, quarantine_record, rejection
 from octjepa.recipe import Preprocessing
 from octjepa.store.index import FileState, encode_labels
@@ -33,9 +35,14 @@ Result = dict[str, Any]
 
 
 def ingest_one(
-    source: SourceFile, store: Path, preprocessing: Preprocessing, spacing_mm: Spacing = None, halves: bool = False
+    source: SourceFile,
+    store: Path,
+    preprocessing: Preprocessing,
+    spacing_mm: Spacing = None,
+    halves: bool = False,
+    bscan_slices: int = 0,
 ) -> Result:
-    """Reads, canonicalises and stages one file.
+    """Reads, canonicalises and stages one file; with `bscan_slices` a single B-scan, which fills so many slices.
 
     Returns {"volume": index entry, "chunk": the hidden folder with its pixels} or {"refused": quarantine entry}. The
     parent renames the hidden folder once it knows that the file is not a second copy of another.
@@ -47,22 +54,29 @@ def ingest_one(
         before = state(source, spacing_mm)
         with source.local() as path:
             given = None if spacing_mm == "file" else spacing_mm
-            volume = read_volume(
-                path,
-                source.row,
-                given,
-                dataset_path=source.dataset_path,
-                member=source.member,
-                people=people,
-                seconds=math.inf,  # the limit is that of the whole ingest of a file
-            )
+            if bscan_slices:
+                volume = read_bscan_volume(path, source.row, given, source.dataset_path, people, seconds=math.inf)
+            else:
+                volume = read_volume(
+                    path,
+                    source.row,
+                    given,
+                    dataset_path=source.dataset_path,
+                    member=source.member,
+                    people=people,
+                    seconds=math.inf,  # the limit is that of the whole ingest of a file
+                )
         if before is None:
             raise rejection("unreadable_file", "the file came back while it was read")
         if state(source, spacing_mm) != before:  # two halves of different files would look like a scan
             raise rejection("unreadable_file", "it changed while it was read: ingest again when it is complete")
         stage = "canonicalise"
         try:
-            result = canonicalise(volume, preprocessing, halves)
+            result = (
+                canonicalise_bscan(volume, preprocessing, bscan_slices)
+                if bscan_slices
+                else canonicalise(volume, preprocessing, halves)
+            )
         except VolumeRejected as error:
             if error.reason == "no_tissue" and looks_inverted(volume.pixels):
                 raise rejection("no_tissue", _INVERTED) from None

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from octjepa import remote
 from octjepa.errors import OctjepaError, ResourceError, UsageError, VolumeRejected
-from octjepa.ingest.listing import BucketListing, LocalListing, suffix_of
+from octjepa.ingest.listing import BScanListing, BucketListing, LocalListing, suffix_of
 from octjepa.ingest.search import LINK_OUT, Search
 from octjepa.ingest.source_file import Discovery, SourceFile, printable
 from octjepa.progress import bar
@@ -36,8 +36,10 @@ _log = logging.getLogger(__name__)
 _parsing = threading.Lock()  # vendors' libraries are not made for threads
 
 
-def discover(sources: Sequence[str | Path]) -> Discovery:
+def discover(sources: Sequence[str | Path], single_bscans: bool = False) -> Discovery:
     """All scans of `sources`: local paths and globs, gs:// and s3:// urls.
+
+    `single_bscans`: every picture and DICOM file is one B-scan, and only local sources are searched.
 
     Raises UsageError: nothing named, no such path, a glob without a match, an unreadable manifest or list, no scan
     found. OctjepaError: a bucket does not answer. ResourceError: no room for a copy of an object.
@@ -45,7 +47,9 @@ def discover(sources: Sequence[str | Path]) -> Discovery:
     if not sources:
         raise UsageError("no source named: give a scan, a folder, a glob, a list of files or a manifest.tsv")
     found = Discovery()
-    disk, objects = Search(LocalListing(), found), BucketListing()
+    if single_bscans and any(remote.is_remote(str(source)) for source in sources):
+        raise UsageError("single B-scans (--images) are read only from disks: copy them from the bucket into a folder")
+    disk, objects = Search(BScanListing() if single_bscans else LocalListing(), found), BucketListing()
     bucket = Search(objects, found)
     for source in map(str, sources):
         if suffix_of(source) in _LISTS:

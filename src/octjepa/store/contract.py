@@ -18,16 +18,18 @@ OLDEST_SCHEMA = 1  # what a change of schema has to raise, unless it brings a mi
 
 
 class StoreContract(NamedTuple):
-    """The content of store.json. `halves`: volumes are stored with both halves of their B-scans, where these are
-    dense.
+    """The content of store.json. `halves`: volumes are stored with both halves of their B-scans, if these are dense.
+
+    `bscan_slices`: the store holds single B-scans, each of which fills so many stored slices; 0: it holds volumes.
     """
 
     preprocessing: Preprocessing
     canonical_version: int
     halves: bool
+    bscan_slices: int
 
 
-def contract_text(preprocessing: Preprocessing, halves: bool = False) -> str:
+def contract_text(preprocessing: Preprocessing, halves: bool = False, bscan_slices: int = 0) -> str:
     """The text of store.json for a store that is made now."""
     contract: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -37,6 +39,8 @@ def contract_text(preprocessing: Preprocessing, halves: bool = False) -> str:
     }
     if halves:
         contract["halves"] = True
+    if bscan_slices:
+        contract["bscan_slices"] = bscan_slices
     return json.dumps(contract, indent=1, sort_keys=True)
 
 
@@ -60,7 +64,10 @@ def read_contract(store: Path) -> StoreContract:
             )
         preprocessing = Preprocessing.model_validate(content["contract"])
         version = int(content.get("canonical_version", 0))  # the first stores did not record it
-        return StoreContract(preprocessing, version, bool(content.get("halves", False)))
+        bscan_slices = int(content.get("bscan_slices", 0))
+        if not 0 <= bscan_slices <= preprocessing.image_size[0]:
+            raise ValueError(f"bscan_slices is {bscan_slices}")
+        return StoreContract(preprocessing, version, bool(content.get("halves", False)), bscan_slices)
     except UsageError:
         raise
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:

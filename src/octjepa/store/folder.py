@@ -92,10 +92,11 @@ class Store:
     """
 
     _writer: Writer | None = None  # while this process is the one that writes
+    bscan_slices: int = 0  # stored slices that a single B-scan fills; 0: the store holds volumes
 
     def __init__(self, storage: Storage, folder: Path) -> None:
         self.storage = storage
-        self.preprocessing, self.canonical_version, self.halves = read_contract(folder)
+        self.preprocessing, self.canonical_version, self.halves, self.bscan_slices = read_contract(folder)
         self.contract_hash = science_hash(self.preprocessing)
         self._verified: set[tuple[str, int, int]] = set()  # (volume id, modification times)
         self._load(folder)
@@ -146,22 +147,33 @@ class Store:
         return cls(storage, folder)
 
     @classmethod
-    def create(cls, path: str | Path, preprocessing: Preprocessing, halves: bool = False) -> Store:
+    def create(
+        cls, path: str | Path, preprocessing: Preprocessing, halves: bool = False, bscan_slices: int = 0
+    ) -> Store:
         """Creates a store, or opens an existing one with an equal contract; `halves` are stored if it has them.
 
-        Raises ContractError with the differences if the contract of the existing store is another, or it was made
-        without the requested halves.
+        With `bscan_slices` it holds single B-scans, each in so many stored slices. Raises ContractError with the
+        differences if the contract of the existing store is another, it was made without the requested halves, or it
+        holds volumes where B-scans are wanted, or the reverse.
         """
         storage = _storage_at(path)
         folder = storage.snapshot()
         if folder is None or not (folder / MARKER).is_file():
-            storage.create(contract_text(preprocessing, halves))
+            storage.create(contract_text(preprocessing, halves, bscan_slices))
         store = cls.open(path)
         check_same_contract(store.location, store.preprocessing, store.canonical_version, preprocessing)
         if halves and not store.halves:
             raise ContractError(
                 f"the store {store.location} was made without halves, and its volumes would not have them: name a new "
                 "--store folder, or drop --halves"
+            )
+        if bscan_slices != store.bscan_slices:
+            kinds = [
+                f"single B-scans in {count} slices (--images)" if count else "volumes"
+                for count in (store.bscan_slices, bscan_slices)
+            ]
+            raise ContractError(
+                f"the store {store.location} holds {kinds[0]}, and this command reads {kinds[1]}: name another --store"
             )
         return store
 
@@ -240,7 +252,16 @@ class Store:
         if pixels.shape != self.preprocessing.stored_size:
             raise DamagedVolume(f"{name} holds {pixels.shape}, the contract says {self.preprocessing.stored_size}")
         mean, std = self._moments[line].tolist()
-        return CanonicalVolume(volume_id, pixels, band, mean, std, shifts, half_difference=half_difference)
+        return CanonicalVolume(
+            volume_id,
+            pixels,
+            band,
+            mean,
+            std,
+            shifts,
+            half_difference=half_difference,
+            bscan_slices=self.bscan_slices,
+        )
 
     @contextmanager
     def chunk_files(self, volume_id: str) -> Iterator[dict[str, ChunkFile]]:
@@ -335,6 +356,7 @@ class Store:
             "preprocessing": self.preprocessing.model_dump(mode="json"),
             "contract_hash": self.contract_hash,
             "halves": self.halves,
+            "bscan_slices": self.bscan_slices,
             "canonical_version": self.canonical_version,
         }
 

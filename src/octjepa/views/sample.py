@@ -110,9 +110,12 @@ def _draw(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, background
     grid_positions = np.stack(np.unravel_index(index, recipe.grid), axis=-1)  # [k, 3]
     tissue = tokens.holds_tissue(share)[index]
     mask_rng, count = rng("mask"), 1 if epoch is None else recipe.masks.per_target
+    counts = recipe.mask_counts
+    if len(index) < recipe.token_count:  # a single B-scan: the same shares of fewer tokens
+        hidden = max(1, counts[1] * len(index) // recipe.token_count)
+        counts = (max(1, min(counts[0] * len(index) // recipe.token_count, len(index) - hidden)), hidden)
     (context, target), *further = (
-        masks.sample_mask(grid_positions, recipe.grid, recipe.masks, recipe.mask_counts, mask_rng, tissue)
-        for _ in range(count)
+        masks.sample_mask(grid_positions, recipe.grid, recipe.masks, counts, mask_rng, tissue) for _ in range(count)
     )
     positions = token_positions(index, recipe)
     empty = np.empty((len(index), 0), dtype=np.float32)
@@ -138,9 +141,11 @@ def select_tokens(
 ) -> tuple[np.ndarray, Int[np.ndarray, " k"], Float[np.ndarray, " grid"]]:
     """(view, chosen patches in raster order, tissue share of every patch) under `transform`."""
     view, share = _view_and_tissue(volume, recipe, transform)
+    candidates = _candidates(volume, recipe, share)
     if recipe.tokens.select == "all":
-        return view, np.arange(recipe.grid_tokens), share
-    return view, tokens.select(share, recipe.token_count, rng, background), share
+        return view, candidates, share
+    count = recipe.token_count * len(candidates) // recipe.grid_tokens
+    return view, candidates[tokens.select(share[candidates], count, rng, background)], share
 
 
 def select_tissue_tokens(
@@ -148,9 +153,23 @@ def select_tissue_tokens(
 ) -> tuple[np.ndarray, Int[np.ndarray, " k"], Float[np.ndarray, " grid"]]:
     """As `select_tokens`, with every patch that holds tissue: what a frozen encoder reads. K differs by volume."""
     view, share = _view_and_tissue(volume, recipe, transform)
+    candidates = _candidates(volume, recipe, share)
     if recipe.tokens.select == "all":
-        return view, np.arange(recipe.grid_tokens), share
-    return view, tokens.select_tissue(share, recipe.grid), share
+        return view, candidates, share
+    _, depth, columns = recipe.grid
+    grid = (len(candidates) // (depth * columns), depth, columns)
+    return view, candidates[tokens.select_tissue(share[candidates], grid)], share
+
+
+def _candidates(
+    volume: CanonicalVolume, recipe: Recipe, share: Float[np.ndarray, " grid"]
+) -> Int[np.ndarray, " candidates"]:
+    """The patches that may be selected: all, or of a single B-scan those at its positions along the slice axis."""
+    index = np.arange(recipe.grid_tokens)
+    if not volume.bscan_slices:
+        return index
+    holds_bscan = (share.reshape(recipe.grid[0], -1) > 0).any(axis=1)
+    return index.reshape(recipe.grid[0], -1)[holds_bscan].ravel() if holds_bscan.any() else index
 
 
 def _view_and_tissue(

@@ -16,8 +16,7 @@ from oct_dicom import make_dataset, save
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.phantom import make_eye
 from octjepa.phantom.random_scene import BOUNDARY_SURFACES
-from octjepa.read.single_bscan import find_bscans, is_picture, read_bscan
-from octjepa.tasks.segmenter.single_bscans import parse_bscan_spacing
+from octjepa.read.single_bscan import find_bscans, is_picture, parse_bscan_spacing, read_bscan
 
 pytestmark = pytest.mark.timeout(400)
 EYE = make_eye(11, 41, "OD", "heidelberg_spectralis")

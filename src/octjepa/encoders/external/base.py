@@ -41,11 +41,12 @@ class TunedOn:
 class ExternalEncoder(ABC):
     """A frozen network of another project. `name` is that of its folder or file, `about` what is known of it.
 
-    kind: its name in `ENCODERS`; tuned_on: None except for one that octjepa fine-tuned.
+    kind: its name in `ENCODERS`; tuned_on: only of an encoder that octjepa fine-tuned.
     """
 
     kind: str = ""
     tuned_on: TunedOn | None = None
+    reads_bscans: bool = False  # each B-scan by itself, so that a single one needs no others around it
 
     def __init__(self, network: nn.Module, about: Mapping[str, Any], path: Path) -> None:
         self.network = network.eval().requires_grad_(False)

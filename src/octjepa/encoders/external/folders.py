@@ -103,6 +103,8 @@ class FrameEncoder(FolderEncoder):
     preprocessor_config.json says, or to mean 0.5 and spread 0.5 if it says nothing.
     """
 
+    reads_bscans = True
+
     @classmethod
     def build(cls, folder: Path, trained: bool) -> Self:
         network, config = _load_transformers(folder, "AutoModel", trained)

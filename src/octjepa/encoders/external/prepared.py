@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import ClassVar, Literal, Self
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Shaped, UInt8
 from torch import nn
 
 from octjepa.checkpoint.location import Location
@@ -21,6 +21,13 @@ from octjepa.views import geometry
 from octjepa.volume import CanonicalVolume
 
 PATTERNS: tuple[Literal["raster"]] = ("raster",)  # the scans that encoders of other projects are given
+
+
+def one_bscan(view: Shaped[np.ndarray, "d h w"]) -> Shaped[np.ndarray, "1 h w"]:
+    """The middle one of the slices of a view that a single B-scan fills."""
+    filled = np.flatnonzero(view.any(axis=(1, 2)))
+    middle = int(filled[len(filled) // 2]) if len(filled) else len(view) // 2
+    return view[middle : middle + 1]
 
 
 class PreparedExternal(EncoderBase[UInt8[np.ndarray, "d h w"]]):
@@ -82,9 +89,10 @@ class PreparedExternal(EncoderBase[UInt8[np.ndarray, "d h w"]]):
         return hash_weights(self.network, type(self.network).__name__)
 
     def select_tokens(self, volume: CanonicalVolume) -> UInt8[np.ndarray, "d h w"]:
-        """The centred view of a prepared volume."""
+        """The centred view of a prepared volume; a single B-scan as one slice for an encoder that reads B-scans."""
         crop = geometry.center_crop(self.preprocessing)
-        return geometry.apply_transform(volume.pixels, crop, self.preprocessing.image_size)
+        view = geometry.apply_transform(volume.pixels, crop, self.preprocessing.image_size)
+        return one_bscan(view) if volume.bscan_slices and self.external.reads_bscans else view
 
     def encode_tokens(self, selected: Sequence[UInt8[np.ndarray, "d h w"]]) -> list[TokenFeatures]:
         """All tokens of each view. Raises UsageError: features that are not finite."""
@@ -96,8 +104,13 @@ class PreparedExternal(EncoderBase[UInt8[np.ndarray, "d h w"]]):
         return encoded
 
     def token_grid(self, count: int) -> tuple[int, int, int]:
-        """(slices, depth, columns) of `count` tokens. Raises OctjepaError: the encoder's grid has another number."""
+        """(slices, depth, columns) of `count` tokens, also those of one B-scan.
+
+        Raises OctjepaError: the encoder's grid has another number.
+        """
         grid = self.grid or (count, 1, 1)
+        if self.external.reads_bscans and count == grid[1] * grid[2]:
+            grid = (1, *grid[1:])
         if math.prod(grid) != count:
             raise OctjepaError(f"{self.name} gives {count} tokens, and its grid is {grid}")
         return grid

@@ -145,6 +145,7 @@ class PublishedEncoder(ExternalEncoder):
     def __init__(self, network: nn.Module, about: Mapping[str, str], path: Path, published: Published) -> None:
         super().__init__(network, about, path)
         self.published, self.shape = published, cast(ViTShape, network.shape)
+        self.reads_bscans = len(published.image) == 2
 
     def initial(self) -> ExternalEncoder:
         network = self.published.network(self.shape)

@@ -20,7 +20,7 @@ from torch import Tensor
 from octjepa.checkpoint.weights import Which
 from octjepa.encoders import PretrainedEncoder
 from octjepa.encoders.external import ExternalEncoder
-from octjepa.encoders.external.prepared import PATTERNS, PreparedExternal
+from octjepa.encoders.external.prepared import PATTERNS, PreparedExternal, one_bscan
 from octjepa.encoders.locate import open_encoder
 from octjepa.evaluate.networks import TokenBatch
 from octjepa.metrics.scores import Task
@@ -29,6 +29,7 @@ from octjepa.tasks.finetune.network import TunableEncoder, TunedNetwork
 from octjepa.views.loader import LoadedSample
 from octjepa.views.sample import make_view
 from octjepa.views.tokens import grid_coordinates
+from octjepa.volume import CanonicalVolume
 
 
 class TunableExternal(PreparedExternal):
@@ -72,6 +73,12 @@ def collate_views(items: Sequence[LoadedSample]) -> ViewBatch:
     )
 
 
+def make_bscan_view(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> Float[np.ndarray, "d h w"]:
+    """`make_view`, of a single B-scan as one slice: for encoders that read each B-scan by itself."""
+    view = make_view(volume, recipe, epoch)
+    return one_bscan(view) if volume.bscan_slices else view
+
+
 class TunedExternal(TunedNetwork):
     """A network of another project with the heads of `TunedNetwork`; its tokens are those of whole views."""
 
@@ -81,6 +88,8 @@ class TunedExternal(TunedNetwork):
     def __init__(self, pretrained: TunableExternal, tasks: Sequence[tuple[Task, int]]) -> None:
         super().__init__(pretrained, tasks)
         self.source = pretrained
+        if pretrained.external.reads_bscans:
+            self.make_sample = make_bscan_view
 
     def encode_batch(self, batch: Any, paths: Tensor | None = None) -> TokenBatch:
         """The tokens of every view, one view after the other; `paths` are not applied."""

@@ -19,7 +19,7 @@ from octjepa.embed.embedding import require_same_contract, select_volumes
 from octjepa.errors import TooManyLostError
 from octjepa.evaluate.cases import case_names
 from octjepa.files import write_atomic
-from octjepa.ingest import build_store
+from octjepa.ingest import IngestOptions, build_store
 from octjepa.ingest.one_file import Spacing
 from octjepa.locks import writer_lock
 from octjepa.notes import write_codes
@@ -39,8 +39,11 @@ def predict_scans(
     workers: int | None = 1,
     max_lost: float = 0.2,
     spacing_mm: Spacing = None,
+    images: bool = False,
 ) -> dict[str, Any]:
     """Predicts every scan of `sources`, as `octjepa ingest` takes them; returns what `predict_store` does.
+
+    With `images` every picture and one-frame DICOM file is a single B-scan.
 
     Writes into `out` the store and, next to `predict_store`'s table, `refused.tsv` with the file, reason and detail of
     each scan that was not read. A second call reads new files only.
@@ -51,8 +54,15 @@ def predict_scans(
     with writer_lock(out):
         lost: TooManyLostError | None = None
         try:
+            recipe = model.encoder.recipe
             read = build_store(
-                sources, out / STORE, model.encoder.recipe.preprocessing, workers, max_lost, spacing_mm=spacing_mm
+                sources,
+                out / STORE,
+                recipe.preprocessing,
+                workers,
+                max_lost,
+                spacing_mm=spacing_mm,
+                options=IngestOptions(bscan_slices=recipe.tokens.patch_size[0] if images else 0),
             )
         except TooManyLostError as error:
             read, lost = dict(error.summary), error

@@ -21,10 +21,10 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image, ImageColor
 
-from octjepa.canonical.pipeline import canonicalise
 from octjepa.canonical.plausibility import DOUBTFUL_NOTE
 from octjepa.canonical.quality import looks_inverted
-from octjepa.errors import OctjepaError, UsageError, VolumeRejected
+from octjepa.canonical.single_bscan import canonicalise_bscan
+from octjepa.errors import OctjepaError, VolumeRejected
 from octjepa.files import write_atomic
 from octjepa.ingest.output_names import OutputNames, check_apart
 from octjepa.ingest.refused_scan import RefusedScan
@@ -33,7 +33,7 @@ from octjepa.locks import writer_lock
 from octjepa.phantom.random_scene import BOUNDARIES, CLASSES
 from octjepa.progress import bar
 from octjepa.read.personal_data import StatedPerson
-from octjepa.read.single_bscan import BScan, find_bscans, read_bscan
+from octjepa.read.single_bscan import ASSUMED_MM, SLICE_MM, BScan, find_bscans, read_bscan
 from octjepa.reasons import rejection
 from octjepa.recipe import Preprocessing
 from octjepa.tables import format_table
@@ -42,13 +42,10 @@ from octjepa.tasks.segmenter.inference import Segmentation, Segmenter, load_segm
 from octjepa.tasks.segmenter.scan_picture import CLASS_COLOURS, LINE_COLOURS
 from octjepa.volume import OCTVolume
 
-ASSUMED_MM: Final = (2.0, 6.0)  # depth and width of a picture without a spacing
-_SLICE_MM: Final = 0.1  # without meaning: a B-scan has no neighbour
 _UNKNOWN_UM: Final = 60.0  # an A-scan whose ILM or Bruch's membrane is expected to be this far off is not measured
 _LEAST_MEASURED: Final = 0.1  # share of A-scans; with fewer there is no retina
 _UNSURE_UM: Final = 15.0
 _TINT: Final = 0.45
-_COPIES: Final = 4  # B-scans of the smallest volume
 _DOUBTFUL: Final = "it may not be a human retina"
 
 
@@ -93,21 +90,6 @@ class SegmentedBScans:
             "images": [asdict(item) for item in self.images],
             "refused": [vars(item) for item in self.refused],
         }
-
-
-def parse_bscan_spacing(text: str) -> tuple[float, float]:
-    """Parses "0.0039,0.0117" to (depth, column) in mm. Raises UsageError: not two plausible numbers."""
-    from octjepa.read.geometry import stated_spacing_fault
-
-    try:
-        depth_mm, column_mm = map(float, text.split(","))
-    except ValueError:
-        raise UsageError(
-            f"spacing {text!r}: expected depth,column in mm for single B-scans, such as 0.0039,0.0117"
-        ) from None
-    if fault := stated_spacing_fault((0.1, depth_mm, column_mm)):
-        raise UsageError(f"spacing {text!r}: {fault}; expected depth,column in mm")
-    return depth_mm, column_mm
 
 
 def segment_bscans(
@@ -156,7 +138,7 @@ def _segment(
     depth_mm, column_mm = known_mm or (ASSUMED_MM[0] / height, ASSUMED_MM[1] / width)
     is_doubtful = _check_retina(bscan, depth_mm, column_mm)
     try:
-        segmentation = segmenter.predict(bscan.pixels[None], (_SLICE_MM, depth_mm, column_mm), sparse=True)
+        segmentation = segmenter.predict(bscan.pixels[None], (SLICE_MM, depth_mm, column_mm), sparse=True)
     except OctjepaError as error:
         raise rejection("size_implausible", str(error)) from None
     rows = segmentation.boundaries_px[:, 0]
@@ -190,14 +172,10 @@ def _segment(
 
 
 def _check_retina(bscan: BScan, depth_mm: float, column_mm: float) -> bool:
-    """Whether it is doubtful that this is a retina. Raises VolumeRejected: it is none, or covered with text.
-
-    The checks of volumes are applied to four copies of the B-scan, as a line scan.
-    """
-    copies = np.repeat(bscan.pixels[None], _COPIES, axis=0)
-    line = OCTVolume(copies, (_SLICE_MM, depth_mm, column_mm), {"slice": "option"}, "", "", pattern="line")
+    """Whether it is doubtful that this is a retina. Raises VolumeRejected: it is none, or covered with text."""
+    line = OCTVolume(bscan.pixels[None], (SLICE_MM, depth_mm, column_mm), {"slice": "option"}, "", "", pattern="line")
     try:
-        return DOUBTFUL_NOTE in canonicalise(line, Preprocessing()).notes
+        return DOUBTFUL_NOTE in canonicalise_bscan(line, Preprocessing(), 1).notes
     except VolumeRejected as error:
         if error.reason == "size_implausible":  # too large for a store
             return False
