@@ -110,7 +110,7 @@ def test_tables_give_each_scan_its_person_split_and_label(tmp_path: Path) -> Non
     again = call("datasets", "tables", "duke_amd", tmp_path)
     assert again.code == 2
     assert "manifest.tsv already" in again.err
-    assert call("datasets", "tables", "octdl", tmp_path).code == 2
+    assert call("datasets", "tables", "goals", tmp_path).code == 2
     fairvision = find_data_set("fairvision")
     for name in ("Glaucoma/Training/data_00001.npz", "Glaucoma/Test/data_00002.npz", "DR/Training/data_00001.npz"):
         write(tmp_path / "fair", fairvision.files[0], name)
@@ -144,3 +144,35 @@ def test_the_commands_of_the_fairvision_guide_end_in_the_documented_split(tmp_pa
     ]
     labels = {row["person_id"]: row["glaucoma"] for row in rows(store / "labels.tsv")}
     assert [float(labels[f"fairvision-{number:05d}"]) for number in range(4)] == [0, 1, 0, 1]
+
+
+def test_tables_of_single_bscans_name_each_image(tmp_path: Path) -> None:
+    octdl, kermany = tmp_path / "OCTDL", tmp_path / "OCT2017"
+    expected = find_data_set("octdl").files[0]
+    for name in ("OCTDL/AMD/amd_1047099_1.jpg", "OCTDL/AMD/amd_1047099_2.jpg", "OCTDL/NO/no_9_1.jpg"):
+        write(octdl, expected, name)
+    lacking = call("datasets", "tables", "octdl", octdl)
+    assert lacking.code == 2
+    assert "lacks OCTDL_labels.csv" in lacking.err
+    table = octdl / "OCTDL_labels.csv"
+    table.write_text("file_name,disease,patient_id\namd_1047099_1,AMD,17\namd_1047099_2,AMD,17\n")
+    assert "does not list 1 of 3 scans, such as OCTDL/NO/no_9_1.jpg" in call("datasets", "tables", "octdl", octdl).err
+    table.write_text(table.read_text() + "no_9_1.jpg,NO,18\n")
+    assert call("datasets", "tables", "octdl", octdl, "--json").json["people"] == 2
+    assert {(row["person_id"], row["image"], row["label"]) for row in rows(octdl / "labels.tsv")} == {
+        ("octdl-17", "amd_1047099_1.jpg", "amd"),
+        ("octdl-17", "amd_1047099_2.jpg", "amd"),
+        ("octdl-18", "no_9_1.jpg", "no"),
+    }
+    expected = find_data_set("kermany").files[0]
+    for name in (
+        "train/CNV/CNV-1-1.jpeg",
+        "train/DME/DME-2-1.jpeg",
+        "test/CNV/CNV-1-2.jpeg",
+        "test/NORMAL/NORMAL-3-1.jpeg",
+    ):
+        write(kermany, expected, name)
+    made = call("datasets", "tables", "kermany", kermany, "--json").json
+    assert (made["people"], made["people_in_two_splits"]) == (3, 1)
+    splits = {row["person_id"]: row["recommended_split"] for row in rows(kermany / "participants.tsv")}
+    assert splits == {"kermany-1": "train", "kermany-2": "train", "kermany-3": "test"}

@@ -29,7 +29,8 @@ class ExpectedFiles(BaseModel):
 
     `pattern` is matched against the path below the folder, in lower case, with "/". Its groups `split`, `label` and
     `person` are counted. `members` are arrays in each file, `columns` name columns of a table; `scans` marks the files
-    that `octjepa ingest` reads. `count` is the documented number of files.
+    that `octjepa ingest` reads, with `--images` if they are single B-scans. `people` names two columns of a table, the
+    file of each scan (without suffix) and its person. `count` is the documented number of files.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,6 +43,7 @@ class ExpectedFiles(BaseModel):
     members: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     scans: bool = False
+    people: tuple[str, str] | None = None
 
     @field_validator("pattern")
     @classmethod

@@ -13,7 +13,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from octjepa.datasets.catalogue import DataSet, ExpectedFiles
 from octjepa.errors import UsageError
@@ -25,6 +25,7 @@ _OPENED = 3  # files of a kind whose members or columns are looked at
 _SHOWN = 6
 _GROUPS = ("split", "label", "device", "eye")
 _SPLITS = {"training": "train", "trainingset": "train", "validation": "val", "testset": "test"}
+_BY_TRUST = ("train", "val", "test", "")  # of the splits of a person, the recommended one comes first
 _TABLES = ("manifest.tsv", "participants.tsv", "labels.tsv")
 
 
@@ -153,24 +154,33 @@ def _columns(file: Path) -> list[str]:
     """Columns in the first line of a .csv or .tsv table. Raises OSError, ValueError."""
     with file.open(encoding="utf-8-sig", newline="") as table:
         line = table.readline(1 << 16)
-    delimiter = "\t" if "\t" in line else ";" if ";" in line and "," not in line else ","
-    return [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter), [])]
+    return [cell.strip() for cell in next(csv.reader([line], delimiter=_delimiter(line)), [])]
+
+
+def _delimiter(line: str) -> str:
+    return "\t" if "\t" in line else ";" if ";" in line and "," not in line else ","
 
 
 @dataclass(frozen=True)
 class WrittenTables:
-    """Tables in the folder of a data set, and the number of scans and people in them."""
+    """Tables in the folder of a data set, and the number of scans and people in them.
+
+    `people_in_two_splits` have scans in two folders of the split; they are recommended for training.
+    """
 
     files: tuple[str, ...]
     scans: int
     people: int
+    people_in_two_splits: int
 
 
 def write_tables(data_set: DataSet, folder: Path) -> WrittenTables:
     """Writes `manifest.tsv` with the person of each scan, and `participants.tsv` and `labels.tsv` if paths state them.
 
-    A person id consists of the data set, its part or class, and the number in the path, because numbers repeat between
-    parts and classes. Raises UsageError: B-scans without volumes, no scans, or a table that is there already.
+    A person id consists of the data set, its part or class, and the number in the path, because numbers of volumes
+    repeat between parts and classes. Single B-scans with equal numbers are of one person, and their labels name each
+    image. Raises UsageError: the set needs no tables, no scans, a table that is there already, or scans that the set's
+    own table of people does not list.
     """
     expected = next((kind for kind in data_set.files if kind.scans), None)
     if expected is None:
@@ -183,19 +193,61 @@ def write_tables(data_set: DataSet, folder: Path) -> WrittenTables:
         raise UsageError(f"{folder} holds no scans of {data_set.name}: expected names such as {expected.example}")
     if present := [name for name in _TABLES if (folder / name).exists()]:
         raise UsageError(f"{folder} holds {present[0]} already: it is not replaced; remove it to write a new one")
-    parts = _parts(matches)
-    people = [f"{data_set.name}-{part}{groups['person']}" for part, (_, groups) in zip(parts, matches, strict=True)]
+    people = _people(data_set, matches, folder)
     paths = [path for path, _ in matches]
     splits = [_split_of(groups) for _, groups in matches]
     labels = [groups.get("label", "") for _, groups in matches]
     written = [_write(folder / "manifest.tsv", ("person_id", "filepath"), zip(people, paths, strict=True))]
+    of_person: dict[str, set[str]] = {}
+    for person, split in zip(people, splits, strict=True):
+        of_person.setdefault(person, set()).add(split)
     if any(splits):
-        rows = dict(zip(people, splits, strict=True)).items()
-        written.append(_write(folder / "participants.tsv", ("person_id", "recommended_split"), rows))
-    if any(labels):
+        recommended = ((person, next(s for s in _BY_TRUST if s in found)) for person, found in of_person.items())
+        written.append(_write(folder / "participants.tsv", ("person_id", "recommended_split"), recommended))
+    if any(labels) and data_set.content == "B-scans":
+        images = [path.rpartition("/")[2] for path in paths]
+        columns = ("person_id", "image", "label")
+        written.append(_write(folder / "labels.tsv", columns, zip(people, images, labels, strict=True)))
+    elif any(labels):
         rows = dict(zip(people, labels, strict=True)).items()
         written.append(_write(folder / "labels.tsv", ("person_id", "label"), rows))
-    return WrittenTables(tuple(written), len(matches), len(set(people)))
+    in_two = sum(len(found) > 1 for found in of_person.values())
+    return WrittenTables(tuple(written), len(matches), len(of_person), in_two)
+
+
+def _people(data_set: DataSet, matches: list[tuple[str, dict[str, str]]], folder: Path) -> list[str]:
+    """The person id of each scan. Raises UsageError: the set's table of people lacks a scan, or cannot be read."""
+    table = next((kind for kind in data_set.files if kind.people is not None), None)
+    if table is not None:
+        listed = _listed_people(table, folder)
+        absent = [path for path, _ in matches if PurePosixPath(path).stem not in listed]
+        if absent:
+            raise UsageError(
+                f"{table.example} does not list {len(absent)} of {len(matches)} scans, such as {absent[0]}: remove "
+                "them, or complete the table"
+            )
+        return [f"{data_set.name}-{listed[PurePosixPath(path).stem]}" for path, _ in matches]
+    if data_set.content == "B-scans":
+        return [f"{data_set.name}-{groups['person']}" for _, groups in matches]
+    parts = _parts(matches)
+    return [f"{data_set.name}-{part}{groups['person']}" for part, (_, groups) in zip(parts, matches, strict=True)]
+
+
+def _listed_people(table: ExpectedFiles, folder: Path) -> dict[str, str]:
+    """{file name without suffix: person} of the table of people. Raises UsageError."""
+    assert table.people is not None
+    files = _matches(table, _paths_below(folder))
+    if not files:
+        raise UsageError(f"{folder} lacks {table.example}, which states the person of each scan")
+    path = folder / files[0][0]
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        rows = list(csv.DictReader(lines, delimiter=_delimiter(lines[0] if lines else "")))
+        return {PurePosixPath(row[table.people[0]].strip()).stem: row[table.people[1]].strip() for row in rows}
+    except (OSError, ValueError, KeyError, AttributeError, csv.Error) as error:
+        raise UsageError(
+            f"{path} cannot be read as a table with the columns {', '.join(table.people)} ({type(error).__name__})"
+        ) from None
 
 
 def _parts(matches: list[tuple[str, dict[str, str]]]) -> list[str]:
@@ -211,6 +263,6 @@ def _parts(matches: list[tuple[str, dict[str, str]]]) -> list[str]:
     return parts
 
 
-def _write(path: Path, columns: tuple[str, str], rows: Iterable[tuple[str, str]]) -> str:
+def _write(path: Path, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     write_atomic(path, lambda file: file.write(format_table(columns, rows).encode()))
     return str(path)
