@@ -80,7 +80,7 @@ def embeddings(cohort: Path, work: Path) -> list[dict[str, Any]]:
         with one_thread():
             summary = embed_store(ENCODER, store, out, division=Division(engine=engine, workers=workers, part=PART))
         seconds = time.perf_counter() - started
-        rate = round(summary["rows"] / seconds, 3)
+        rate = round(summary.rows / seconds, 3)
         runs.append({"engine": engine, "workers": workers, "seconds": round(seconds, 2), "volumes_per_second": rate})
         vectors.append(read_embeddings(out).vector)
         if np.abs(vectors[-1] - vectors[0]).max() > 1e-5:

@@ -255,7 +255,7 @@ def _read_pair(exam: Exam, run: str, encoder: PretrainedEncoder, about: dict[str
 def _list(given: argparse.Namespace) -> int:
     results = _results(given)
     for (name, patch), rows in row_names(results).items():
-        tasks = sorted({entry["task"] for entry in results.entries if entry["encoder"] == name})
+        tasks = sorted({entry.task for entry in results.entries if entry.name == name})
         print(f"{name:<28} {patch_text(patch):<8} seeds {[row.seed for row in rows]}  {', '.join(tasks)}")
     for plan in training.read_plans():
         for seed in plan.seeds:

@@ -69,7 +69,7 @@ def add_admitted_means(results: Results, patch: Patch, decided_by: Results | Non
 
     decided_by: the results whose floors and ceilings admit, where they are others.
     """
-    rows = {one["row"]: RowName(one["encoder"], tuple(one["patch"]), one["seed"]) for one in results.entries}
+    rows = {one.row: one.row_name for one in results.entries}
     counted = [one for one in questions(decided_by or results, patch) if one.admitted]
     for row in rows.values():
         if row.patch in (patch, CNN.patch):

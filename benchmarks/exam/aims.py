@@ -161,5 +161,5 @@ def _same_seed(rows: dict[RowName, float], ours: RowName) -> RowName | None:
 
 
 def _low(results: Results, row: RowName, key: str) -> float:
-    low = results.entry(row, key)["low"]
+    low = results.entry(row, key).low
     return float("-inf") if low is None else float(low)

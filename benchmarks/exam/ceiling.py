@@ -20,17 +20,17 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from octjepa import keys
-from octjepa.metrics.bootstrap import Draws, Estimate
+from octjepa.metrics.bootstrap import Estimate
 from octjepa.phantom import LESIONS
 
 from .ceiling_networks import scores, train_maps, train_small
 from .cohorts import Cohort
 from .labelled_scans import LabelledScans
-from .lesion_tasks import auroc, lesions_mean, too_few_to_test
+from .lesion_tasks import lesions_mean, too_few_to_test
 from .map_heads import from_above, train_head
 from .measurement_tasks import macro
-from .results import Finding, LeftOut
-from .settings import RESAMPLES
+from .questions import open_eyes
+from .results import SUPERVISED, Finding, LeftOut
 
 FEW_UPDATES, FEW_PEOPLE = 200, 30
 AMPLE_UPDATES = 400
@@ -84,15 +84,21 @@ def few_decoys_network(cohorts: Sequence[Cohort], seed: int = 0) -> Answer:
 def lesions_ceiling(main: Cohort, answer: Answer, labels: int | None) -> Iterator[Finding | LeftOut]:
     """Task 2 by a network that learned from `labels` people (None: ample): AUROC of each lesion, and their mean."""
     test = main.indices("test")
-    logits = scores(answer, LabelledScans.read(main, test, main.lesions[test]))
-    draws, people = Draws(main.people[test].tolist(), RESAMPLES, 0), main.people[test]
+    truth = {
+        name: main.lesions[:, number]
+        for number, name in enumerate(LESIONS)
+        if too_few_to_test(main.lesions[test, number]) is None
+    }
+    if truth:
+        opened = open_eyes(main, "eye_lesion", truth, "binary", [f"{SUPERVISED} {labels}"])
+        logits = scores(answer, LabelledScans.read(main, test, main.lesions[test]))
     parts: dict[str, Estimate] = {}
     for number, name in enumerate(LESIONS):
-        reason = too_few_to_test(main.lesions[test, number])
+        reason = too_few_to_test(main.lesions[test, number]) or opened.left_out.get(name)
         if reason is not None:
             yield LeftOut("eye_lesion", f"auroc_{name}", labels, reason)
             continue
-        parts[name] = auroc(main.lesions[test, number], [logits[:, number]], draws, people, name)
+        parts[name] = opened.auroc(name, [logits[:, number]])
         yield Finding("eye_lesion", f"auroc_{name}", labels, parts[name])
     yield lesions_mean("eye_lesion", "auroc", labels, parts, len(test))
 
@@ -106,10 +112,9 @@ def decoys_ceiling(cohorts: Sequence[Cohort], answer: Answer, labels: int | None
         if reason is not None:
             yield LeftOut("decoys", f"auroc_{cohort.name}", labels, reason)
             continue
+        opened = open_eyes(cohort, "decoys", {cohort.name: member}, "binary", [f"{SUPERVISED} {labels}"])
         logits = scores(answer, LabelledScans.read(cohort, test, member[test, None]))[:, number]
-        people = cohort.people[test]
-        draws = Draws(people.tolist(), RESAMPLES, 0)
-        value = auroc(member[test], [logits], draws, people, "decoys")
+        value = opened.auroc(cohort.name, [logits])
         found.append(Finding("decoys", f"auroc_{cohort.name}", labels, value))
     yield from found
     yield macro(found, "decoys", "auroc", labels, [f"auroc_{cohort.name}" for cohort in cohorts])

@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from benchmarks.exam.decoys import DECOYS, Decoy, write_decoys
 from jaxtyping import Bool, Float, Int
 
-from octjepa.cohort.recorded_scans import uid_key
 from octjepa.config import load_recipe, science_hash
+from octjepa.embed.embedding import add_participants
 from octjepa.errors import UsageError
 from octjepa.ingest import build_store
 from octjepa.locks import writer_lock
+from octjepa.metrics import test_set_ledger
 from octjepa.phantom import LESIONS, CohortDesign, Truth, read_truth, write_cohort
 from octjepa.recipe import Preprocessing, Recipe
 from octjepa.store import Store
@@ -84,13 +86,15 @@ class Cohort:
         return np.flatnonzero(self.splits == split)
 
     @cached_property
-    def recorded(self) -> frozenset[str]:
-        """What an encoder that was trained on any of the volumes records of them: content ids and UIDs."""
-        return frozenset().union(*(self.recorded_of(index) for index in range(len(self.ids))))
+    def table(self) -> pd.DataFrame:
+        """The cohort as the evaluation protocol reads it: a row for each volume, in this order."""
+        rows = pd.DataFrame(list(self.entries)).assign(split=self.splits)
+        return add_participants(rows, self.store.participants).assign(sop_instance_uid=rows["sop_instance_uid"])
 
-    def recorded_of(self, index: int) -> frozenset[str]:
-        """The same of one volume."""
-        return frozenset([self.ids[index], uid_key(str(self.entries[index]["sop_instance_uid"]))])
+    @property
+    def uses(self) -> Path:
+        """The folder in which uses of the test people are counted."""
+        return self.truth_folder.parent.parent / test_set_ledger.FOLDER
 
     @cached_property
     def lesions(self) -> Bool[np.ndarray, "V lesions"]:

@@ -134,11 +134,11 @@ def _plot_bars(axes: Axes, results: Results, question: Question) -> None:
         rows = _rows(results, name, question.key)
         if not rows:
             continue
-        value = float(np.mean([results.entry(row, question.key)["value"] for row in rows]))
+        value = float(np.mean([results.value_of(row, question.key) for row in rows]))
         entry = results.entry(rows[0], question.key)
         axes.bar(position, value, color=COLORS[name], width=0.7)
-        if len(rows) == 1 and entry["low"] is not None:
-            errors = [[max(value - entry["low"], 0)], [max(entry["high"] - value, 0)]]
+        if len(rows) == 1 and entry.low is not None and entry.high is not None:
+            errors = [[max(value - entry.low, 0)], [max(entry.high - value, 0)]]
             axes.errorbar(position, value, errors, color="black", lw=1, capsize=3)
     title, _, metric = question.text.partition(";")
     better = "less is better" if question.lower_is_better else "more is better"

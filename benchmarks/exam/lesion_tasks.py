@@ -9,13 +9,15 @@ from jaxtyping import Bool, Float, Int
 from sklearn.metrics import average_precision_score
 
 from octjepa.metrics.bootstrap import Draws, Estimate, mean_estimate
-from octjepa.metrics.scores import weighted_auroc
+from octjepa.metrics.comparisons import difference_estimate
+from octjepa.metrics.test_set_ledger import fingerprint
 from octjepa.phantom import LESIONS
 
 from .cohorts import Cohort
+from .questions import open_eyes, open_people
 from .readings import Projection, choose_strength, draw_labelled, interleave, logistic_scores
 from .results import Finding, LeftOut, left_out_mean
-from .settings import DRAWS, LABELLED_EYES, LABELLED_PEOPLE, MIN_POSITIVES, RESAMPLES, TOKEN_SHARE
+from .settings import DRAWS, LABELLED_EYES, LABELLED_PEOPLE, MIN_POSITIVES, TOKEN_SHARE
 from .tokens import TokenTable, positions_in_view
 from .truth import lesion_shares
 
@@ -42,6 +44,11 @@ def too_few_to_test(has: Bool[np.ndarray, " test"]) -> str | None:
     return f"{positives} of {len(has)} test people have it; {MIN_POSITIVES} with it and as many without are needed"
 
 
+def can_be_learned(has: Bool[np.ndarray, " train"]) -> bool:
+    """Whether at least two training people have it, and two have it not."""
+    return min(int(has.sum()), int((~has).sum())) >= 2
+
+
 def too_few_to_label(has: Bool[np.ndarray, " train"], count: int | None) -> str:
     """The reason why nobody could be drawn as labelled."""
     return f"{int(has.sum())} of {len(has)} training people have it; {count or 'all'} are to be labelled"
@@ -62,7 +69,7 @@ def token_lesion(cohort: Cohort, table: TokenTable, truth: TokenTruth) -> Iterat
     other draws, and left out where there is none.
     """
     train, test = cohort.indices("train"), cohort.indices("test")
-    draws = Draws(cohort.people[test].tolist(), RESAMPLES, 0)
+    draws = open_people(cohort, "token_lesion", test, [fingerprint(table.features, "tokens")]).draws
     sample = _tokens_of(table, train)
     project = Projection(table.features[np.random.default_rng(0).permutation(sample)[:50_000]])
     tested = _tokens_of(table, test)
@@ -149,7 +156,7 @@ class EyeProbe:
         """Of test eyes, for each draw of `count` labelled people; none where there are too few of them."""
         if (lesion, count) not in self._scores:
             train, truth = self.cohort.indices("train"), self.cohort.lesions[:, lesion]
-            everybody = train if min(truth[train].sum(), (~truth[train]).sum()) >= 2 else None
+            everybody = train if can_be_learned(truth[train]) else None
             draws = [everybody] if count is None else [
                 draw_labelled(train, truth[train], count, "people", lesion, draw) for draw in range(DRAWS)
             ]  # fmt: skip
@@ -177,27 +184,29 @@ def eye_lesion(
 ) -> Iterator[Finding | LeftOut]:
     """Task 2: AUROC of each lesion; with `intensity` also what the row adds to it. task: its name in the results."""
     train, test = cohort.indices("train"), cohort.indices("test")
-    people = cohort.people[test]
-    draws = Draws(people.tolist(), RESAMPLES, 0)
     both = None if intensity is None else EyeProbe(cohort, interleave([intensity.x, probe.x]))
+    measured = [fingerprint(one.x, "logistic") for one in (probe, both, intensity) if one is not None]
+    truth = {
+        name: cohort.lesions[:, lesion]
+        for lesion, name in enumerate(LESIONS)
+        if too_few_to_test(cohort.lesions[test, lesion]) is None and can_be_learned(cohort.lesions[train, lesion])
+    }
+    opened = open_eyes(cohort, task, truth, "binary", measured) if truth else None
     for count in (*LABELLED_PEOPLE, None):
         alone: dict[str, Estimate] = {}
         added: dict[str, Estimate] = {}
         for lesion, name in enumerate(LESIONS):
-            truth = cohort.lesions[test, lesion]
-            reason = too_few_to_test(truth)
-            scores = probe.scores(lesion, count) if reason is None else []
-            if not scores:
+            reason = too_few_to_test(cohort.lesions[test, lesion])
+            scores = probe.scores(lesion, count) if name in truth else []
+            if opened is None or not scores:
                 reason = reason or too_few_to_label(cohort.lesions[train, lesion], count)
                 yield LeftOut(task, f"auroc_{name}", count, reason)
                 continue
-            alone[name] = auroc(truth, scores, draws, people, name)
+            alone[name] = opened.auroc(name, scores)
             yield Finding(task, f"auroc_{name}", count, alone[name])
             if intensity is not None and both is not None:
-                with_it, without = (
-                    auroc(truth, one.scores(lesion, count), draws, people, "added") for one in (both, intensity)
-                )
-                added[name] = difference(with_it, without)
+                with_it, without = (opened.auroc(name, one.scores(lesion, count)) for one in (both, intensity))
+                added[name] = difference_estimate(with_it, without)
         yield lesions_mean(task, "auroc", count, alone, len(test))
         if intensity is not None:
             yield lesions_mean("added_value", "added_auroc", count, added, len(test))
@@ -207,33 +216,15 @@ def decoys(cohort: Cohort, x: Float[np.ndarray, "V f"]) -> Iterator[Finding | Le
     """Task 3, one kind of pair: AUROC of the lesion against its decoy."""
     train, test = cohort.indices("train"), cohort.indices("test")
     truth = cohort.column("decoy_member") == 1
-    draws = Draws(cohort.people[test].tolist(), RESAMPLES, 0)
     for count in LABELLED_PEOPLE[1:]:
         eyes = [draw_labelled(train, truth[train], count, "decoys", cohort.name, draw) for draw in range(DRAWS)]
         reason = too_few_to_test(truth[test])
-        scores = fit_draws(cohort, x, truth, eyes) if reason is None else []
-        if scores:
-            found = auroc(truth[test], scores, draws, cohort.people[test], cohort.name)
-            yield Finding("decoys", f"auroc_{cohort.name}", count, found)
-        else:
-            reason = reason or too_few_to_label(truth[train], count)
+        if reason is None and all(one is None for one in eyes):
+            reason = too_few_to_label(truth[train], count)
+        if reason is not None:
             yield LeftOut("decoys", f"auroc_{cohort.name}", count, reason)
-
-
-def auroc(
-    truth: Bool[np.ndarray, " n"], scores: list[Float[np.ndarray, " n"]], draws: Draws, people: np.ndarray, name: str
-) -> Estimate:
-    """Mean AUROC over several fits of one question."""
-
-    def statistic(weights: Float[np.ndarray, "n resamples"]) -> Float[np.ndarray, " resamples"]:
-        return np.asarray(np.mean([weighted_auroc(truth, one, weights) for one in scores], axis=0))
-
-    return draws.estimate(statistic, people.tolist(), name)
-
-
-def difference(one: Estimate, other: Estimate) -> Estimate:
-    """One figure less another of the same people, resample by resample."""
-    return Estimate(
-        one.value - other.value, one.samples - other.samples, one.n, one.n_people, one.label_hash, one.draws_id,
-        "difference",
-    )  # fmt: skip
+            continue
+        measured = [fingerprint(x, f"logistic {count}")]
+        opened = open_eyes(cohort, "decoys", {cohort.name: truth}, "binary", measured)
+        found = opened.auroc(cohort.name, fit_draws(cohort, x, truth, eyes))
+        yield Finding("decoys", f"auroc_{cohort.name}", count, found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 
 import numpy as np
 from jaxtyping import Float
@@ -11,12 +10,13 @@ from jaxtyping import Float
 from octjepa import keys
 from octjepa.metrics.bootstrap import Draws, Estimate
 from octjepa.metrics.intervals import Scale
-from octjepa.metrics.scores import Predictions, measure
+from octjepa.metrics.test_set_ledger import fingerprint
 
 from .cohorts import Cohort
+from .questions import open_eyes, open_people
 from .readings import Projection, ridge_values
 from .results import Finding, LeftOut, left_out_mean
-from .settings import BOUNDARY_EYES, DRAWS, LABELLED_PEOPLE, MIN_POSITIVES, RESAMPLES
+from .settings import BOUNDARY_EYES, DRAWS, LABELLED_PEOPLE, MIN_POSITIVES
 from .surface_head import FOLDS, LabelledEye, SurfaceHead, token_eye
 from .tokens import TokenTable
 from .truth import BOUNDARIES, boundary_depths
@@ -26,6 +26,7 @@ _SEVERITY = {
     "atrophy_mm2": ("atrophy_mm2",),
     "central_thickness_um": ("central_thickness_um",),
 }
+_MEASURES = {"r2": "r2", "mae": "mean_absolute_error"}
 
 
 def surfaces(cohort: Cohort, table: TokenTable) -> Iterator[Finding | LeftOut]:
@@ -45,7 +46,7 @@ def surfaces(cohort: Cohort, table: TokenTable) -> Iterator[Finding | LeftOut]:
     eyes = {volume: token_eye(table, volume, project(table.features[table.of(volume)])) for volume in depths}
     um = cohort.store.preprocessing.target_spacing_mm[1] * 1000
     people = cohort.people[test].tolist()
-    draws = Draws(people, RESAMPLES, 0)
+    draws = open_people(cohort, "surfaces", test, [fingerprint(table.features, "surfaces")]).draws
     columns = table.grid[0] * table.grid[2]
     for count in counts:
         errors = np.zeros((DRAWS, len(BOUNDARIES), len(test)))
@@ -85,23 +86,15 @@ def severity(cohort: Cohort, x: Float[np.ndarray, "V f"]) -> Iterator[Finding | 
                     f"{len(train)} training and {len(test)} test people have it; {count} are to be labelled and "
                     f"{MIN_POSITIVES} tested"
                 )
-                yield from (LeftOut("severity", f"{measure}_{kind}", count, reason) for measure in ("r2", "mae"))
+                yield from (LeftOut("severity", f"{measure}_{kind}", count, reason) for measure in _MEASURES)
                 continue
-            fits = []
+            truth, measured = np.where(diseased, values, np.nan), [fingerprint(x, f"ridge {count}")]
+            opened, fits = open_eyes(cohort, "severity", {kind: truth}, "regression", measured), []
             for draw in range(DRAWS):
                 chosen = keys.generator("exam severity", kind, draw).permutation(train)[:count]
                 fits.append(ridge_values(x[chosen], values[chosen], x[test]))
-            draws = Draws(cohort.people[test].tolist(), RESAMPLES, 0)
-            people = cohort.people[test].tolist()
-            predictions = [Predictions(values[test], fit[:, None], fit[:, None]) for fit in fits]
-            r2 = draws.estimate(partial(_mean_r2, predictions), people, kind, scale="below_one")
-            yield Finding("severity", f"r2_{kind}", count, r2)
-            error = np.mean([np.abs(fit - values[test]) for fit in fits], axis=0)
-            yield Finding("severity", f"mae_{kind}", count, mean_of_known(error, draws, people, "error"))
-
-
-def _mean_r2(predictions: list[Predictions], weights: Float[np.ndarray, "n r"]) -> Float[np.ndarray, " r"]:
-    return np.asarray(np.mean([measure("r2", one, weights) for one in predictions], axis=0))
+            for measure, metric in _MEASURES.items():
+                yield Finding("severity", f"{measure}_{kind}", count, opened.regression(kind, metric, fits))
 
 
 def mean_of_known(values: Float[np.ndarray, " n"], draws: Draws, people: list[str], scale: Scale) -> Estimate:
@@ -127,11 +120,11 @@ def same_eye(
         yield LeftOut("same_eye", "top_1", 0, reason)
         return
     ours, theirs = np.array(pairs).T
+    draws = open_people(first, "same_eye", ours, [fingerprint(values, "cosine") for values in (x, y)]).draws
     a, b = (values / np.linalg.norm(values, axis=1, keepdims=True) for values in (x[ours], y[theirs]))
     similarity = b @ a.T  # [queries, gallery]
     rank = (similarity > np.diag(similarity)[:, None]).sum(axis=1) + 1
     people = first.people[ours].tolist()
-    draws = Draws(people, RESAMPLES, 0)
     for name, values in {"top_1": (rank == 1).astype(float), "mean_reciprocal_rank": 1 / rank}.items():
         yield Finding("same_eye", name, 0, mean_of_known(values, draws, people, "share"))
 

@@ -158,9 +158,8 @@ def row_names(results: Results) -> dict[tuple[str, Patch], list[RowName]]:
     """Rows by name and patch, each with its seeds, in the order in which they were measured."""
     found: dict[tuple[str, Patch], list[RowName]] = {}
     for entry in results.entries:
-        patch = (entry["patch"][0], entry["patch"][1], entry["patch"][2])
-        row = RowName(entry["encoder"], patch, entry["seed"])
-        seeds = found.setdefault((row.name, patch), [])
+        row = entry.row_name
+        seeds = found.setdefault((row.name, row.patch), [])
         if row not in seeds:
             seeds.append(row)
     return {key: sorted(rows, key=lambda one: one.seed) for key, rows in found.items()}
@@ -185,8 +184,8 @@ def cell(results: Results, rows: Sequence[RowName], key: str) -> str:
     text = f"{np.mean(values):.{digits}f}"
     if len(values) > 1:
         text += f" [{min(values):.{digits}f}, {max(values):.{digits}f}]"
-    elif entry["low"] is not None:
-        text += f" ({entry['low']:.{digits}f} to {entry['high']:.{digits}f})"
+    elif entry.low is not None:
+        text += f" ({entry.low:.{digits}f} to {entry.high:.{digits}f})"
     if len(values) < len(rows):
         text += f", {len(values)} seed{'s' * (len(values) > 1)}"
     return text
@@ -228,12 +227,12 @@ def aims_table(results: Results, left_out: Sequence[str] = ()) -> str:
 
 def _views(results: Results, name: str) -> str:
     """Views of pretraining, those of the run that it begins with first, and of how many eyes where the run says so."""
-    known = next((one for one in results.entries if one["encoder"] == name and one.get("views")), None)
+    known = next((one for one in results.entries if one.name == name and one.views), None)
     if known is None:
         return "-"
     start = next((first_plan(plan) for plan in read_plans() if plan.name == name), None)
     before = "" if start is None else f"{start.views:,} and "
-    return f"{before}{known['views']:,}" + (f" of {known['eyes']:,} eyes" if "eyes" in known else "")
+    return f"{before}{known.views:,}" + ("" if known.eyes is None else f" of {known.eyes:,} eyes")
 
 
 def differences(results: Results, figures: Figures) -> str:
@@ -241,9 +240,7 @@ def differences(results: Results, figures: Figures) -> str:
     known, lines = row_names(results), []
     starts = {plan.name: first_plan(plan) for plan in read_plans()}
     for (name, patch), rows in known.items():
-        trained = any(
-            entry["encoder"] == name and (entry.get("views") or entry.get("trained")) for entry in results.entries
-        )
+        trained = any(entry.name == name and (entry.views or entry.trained) for entry in results.entries)
         random_rows = known.get((f"{UNTRAINED}:{name}", patch)) or (known.get((UNTRAINED, patch)) if trained else None)
         if random_rows is None:
             continue
@@ -293,7 +290,5 @@ def details(results: Results) -> str:
 
 def left_out(results: Results) -> str:
     """What was not measured, and why."""
-    lines = [
-        [f"`{one['row']}`", f"{one['task']}/{one['metric']}/{one['labels']}", one["reason"]] for one in results.left_out
-    ]
+    lines = [[f"`{one.row}`", f"{one.task}/{one.metric}/{one.labels}", one.reason] for one in results.left_out]
     return table(["row", "value", "why"], lines) if lines else "Nothing."

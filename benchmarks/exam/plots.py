@@ -88,9 +88,9 @@ def _curves(results: Results) -> dict[str, set[str]]:
     started = {plan.name for plan in read_plans() if plan.start is not None}
     by_recipe: dict[tuple[str, ...], set[str]] = {}
     for entry in results.entries:
-        if entry.get("views") and entry["encoder"] not in started:
-            recipe = tuple(one for one in entry.get("overrides", ()) if not one.startswith("train.precision="))
-            by_recipe.setdefault(recipe, set()).add(entry["encoder"])
+        if entry.views and entry.name not in started:
+            recipe = tuple(one for one in entry.overrides or () if not one.startswith("train.precision="))
+            by_recipe.setdefault(recipe, set()).add(entry.name)
     return dict(sorted((min(names, key=len), names) for names in by_recipe.values()))
 
 
@@ -98,14 +98,13 @@ def _points(results: Results, encoders: set[str], key: str, twins: bool = True) 
     """(views, value) of each run of the encoders of a curve, and with `twins` of the untrained ones at 0."""
     found: dict[str, tuple[int, float]] = {}
     names = encoders | ({UNTRAINED, *(f"{UNTRAINED}:{name}" for name in encoders)} if twins else set())
-    patches = {tuple(entry["patch"]) for entry in results.entries if entry["encoder"] in encoders}
+    patches = {entry.patch for entry in results.entries if entry.name in encoders}
     for entry in results.entries:
-        if entry["encoder"] not in names or tuple(entry["patch"]) not in patches:
+        if entry.name not in names or entry.patch not in patches:
             continue
-        row = RowName(entry["encoder"], tuple(entry["patch"]), entry["seed"])
-        value = results.value(row, key)
+        value = results.value(entry.row_name, key)
         if value is not None:
-            found[row.key] = (entry.get("views", 0), value)
+            found[entry.row] = (entry.views or 0, value)
     return list(found.values())
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from benchmarks.exam.decoys import DECOYS
 from jaxtyping import Float
 
+from octjepa.embed.leakage import count_seen_volumes, recorded_training_set
 from octjepa.encoders import PretrainedEncoder
 from octjepa.errors import UsageError
 from octjepa.store.contract import contract_differences
@@ -74,20 +75,19 @@ class Exam:
         return self._intensity[patch]
 
     def check_unseen(self, encoder: PretrainedEncoder) -> None:
-        """Raises UsageError where the encoder was trained on volumes of any cohort of the exam.
+        """Raises UsageError if the encoder was trained on volumes of any cohort of the exam, whatever their split.
 
-        By content ids and by UIDs: the former are hashes of voxels, which are others where another processor made the
-        same phantoms; the latter are not recorded in older weights. Numbers of people are of no use: person 1001 is
-        another one in each cohort.
+        By content ids and by UIDs. Content ids are hashes of voxels, which differ if another processor made the same
+        phantoms. Older weights do not record UIDs. Numbers of people are of no use, because person 1001 is another
+        person in each cohort: the weights' own store is therefore not looked up.
         """
-        recorded = encoder.recorded_training
-        for name in EXAMINED if recorded else ():
-            cohort = self.cohort(name)
-            if recorded & cohort.recorded:
-                seen = [index for index in range(len(cohort.ids)) if recorded & cohort.recorded_of(index)]
+        trained = recorded_training_set(encoder.recorded_training, None)
+        for name in EXAMINED if encoder.recorded_training else ():
+            seen = count_seen_volumes(self.cohort(name).table, trained)
+            if seen:
                 raise UsageError(
-                    f"{encoder.name} was trained on {len(seen)} volumes of the exam's cohort {name}: its figures would "
-                    "be of people it has seen. Pretrain on the pretraining cohort, or on other data"
+                    f"{encoder.name} was trained on {seen} volumes of the exam's cohort {name}: its figures would be "
+                    "of people it has seen. Pretrain on the pretraining cohort, or on other data"
                 )
 
     def check_real_eyes_unseen(self, encoder: PretrainedEncoder) -> None:

@@ -1,6 +1,6 @@
 """Metrics of the exam: a list in docs/exam/results.json that grows as each row ends, and their bootstrap samples.
 
-An entry is {task, encoder, reading, labels, seed, metric, value, low, high, n, run} and what else is known of it. The
+An entry is an `ExamRow`, the `Row` of the evaluation protocol with the question and the run that it belongs to. The
 bootstrap samples are kept in a folder outside the repository, so that a later row is compared on the same draws of
 people. differences.json holds the differences that the pages show, for a clone without that folder. left_out.json says
 what was not measured, and why, cohorts.json what ingest made of the cohorts.
@@ -9,23 +9,25 @@ what was not measured, and why, cohorts.json what ingest made of the cohorts.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from filelock import FileLock
 
 from octjepa.errors import UsageError
-from octjepa.evaluate.results import RecipePaired
+from octjepa.evaluate.results import RecipePaired, Row
 from octjepa.files import write_atomic, write_json
 from octjepa.metrics.bootstrap import Estimate
 from octjepa.metrics.comparisons import paired_difference, recipe_difference
+from octjepa.metrics.intervals import Scale
+from octjepa.record import Record, to_json
 
 from .stored_differences import StoredDifferences
 
-Entry = dict[str, Any]
+Facts = Mapping[str, Any]  # of a run: its name, weights, code and training, as results.json has them
 Signature = dict[str, dict[str, float]]  # cohort -> its volumes, and means over them of what ingest measured
 Patch = tuple[int, int, int]
 NO_PATCH: Patch = (0, 0, 0)  # of a row that cuts no patches
@@ -35,6 +37,16 @@ TOLERANCE = 1e-4  # of a mean; processors differ by 4e-6 (lab/2026-11.md, 2026-1
 def patch_text(patch: Patch) -> str:
     """As 4x8x8: slices, depth, columns."""
     return "x".join(map(str, patch))
+
+
+def figure_key(task: str, metric: str, labels: int | None) -> str:
+    """The name of a figure among those of a row."""
+    return f"{task}/{metric}/{labels_text(labels)}"
+
+
+def labels_text(labels: int | None) -> str:
+    """A number of labelled eyes or people; None: all."""
+    return "all" if labels is None else str(labels)
 
 
 @dataclass(frozen=True)
@@ -49,7 +61,7 @@ class Finding:
     @property
     def key(self) -> str:
         """Its name among the figures of a row."""
-        return f"{self.task}/{self.metric}/{'all' if self.labels is None else self.labels}"
+        return figure_key(self.task, self.metric, self.labels)
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,11 @@ class LeftOut:
     labels: int | None
     reason: str
     retry: bool = False
+
+    @property
+    def key(self) -> str:
+        """Its name among the figures of a row."""
+        return figure_key(self.task, self.metric, self.labels)
 
 
 def left_out_mean(task: str, metric: str, labels: int | None, missing: Sequence[str]) -> LeftOut:
@@ -101,6 +118,82 @@ class RowName:
         return f"{self.name}-{patch_text(self.patch)}-seed{self.seed}".replace("/", "-").replace(":", "-")
 
 
+@dataclass(frozen=True)
+class ExamRow(Row):
+    """A figure of the exam as results.json has it.
+
+    name ("encoder" in JSON): encoder or baseline; row: `RowName.key`. labels: labelled eyes or people, None: all.
+    reading: how the task reads a row. run, weights: name of the training run, hash of its weights. views, eyes,
+    overrides: of the training; trained: True for an encoder without a plan. facts: further records of the run, such as
+    its code and CPU-minutes.
+    """
+
+    task: str = ""
+    labels: int | None = None
+    seed: int = 0
+    reading: str | None = None
+    row: str = ""
+    patch: tuple[int, ...] = NO_PATCH
+    scale: Scale = "share"
+    run: str | None = None
+    weights: str | None = None
+    views: int | None = None
+    eyes: int | None = None
+    overrides: tuple[str, ...] | None = None
+    trained: bool | None = None
+    facts: Facts = field(default_factory=dict)
+    KEYS: ClassVar[tuple[str, ...]] = (
+        *("task", "encoder", "labels", "seed", "metric", "reading", "value", "low", "high", "n", "row", "patch"),
+        *("people", "scale", "run", "weights", "views", "eyes", "overrides", "trained"),
+    )
+    ALIASES: ClassVar[Mapping[str, str]] = {"encoder": "name", "people": "n_people"}
+    OMITTED: ClassVar[tuple[str, ...]] = ("reading", "run", "weights", "views", "eyes", "overrides", "trained")
+
+    def to_json(self) -> dict[str, Any]:
+        """As `Record.to_json`, with the facts as further keys."""
+        return {**super().to_json(), **self.facts}
+
+    @classmethod
+    def from_json(cls, data: Facts) -> Self:
+        """As `Record.from_json`; keys without a field become facts."""
+        facts = {key: value for key, value in data.items() if key not in cls.KEYS}
+        return replace(super().from_json({key: data[key] for key in cls.KEYS if key in data}), facts=facts)
+
+    @property
+    def row_name(self) -> RowName:
+        """The row that the figure belongs to."""
+        return RowName(self.name, (self.patch[0], self.patch[1], self.patch[2]), self.seed)
+
+    @property
+    def figure(self) -> str:
+        """Its name among the figures of the row."""
+        return figure_key(self.task, self.metric, self.labels)
+
+
+@dataclass(frozen=True)
+class LeftOutRow(Record):
+    """A figure that a row lacks, as left_out.json has it: `LeftOut` with the row, and the run that was read."""
+
+    row: str
+    task: str
+    metric: str
+    labels: int | None
+    reason: str
+    retry: bool = True
+    run: str | None = None
+    weights: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As `Record.to_json`; without a run the figure is made of others, which name it."""
+        data = super().to_json()
+        return data if self.run is not None else {key: data[key] for key in data if key not in ("run", "weights")}
+
+    @property
+    def figure(self) -> str:
+        """Its name among the figures of the row."""
+        return figure_key(self.task, self.metric, self.labels)
+
+
 class Results:
     """The results in `folder`, and their bootstrap samples in `samples`; several processes may add to them.
 
@@ -110,16 +203,17 @@ class Results:
     def __init__(self, folder: Path, samples: Path | None = None) -> None:
         self.path, self.samples = folder / "results.json", samples or folder / "samples"
         self._left_out_path, self._cohorts = folder / "left_out.json", folder / "cohorts.json"
-        self.entries: list[Entry] = []
-        self.left_out: list[Entry] = []
+        self.entries: list[ExamRow] = []
+        self.left_out: list[LeftOutRow] = []
         self.differences = StoredDifferences.read(folder / "differences.json")
         self._read()
 
     def _read(self) -> None:
         if self.path.is_file():
-            self.entries = json.loads(self.path.read_text(encoding="utf-8"))
+            self.entries = [ExamRow.from_json(one) for one in json.loads(self.path.read_text(encoding="utf-8"))]
         if self._left_out_path.is_file():
-            self.left_out = json.loads(self._left_out_path.read_text(encoding="utf-8"))
+            left_out = json.loads(self._left_out_path.read_text(encoding="utf-8"))
+            self.left_out = [LeftOutRow.from_json(one) for one in left_out]
 
     def check_cohorts(self, signature: Signature) -> None:
         """Raises UsageError where figures are of other cohorts: ingest has changed, and rows would not compare."""
@@ -146,12 +240,9 @@ class Results:
         and other weights, and figures of both would stand in one row. What was read by another pooling is not there.
         """
         return self._samples_of(row, task).is_file() and any(
-            entry["row"] == row.key
-            and entry["task"] == task
-            and entry.get("run") == (run or row.key)
-            and entry.get("weights") == weights
-            and entry.get("reading", _reading(row, task)) == _reading(row, task)
-            for entry in (*self.entries, *(one for one in self.left_out if not one.get("retry", True)))
+            (one.row, one.task, one.run, one.weights) == (row.key, task, run or row.key, weights)
+            and (isinstance(one, LeftOutRow) or one.reading in (None, _reading(row, task)))
+            for one in (*self.entries, *(one for one in self.left_out if not one.retry))
         )
 
     def is_left_out(self, row: RowName, key: str) -> bool:
@@ -160,16 +251,16 @@ class Results:
         The main figure of a task stands there for the others of as many labels, where none of them was measured.
         """
         task, _, labels = key.partition("/")[0], *key.rpartition("/")[1:]
-        ours = [one for one in self.left_out if one["row"] == row.key]
-        measured = {_labels_of(one) for one in self.entries if (one["row"], one["task"]) == (row.key, task)}
-        return any(_key_of(one) == key for one in ours) or (
-            labels not in measured and any((one["task"], _labels_of(one)) == (task, labels) for one in ours)
+        ours = [one for one in self.left_out if one.row == row.key]
+        measured = {labels_text(one.labels) for one in self.entries if (one.row, one.task) == (row.key, task)}
+        return any(one.figure == key for one in ours) or (
+            labels not in measured and any((one.task, labels_text(one.labels)) == (task, labels) for one in ours)
         )
 
     def _samples_of(self, row: RowName, task: str) -> Path:
         return self.samples / f"{row.key}-{task}.npz"
 
-    def add(self, row: RowName, task: str, found: Iterable[Finding | LeftOut], about: Entry) -> None:
+    def add(self, row: RowName, task: str, found: Iterable[Finding | LeftOut], about: Facts) -> None:
         """Replaces a row's figures of `task`, and why others are missing, and writes everything.
 
         about: the run, its code and recipe. A task may find figures of another one too (`added_value`).
@@ -180,84 +271,100 @@ class Results:
             self._read()
             for one in dict.fromkeys([task, *(finding.task for finding in found)]):
                 self._replace(row, one, [finding for finding in found if finding.task == one], about)
-            write_json(self.path, self.entries)
-            write_json(self._left_out_path, self.left_out)
+            self._write()
 
     def extend(self, row: RowName, found: Iterable[Finding | LeftOut]) -> None:
         """Adds figures that are made of others of the same row and task, or replaces them, and writes everything."""
         found = list(found)
-        keys = {one.key if isinstance(one, Finding) else _key_of(asdict(one)) for one in found}
+        keys = {one.key for one in found}
         with FileLock(self.samples / ".lock"):
             self._read()
-            self.left_out = [entry for entry in self.left_out if entry["row"] != row.key or _key_of(entry) not in keys]
-            self.left_out += [{"row": row.key, **asdict(one)} for one in found if isinstance(one, LeftOut)]
-            self.entries = [entry for entry in self.entries if entry["row"] != row.key or _key_of(entry) not in keys]
+            self.left_out = [one for one in self.left_out if one.row != row.key or one.figure not in keys]
+            self.left_out += [LeftOutRow(row.key, **asdict(one)) for one in found if isinstance(one, LeftOut)]
+            self.entries = [one for one in self.entries if one.row != row.key or one.figure not in keys]
             for one in found:
                 if isinstance(one, LeftOut):
                     continue
-                others = [entry for entry in self.entries if (entry["row"], entry["task"]) == (row.key, one.task)]
+                others = [other for other in self.entries if (other.row, other.task) == (row.key, one.task)]
                 with np.load(self._samples_of(row, one.task), allow_pickle=False) as file:
                     arrays = {name: file[name] for name in file.files}
                 arrays |= _arrays(one)
                 self._write_samples(row, one.task, arrays)
-                figure = {"labels", "metric", "value", "low", "high", "n", "people", "scale"}
-                self.entries.append({**others[0], **{k: v for k, v in _entry(row, one).items() if k in figure}})
-            write_json(self.path, self.entries)
-            write_json(self._left_out_path, self.left_out)
+                made = _exam_row(row, one, {})
+                measured = {name: getattr(made, name) for name in _MEASURED}
+                self.entries.append(replace(others[0], **measured))
+            self._write()
+
+    def _write(self) -> None:
+        write_json(self.path, to_json(self.entries))
+        write_json(self._left_out_path, to_json(self.left_out))
 
     def _write_samples(self, row: RowName, task: str, arrays: dict[str, np.ndarray]) -> None:
         path = self._samples_of(row, task)
         write_atomic(path, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
 
-    def _replace(self, row: RowName, task: str, found: list[Finding | LeftOut], about: Entry) -> None:
+    def _replace(self, row: RowName, task: str, found: list[Finding | LeftOut], about: Facts) -> None:
         findings = [one for one in found if isinstance(one, Finding)]
-        self.left_out = [entry for entry in self.left_out if (entry["row"], entry["task"]) != (row.key, task)]
-        trained = {"run": about.get("run") or row.key, "weights": about.get("weights")}
-        self.left_out += [{"row": row.key, **asdict(one), **trained} for one in found if isinstance(one, LeftOut)]
+        self.left_out = [one for one in self.left_out if (one.row, one.task) != (row.key, task)]
+        run, weights = about.get("run") or row.key, about.get("weights")
+        self.left_out += [
+            LeftOutRow(row.key, **asdict(one), run=run, weights=weights) for one in found if isinstance(one, LeftOut)
+        ]
         arrays: dict[str, np.ndarray] = {}
         for one in findings:
             arrays |= _arrays(one)
         self._write_samples(row, task, arrays)
-        self.entries = [entry for entry in self.entries if (entry["row"], entry["task"]) != (row.key, task)]
-        self.entries += [{**_entry(row, one), **about, "run": about.get("run") or row.key} for one in findings]
+        self.entries = [one for one in self.entries if (one.row, one.task) != (row.key, task)]
+        self.entries += [_exam_row(row, one, about) for one in findings]
 
     def estimate(self, row: RowName, key: str) -> Estimate | None:
         """A figure with its resamples; None where it is not there."""
         path = self._samples_of(row, key.partition("/")[0])
-        entry = self._find(row, key)
-        if entry is None or not path.is_file():
+        found = self._find(row, key)
+        if found is None or not path.is_file():
             return None
+        assert found.value is not None
+        assert found.n is not None
+        assert found.n_people is not None
         with np.load(path, allow_pickle=False) as file:
             samples, draws = file[key].astype(float), str(file[f"draws:{key}"])
-        return Estimate(entry["value"], samples, entry["n"], entry["people"], key, draws, entry["scale"])
+        return Estimate(found.value, samples, found.n, found.n_people, key, draws, found.scale)
 
     def values(self, encoder: str, key: str, patches: Container[Patch] | None = None) -> dict[RowName, float]:
         """A figure of every seed of an encoder, or floor; where given, of those alone that cut one of `patches`."""
         return {
-            RowName(one["encoder"], tuple(one["patch"]), one["seed"]): float(one["value"])
+            one.row_name: one.value
             for one in self.entries
-            if one["encoder"] == encoder and _key_of(one) == key and (patches is None or tuple(one["patch"]) in patches)
+            if one.name == encoder and one.figure == key and (patches is None or one.row_name.patch in patches)
+            if one.value is not None
         }
 
     def labels(self, row: RowName, task: str) -> set[int | None]:
         """The numbers of labels of a row's figures of a task."""
-        return {entry["labels"] for entry in self.entries if (entry["row"], entry["task"]) == (row.key, task)}
+        return {one.labels for one in self.entries if (one.row, one.task) == (row.key, task)}
 
-    def entry(self, row: RowName, key: str) -> Entry:
+    def entry(self, row: RowName, key: str) -> ExamRow:
         """A figure as results.json has it. Raises KeyError where it is not there."""
         found = self._find(row, key)
         if found is None:
             raise KeyError(f"{row.key} has no {key}")
         return found
 
+    def value_of(self, row: RowName, key: str) -> float:
+        """The value of a figure. Raises KeyError: it is not there."""
+        value = self.entry(row, key).value
+        if value is None:
+            raise KeyError(f"{row.key} has no value of {key}")
+        return value
+
     def value(self, row: RowName, key: str) -> float | None:
         """A figure alone."""
         found = self._find(row, key)
-        return None if found is None else found["value"]
+        return None if found is None else found.value
 
-    def _find(self, row: RowName, key: str) -> Entry | None:
+    def _find(self, row: RowName, key: str) -> ExamRow | None:
         name = row.key
-        return next((one for one in self.entries if one["row"] == name and _key_of(one) == key), None)
+        return next((one for one in self.entries if one.row == name and one.figure == key), None)
 
 
 def _arrays(finding: Finding) -> dict[str, np.ndarray]:
@@ -268,27 +375,33 @@ def _arrays(finding: Finding) -> dict[str, np.ndarray]:
     }  # fmt: skip
 
 
-def _entry(row: RowName, finding: Finding) -> Entry:
-    """A figure as results.json has it, but for what is known of its run."""
+_MEASURED = ("labels", "metric", "value", "low", "high", "n", "n_people", "scale")  # of a figure made of others
+
+
+def _exam_row(row: RowName, finding: Finding, about: Facts) -> ExamRow:
+    """A figure as results.json has it; about: the run."""
     estimate, interval = finding.estimate, finding.estimate.interval()
-    return {
-        "task": finding.task, "encoder": row.name, "labels": finding.labels, "seed": row.seed, "metric": finding.metric,
-        "reading": _reading(row, finding.task),
-        "value": round(estimate.value, 5), "low": _rounded(interval.low), "high": _rounded(interval.high),
-        "n": estimate.n, "row": row.key, "patch": list(row.patch), "people": estimate.n_people, "scale": estimate.scale,
-    }  # fmt: skip
+    measured = ExamRow(
+        name=row.name,
+        metric=finding.metric,
+        value=round(estimate.value, 5),
+        low=_rounded(interval.low),
+        high=_rounded(interval.high),
+        n=estimate.n,
+        n_people=estimate.n_people,
+        task=finding.task,
+        labels=finding.labels,
+        seed=row.seed,
+        reading=_reading(row, finding.task),
+        row=row.key,
+        patch=row.patch,
+        scale=estimate.scale,
+    )
+    return ExamRow.from_json({**measured.to_json(), **about, "run": about.get("run") or row.key})
 
 
 def _reading(row: RowName, task: str) -> str:
     return _WITHOUT_TOKENS.get(row.name, READINGS[task])
-
-
-def _key_of(entry: Entry) -> str:
-    return f"{entry['task']}/{entry['metric']}/{_labels_of(entry)}"
-
-
-def _labels_of(entry: Entry) -> str:
-    return "all" if entry["labels"] is None else str(entry["labels"])
 
 
 def _rounded(value: float | None) -> float | None:
@@ -341,7 +454,7 @@ def _stored_difference(
     """The difference that an earlier run computed from the same values; None if none is stored."""
     if not pairs:
         return None
-    values = [results.entry(a, key)["value"] - results.entry(b, their_key)["value"] for a, b in pairs]
+    values = [results.value_of(a, key) - results.value_of(b, their_key) for a, b in pairs]
     rows = ([a.key for a, _ in pairs], [b.key for _, b in pairs])
     record = results.differences.find(rows, (key, their_key), float(np.mean(values)))
     if record is None:

@@ -229,8 +229,8 @@ def train(work: Path, plan: Plan, seed: int, store_path: Path) -> Path:
         {
             "encoder": plan.name, "overrides": list(plan.overrides), "seed": seed, "updates": plan.updates,
             "start": _run(plan.start, seed), "teacher": _run(plan.teacher, seed),
-            "views": plan.views, "eyes": summary["volumes"], **cpu, "loss": summary["loss"],
-            "rankme": summary["rankme"],
+            "views": plan.views, "eyes": summary.volumes, **cpu, "loss": summary.loss,
+            "rankme": summary.rankme,
         },
     )  # fmt: skip
     return folder

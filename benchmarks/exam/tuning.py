@@ -22,7 +22,8 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from octjepa.encoders import PretrainedEncoder
-from octjepa.metrics.bootstrap import Draws, Estimate
+from octjepa.metrics.bootstrap import Estimate
+from octjepa.metrics.test_set_ledger import fingerprint
 from octjepa.phantom import LESIONS
 from octjepa.recipe import Recipe
 from octjepa.tasks.finetune.network import TunedNetwork
@@ -30,11 +31,11 @@ from octjepa.train.learner import Learner
 from octjepa.views.loader import Batch, training_batches
 
 from .cohorts import Cohort
-from .lesion_tasks import auroc
+from .questions import OpenedEyes
 from .readings import choose_strength, logistic_scores
 from .results import Finding, LeftOut
 from .settings import LABELLED_PEOPLE
-from .tuning_loop import TuningTask, read_lesions, tested_people, training_recipe, tune_each_rate
+from .tuning_loop import TunedQuestion, TuningTask, read_lesions, tested_people, training_recipe, tune_each_rate
 
 UPDATES, TEST_PEOPLE = 150, 400
 
@@ -101,7 +102,7 @@ def tuning(
     def scores(labelled: Int[np.ndarray, " n"], _: Sequence[int]) -> Float[np.ndarray, "m lesions"]:
         return logits(tune(cohort, encoder, labelled, val, seed, updates), cohort, test)
 
-    return _read("tuning", cohort, seed, counts, scores)
+    return _read("tuning", encoder.weights_hash(), cohort, seed, counts, scores)
 
 
 def frozen(
@@ -120,11 +121,12 @@ def frozen(
             found[:, number] = logistic_scores(x[labelled], has, tested, choose_strength(x[labelled], has))
         return found
 
-    return _read("frozen", cohort, seed, counts, scores)
+    return _read("frozen", fingerprint(x, "logistic"), cohort, seed, counts, scores)
 
 
 def _read(
     task: str,
+    measured: str,
     cohort: Cohort,
     seed: int,
     counts: Sequence[int],
@@ -132,14 +134,13 @@ def _read(
 ) -> Iterator[Finding | LeftOut]:
     """AUROC of each lesion, and their mean, by `scores(labelled people, lesions)` of those that are tested."""
     test = tested_people(cohort, TEST_PEOPLE)
-    people = cohort.people[test]
 
-    def estimates(labelled: Int[np.ndarray, " n"], lesions: Sequence[int], draws: Draws) -> Iterator[Estimate]:
+    def estimates(labelled: Int[np.ndarray, " n"], lesions: Sequence[int], opened: OpenedEyes) -> Iterator[Estimate]:
         found = scores(labelled, lesions)
         for number in lesions:
-            yield auroc(cohort.lesions[test, number], [found[:, number]], draws, people, LESIONS[number])
+            yield opened.auroc(LESIONS[number], [found[:, number]])
 
-    return read_lesions(task, "auroc", cohort, test, seed, counts, estimates)
+    return read_lesions(TunedQuestion(task, "auroc", measured, seed), cohort, test, counts, estimates)
 
 
 def tune(

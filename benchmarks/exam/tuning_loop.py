@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from octjepa import keys
 from octjepa.distributed.adamw import adamw
 from octjepa.distributed.runtime import Runtime
 from octjepa.encoders import PretrainedEncoder
-from octjepa.metrics.bootstrap import Draws, Estimate
+from octjepa.metrics.bootstrap import Estimate
 from octjepa.phantom import LESIONS
 from octjepa.recipe import Recipe, TrainRecipe, ViewRecipe
 from octjepa.train.learner import Learner
@@ -31,8 +32,9 @@ from octjepa.views.loader import TrainingDataset
 
 from .cohorts import Cohort
 from .lesion_tasks import lesions_mean
+from .questions import OpenedEyes, open_eyes
 from .results import Finding, LeftOut
-from .settings import MIN_POSITIVES, RESAMPLES
+from .settings import MIN_POSITIVES
 
 RATES = (1e-4, 5e-4)  # of the encoder
 HEAD_RATE = 2e-3
@@ -124,20 +126,29 @@ def tested_people(cohort: Cohort, count: int) -> Int[np.ndarray, " m"]:
     return cohort.indices("test")[:count]
 
 
+@dataclass(frozen=True)
+class TunedQuestion:
+    """A task and its metric, what identifies the network that is tuned, and the seed of the labelled people."""
+
+    task: str
+    metric: str
+    measured: str
+    seed: int
+
+
 def read_lesions(
-    task: str,
-    metric: str,
+    question: TunedQuestion,
     cohort: Cohort,
     test: Int[np.ndarray, " m"],
-    seed: int,
     counts: Sequence[int],
-    estimates: Callable[[Int[np.ndarray, " n"], Sequence[int], Draws], Iterable[Estimate]],
+    estimates: Callable[[Int[np.ndarray, " n"], Sequence[int], OpenedEyes], Iterable[Estimate]],
 ) -> Iterator[Finding | LeftOut]:
-    """A figure of each lesion on the volumes `test`, and their mean, learned from each number of labelled people.
+    """A metric of each lesion on the volumes `test`, and their mean, learned from each number of labelled people.
 
-    `estimates(labelled people, numbers of the lesions, draws of the tested people)` gives them in that order.
+    `estimates(labelled people, numbers of the lesions, the tested people's open questions)` gives them in that order.
     """
-    train, draws = cohort.indices("train"), Draws(cohort.people[test].tolist(), RESAMPLES, 0)
+    train, task, metric, seed = cohort.indices("train"), question.task, question.metric, question.seed
+    not_tested = np.setdiff1d(cohort.indices("test"), test)
     for count in counts:
         labelled = draw_people(train, cohort.lesions[train], count, seed)
         if len(labelled) < count:
@@ -151,7 +162,13 @@ def read_lesions(
             else:
                 measured.append(number)
         names = [LESIONS[number] for number in measured]
-        found = estimates(labelled, measured, draws) if measured else ()
+        found: Iterable[Estimate] = ()
+        if measured:
+            truth = cohort.lesions.astype(float)
+            truth[not_tested] = np.nan
+            by_name = {LESIONS[number]: truth[:, number] for number in measured}
+            tuned = [f"{question.measured} {seed} {count}"]
+            found = estimates(labelled, measured, open_eyes(cohort, task, by_name, "binary", tuned))
         parts = dict(zip(names, found, strict=True))
         yield from (Finding(task, f"{metric}_{name}", count, one) for name, one in parts.items())
         yield lesions_mean(task, metric, count, parts, len(test))

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from octjepa.encoders import PretrainedEncoder
-from octjepa.metrics.bootstrap import Draws, Estimate
+from octjepa.metrics.bootstrap import Estimate
 from octjepa.phantom import LESIONS
 from octjepa.recipe import Recipe
 from octjepa.tasks.segment.decoder import monai
@@ -34,10 +34,11 @@ from octjepa.views.sample import make_sample, view_transform
 from octjepa.volume import CanonicalVolume
 
 from .cohorts import Cohort
+from .questions import OpenedEyes
 from .real_tasks import dice_of
 from .results import Finding, LeftOut
 from .truth import COLUMNS, lesion_labels
-from .tuning_loop import TuningTask, read_lesions, tested_people, training_recipe, tune_each_rate
+from .tuning_loop import TunedQuestion, TuningTask, read_lesions, tested_people, training_recipe, tune_each_rate
 
 COUNTS = (30, 100)  # labelled people
 UPDATES, TEST_PEOPLE = 100, 200  # fewer than in `tuning`, for the ten minutes that an exam may take
@@ -218,7 +219,7 @@ def tuning_segmentation(
     test = LabelledEyes.read(cohort, tested_people(cohort, TEST_PEOPLE))
     people = cohort.people[test.volumes].tolist()
 
-    def estimates(labelled: Int[np.ndarray, " n"], lesions: Sequence[int], draws: Draws) -> Iterator[Estimate]:
+    def estimates(labelled: Int[np.ndarray, " n"], lesions: Sequence[int], opened: OpenedEyes) -> Iterator[Estimate]:
         task = SegmentationTask(cohort, labelled, val, training_recipe(encoder.recipe, seed, updates))
         start = start_of(encoder, cohort, LabelledEyes.read(cohort, labelled))
         learner = tune_each_rate(task, encoder, partial(Segmenter, start=start), seed)
@@ -226,6 +227,7 @@ def tuning_segmentation(
         found = counts_of(_network(learner), cohort, test)
         for lesion in lesions:
             statistic = partial(dice_of, found[:, best[lesion], lesion])
-            yield draws.estimate(statistic, people, LESIONS[lesion])
+            yield opened.test_set.draws.estimate(statistic, people, LESIONS[lesion])
 
-    return read_lesions("tuning_segmentation", "dice", cohort, test.volumes, seed, counts, estimates)
+    question = TunedQuestion("tuning_segmentation", "dice", encoder.weights_hash(), seed)
+    return read_lesions(question, cohort, test.volumes, counts, estimates)

@@ -99,7 +99,7 @@ def step_of(campaign: Campaign, name: str) -> Figures:
     if name not in settings.steps:
         return {"left_out": f"not in the settings {settings.name}"}
     recipe = resolved(campaign.recipe(settings.steps[name]))
-    flops, best = plan(recipe)["flops_per_volume"], best_gemm(campaign, recipe.train.precision)
+    flops, best = plan(recipe).flops_per_volume, best_gemm(campaign, recipe.train.precision)
 
     def fits(size: int) -> None:
         Trainer(recipe, size, compiled=False).update()

@@ -29,7 +29,7 @@ def train(campaign: Campaign) -> Figures:
     if not chosen.is_file():
         recipe = resolved(campaign.recipe(settings.one_gpu, "machine.compile=false"))
         _, dataset = choose_cohort(Store.open(store), recipe)
-        seconds = time_run(recipe, dataset, 1, enough_seconds=2.0)["seconds_per_update"]
+        seconds = time_run(recipe, dataset, 1, enough_seconds=2.0).seconds_per_update
         write_json(chosen, {"updates": max(10, int(settings.one_gpu_seconds / seconds)), "seconds_per_update": seconds})
         if campaign.device.type != "cpu":
             torch.accelerator.empty_cache()

@@ -44,10 +44,10 @@ def machine(campaign: Campaign) -> Figures:
     found = examine(None, campaign.out, campaign.settings.one_gpu[0])
     (card,) = accelerator_checks()[:1]
     version = {"python": sys.version.split()[0], "torch": torch.__version__, "cuda": torch.version.cuda}
-    bad = [check for check in found["checks"] if check["state"] != "ok"]
+    bad = [check for check in found.checks if check.state != "ok"]
     return {**version, "device": str(campaign.device), "card": card.found, "cores": os.cpu_count(),
-            "right": found["ok"],
-            "not_ok": {check["name"]: f"{check['state']}: {check['found']}" for check in bad}}  # fmt: skip
+            "right": found.ok,
+            "not_ok": {check.name: f"{check.state}: {check.found}" for check in bad}}  # fmt: skip
 
 
 def small_run(campaign: Campaign, name: str, *overrides: str, **environment: str) -> Path:
@@ -175,7 +175,7 @@ def out_of_memory(campaign: Campaign) -> Figures:
         if campaign.device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(1.0)
     halved = tried[0] == size and tried[-1] < size
-    return {"tried": tried, "updates": summary["updates"], "right": halved and summary["updates"] == 2}
+    return {"tried": tried, "updates": summary.updates, "right": halved and summary.updates == 2}
 
 
 def ranks(campaign: Campaign) -> Figures:

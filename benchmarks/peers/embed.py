@@ -54,7 +54,7 @@ def compare_with_single() -> Iterator[Comparison]:
     with phantom_store(preprocessing) as (work, store):
 
         def ours() -> int:
-            return int(embed_store(ENCODER, store, work / "ours.parquet", [POOL])["rows"])
+            return int(embed_store(ENCODER, store, work / "ours.parquet", [POOL]).rows)
 
         setup = {
             "encoder": ENCODER,

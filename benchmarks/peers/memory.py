@@ -58,7 +58,7 @@ def compare_with_measured() -> Iterator[Comparison]:
     """`plan`'s prediction as ours, the measured peak as the other."""
     batch = f"train.global_batch={VOLUMES}"
     recipe = data.bench_recipe(batch)
-    predicted = plan(recipe)["peak_memory_bytes"]
+    predicted = plan(recipe).peak_memory_bytes
     alike = [*data.RECIPE, batch, f"train.precision={recipe.train.precision}"]
     setup = {
         "recipe": recipe.name,

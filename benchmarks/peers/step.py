@@ -113,7 +113,7 @@ def matmul_rate(recipe: Recipe) -> Work:
     runtime = Runtime(recipe.train.precision)
     dtype = torch.bfloat16 if recipe.train.precision == "bf16" else torch.float32
     a, b = torch.randn(2, GEMM_SIZE, GEMM_SIZE, dtype=dtype, device=runtime.device)
-    flops_per_volume = plan(recipe)["flops_per_volume"]
+    flops_per_volume = plan(recipe).flops_per_volume
     products = -(-UPDATES * recipe.train.global_batch * flops_per_volume // (2 * GEMM_SIZE**3))
 
     def work() -> int:

@@ -146,7 +146,7 @@ def time_update(recipe: Recipe, store: Store) -> float:
     from octjepa.train.plan import time_run
 
     _, dataset = choose_cohort(store, recipe)
-    return float(time_run(recipe, dataset, 1, TIMING_SECONDS)["seconds_per_update"])
+    return float(time_run(recipe, dataset, 1, TIMING_SECONDS).seconds_per_update)
 
 
 def run_demo(out: Path, minutes: float) -> dict[str, Any]:
@@ -212,11 +212,11 @@ def _run_demo(out: Path, minutes: float) -> dict[str, Any]:
         "seconds": time.perf_counter() - started,
         "updates": schedule.updates,
         "segmenter": asdict(segmenter),
-        "loss": summary["loss"],
-        "baseline_loss": summary["baseline_loss"],
-        "cosine": summary["cosine"],
-        "baseline_cosine": summary["baseline_cosine"],
-        "centred": summary["centred"],
+        "loss": summary.loss,
+        "baseline_loss": summary.baseline_loss,
+        "cosine": summary.cosine,
+        "baseline_cosine": summary.baseline_cosine,
+        "centred": summary.centred.to_json(),
         "probe": probed["rows"],
         "paired": probed["paired"],
     }

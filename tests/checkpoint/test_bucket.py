@@ -45,7 +45,7 @@ def test_a_run_saves_prunes_and_resumes_in_a_bucket(bucket: Bucket, tmp_path: Pa
         for n in (4, 6)
         for file in ("manifest.json", "model.safetensors", "optimiser.safetensors")
     ]
-    assert whole["checkpoint"] == f"{location}/step-00000006"
+    assert whole.checkpoint == f"{location}/step-00000006"
     straight = {name: folder.read_tensors(join(location, "step-00000006"), name) for name in
                 ("model.safetensors", "optimiser.safetensors")}  # fmt: skip
 

@@ -6,6 +6,7 @@ import base64
 import json
 from collections import namedtuple
 from collections.abc import Iterable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -184,10 +185,10 @@ def test_memory_and_disk_are_held_against_the_plan(tmp_path, monkeypatch):
     found = machine_with(tmp_path, recipe, planned)
     assert found["memory"].state == "ok"
     # 3 kept + best + the one being written, of weights and two moments
-    wanted = 5 * 4 * (planned["parameters"] + 2 * planned["trainable"]) + 1e8
+    wanted = 5 * 4 * (planned.parameters + 2 * planned.trainable) + 1e8
     assert f"{wanted / 1e9:.1f} GB" in found["disk"].expected
     assert found["disk"].state == ("ok" if wanted <= 5e8 else "failed")
-    planned = {**planned, "peak_memory_bytes": 4e9, "disk_bytes": 1e9}
+    planned = replace(planned, peak_memory_bytes=4 * 10**9, disk_bytes=10**9)
     found = machine_with(tmp_path, recipe, planned)
     assert (found["memory"].state, found["disk"].state) == ("failed", "failed")
     assert "machine.micro_batch" in found["memory"].to_do
@@ -228,7 +229,7 @@ def test_every_choice_of_a_run_is_named_with_its_reason(tmp_path, monkeypatch):
     assert found["loader workers"].state == "warning"
     assert found["loader workers"].found == "3: 3 loader processes in one process share 2 cores"
     recipe = small_recipe(machine={"compile": True})
-    found = by_name(machine.choice_checks(Setup(tmp_path, recipe, {"updates": 4, "volumes": 12})))
+    found = by_name(machine.choice_checks(Setup(tmp_path, recipe, replace(plan(recipe), updates=4, volumes=12))))
     assert found["compile"].found == "yes: the recipe asks for it"
 
 

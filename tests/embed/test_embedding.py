@@ -65,7 +65,7 @@ def test_every_raster_volume_once_with_its_keys(run, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         figures = embed_store(run, store, tmp_path / "e.parquet")
     assert "device maestro2 is lost: none of its 1 volumes is raster" in caplog.text
-    assert (figures["rows"], figures["missing"], figures["dim"]) == (18, 2, 192)
+    assert (figures.rows, figures.missing, figures.dim) == (18, 2, 192)
     table = read_embeddings(tmp_path / "e.parquet")
     assert table.pools == pooling.DEFAULT_POOLS == ("mean_std_max", "zones_whitened")
     assert table.vector.shape == table.untrained.shape == (18, (3 + 48) * 192)
@@ -108,7 +108,7 @@ def test_the_rows_are_what_the_encoder_says_of_each_volume(run, tmp_path):
     figures = embed_store(
         run, store, tmp_path / "e.parquet", pools, tmp_path / "tokens", per_bscan=True, division=Division(part=8)
     )
-    table, saved = read_embeddings(tmp_path / "e.parquet"), TokenFolder.open(figures["tokens"])
+    table, saved = read_embeddings(tmp_path / "e.parquet"), TokenFolder.open(figures.tokens)
     volume = store.read("volume0006")
     one, row = encoder.tokens(volume), 6
     assert table.pools == pools
@@ -152,11 +152,11 @@ def test_the_rows_are_what_the_encoder_says_of_each_volume(run, tmp_path):
     part, own = saved.index["volume0006"]
     assert (saved.positions[part][own] == one.grid_index).all()
     assert table.tokens == "tissue"
-    assert figures["tokens_per_volume"] == {"least": 32, "median": 32, "most": 32}
+    assert figures.tokens_per_volume == {"least": 32, "median": 32, "most": 32}
     with pytest.raises(UsageError, match="no tokens of 1 of the 1"):
         saved.read("vector", ["nobody"])
 
-    slices = pq.read_table(figures["bscans"]).to_pandas()
+    slices = pq.read_table(figures.bscans).to_pandas()
     assert len(slices) == 20 * 2
     first = slices[(slices["volume_id"] == "volume0006") & (slices["slice"] == 0)].iloc[0]
     here = one.grid_index < 16
@@ -191,7 +191,7 @@ def test_a_killed_embedding_goes_on_where_it_was(run, tmp_path, killed_after_two
         TokenFolder.open(tokens)
     killed_after_two()
     figures = embed_store(run, store_of(), tmp_path / "e.parquet", tokens=tokens, division=Division(part=4))
-    assert figures["resumed"] == 8
+    assert figures.resumed == 8
     embed_store(run, store_of(), tmp_path / "whole.parquet", division=Division(part=4))
     assert same_bits(read_embeddings(tmp_path / "e.parquet"), read_embeddings(tmp_path / "whole.parquet"))
     assert sorted(TokenFolder.open(tokens).index) == sorted(store_of().volumes)
@@ -207,14 +207,13 @@ def test_nothing_of_other_contents_or_options_is_taken_for_done(run, tmp_path, k
     changed.table.loc[3, "content_hash"] = "another"
     (left,) = tmp_path.glob(".*parts")
     saved = {path.name: path.read_bytes() for path in left.iterdir()}
-    assert embed_store(run, changed, tmp_path / "e.parquet", tokens=tokens, division=Division(part=4))["resumed"] == 0
+    assert embed_store(run, changed, tmp_path / "e.parquet", tokens=tokens, division=Division(part=4)).resumed == 0
     assert len(list(tokens.glob("*.vector.npy"))) == 5  # those of the first attempt are gone
     left.mkdir()
     for name, content in saved.items():
         (left / name).write_bytes(content)
     assert (
-        embed_store(run, store_of(), tmp_path / "e.parquet", ["mean"], tokens, division=Division(part=4))["resumed"]
-        == 0
+        embed_store(run, store_of(), tmp_path / "e.parquet", ["mean"], tokens, division=Division(part=4)).resumed == 0
     )
 
 
@@ -249,7 +248,7 @@ from octjepa.embed.embedding import Division, embed_store
 from synthetic import MemoryStore, small_recipe
 store = MemoryStore(small_recipe().preprocessing)
 figures = embed_store(sys.argv[1], store, Path(sys.argv[2]), division=Division(part=3, batch=2))
-assert figures["rows"] == 20
+assert figures.rows == 20
 """
 
 
@@ -299,12 +298,12 @@ def test_intensity_is_the_intensity_of_the_encoders_own_patches_by_zone(run, tmp
 
 def test_people_seen_in_pretraining_cannot_be_tested_on(run, tmp_path, caplog):
     store = store_of()
-    assert embed_store(run, store, tmp_path / "e.parquet")["leaked"] == 0
+    assert embed_store(run, store, tmp_path / "e.parquet").leaked == 0
     store.table.loc[store.table["person_id"].isin(["1000", "1003"]), "split"] = "test"
     # the fellow eye of a person whose other eye was trained on, and a copy of a scan under another person's name
     store.table.loc[14, ["person_id", "split"]] = ["1005", "test"]
     store.table.loc[15, ["content_hash", "split"]] = ["hash-volume0002", "test"]
-    assert embed_store(run, store, tmp_path / "e.parquet")["leaked"] == 4
+    assert embed_store(run, store, tmp_path / "e.parquet").leaked == 4
     assert "pretrained on eyes of people who are now in val or test (4 of them)" in caplog.text
     labels = tmp_path / "labels.tsv"
     labels.write_text("person_id\tsick\n" + "".join(f"{1000 + n}\t{n % 2}\n" for n in range(20)))

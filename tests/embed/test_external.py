@@ -80,8 +80,8 @@ def store():
 def test_a_module_of_a_package_is_embedded_by_its_name(package, store, tmp_path):
     made = embed_store("mine:", store, tmp_path / "mine.parquet", ("mean", "mean_std_max"))
     table = read_embeddings(tmp_path / "mine.parquet")
-    assert made["rows"] == len(store.table) == len(table.frame)
-    assert (made["dim"], table.vector.shape[1]) == (6, 24)
+    assert made.rows == len(store.table) == len(table.frame)
+    assert (made.dim, table.vector.shape[1]) == (6, 24)
     assert table.encoder == "mine"
     assert not np.allclose(table.vector, table.untrained)
     assert table.frame["volume_id"].is_monotonic_increasing
@@ -127,7 +127,7 @@ def test_tokens_are_stored_with_their_positions(package: None, store: Any, tmp_p
         out, folder = tmp_path / f"{name[:-1]}.parquet", tmp_path / name[:-1]
         made = embed_store(name, store, out, ("mean",), tokens=folder, division=Division(part=5))
         table, tokens = read_embeddings(out), TokenFolder.open(folder)
-        assert made["tokens"] == str(folder)
+        assert made.tokens == str(folder)
         assert tokens.grid == tuple(size // 4 for size in store.preprocessing.image_size)
         assert (tokens.encoder, tokens.weights, tokens.contract) == (table.encoder, table.weights, table.contract)
         ids = table.frame["volume_id"].tolist()
@@ -155,11 +155,11 @@ def test_a_stopped_embedding_goes_on_with_the_next_part(package: None, store: An
         embed_store(encoder, store, out, tokens=tokens, division=Division(part=2))
     assert not out.exists()
     made = embed_store(encoder, store, out, tokens=tokens, division=Division(part=2))
-    assert 0 < made["resumed"] < made["rows"]
+    assert 0 < made.resumed < made.rows
     whole = embed_store(
         encoder, store, tmp_path / "whole.parquet", tokens=tmp_path / "whole", division=Division(part=2)
     )
-    assert whole["resumed"] == 0
+    assert whole.resumed == 0
     first, second = read_embeddings(out), read_embeddings(tmp_path / "whole.parquet")
     assert np.array_equal(first.vector, second.vector)
     assert np.array_equal(first.untrained, second.untrained)

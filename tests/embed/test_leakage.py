@@ -52,7 +52,7 @@ def test_a_person_of_an_evaluation_store_who_was_trained_on_is_found(trained: Pa
         index_entry(54, split="val"),
     ]
     other = store_of(trained / "other", rows)
-    found = check_leakage(other, trained / "run")
+    found = check_leakage(other, trained / "run").to_json()
     assert found["leaks"] == [{"kind": "person_id", "split": "test", "volumes": [rows[0]["volume_id"]]}]
     assert (found["test"], found["seen"]) == (2, {"test": {"people": 1, "volumes": 1}})
 
@@ -62,7 +62,7 @@ def test_a_volume_that_is_gone_from_the_store_of_pretraining_hides_no_person(tra
     store_of(trained / "less", left)
     (trained / "run" / "run.json").write_text(json.dumps({"store": "../less"}), encoding="utf-8")
     rows = [index_entry(50, split="test", person_id="1002"), index_entry(0, split="val"), index_entry(54, split="val")]
-    found = check_leakage(store_of(trained / "other", rows), trained / "run")
+    found = check_leakage(store_of(trained / "other", rows), trained / "run").to_json()
     assert found["leaks"] == [
         {"kind": kind, "split": split, "volumes": [row["volume_id"]]}
         for kind, split, row in (
@@ -75,7 +75,7 @@ def test_a_volume_that_is_gone_from_the_store_of_pretraining_hides_no_person(tra
 def test_weights_whose_store_is_gone_are_compared_by_content(trained: Path) -> None:
     other = store_of(trained / "other", [index_entry(0, split="test"), index_entry(1, split="test"), index_entry(52)])
     (trained / "store" / "store.json").unlink()
-    found = check_leakage(other, trained / "run")
+    found = check_leakage(other, trained / "run").to_json()
     assert found["compared_by"] == ["person_id", "content_hash"]
     assert found["seen"] == {"test": {"people": 1, "volumes": 2}}
 
@@ -89,7 +89,8 @@ def test_weights_whose_store_is_gone_know_a_scan_that_was_compressed_anew(traine
     (trained / "store" / "store.json").unlink()
     anew = index_entry(70, split="test", sop_instance_uid=seen["sop_instance_uid"], person_id="7000")
     fellow = index_entry(71, split="test", person_id="7000")
-    found = check_leakage(store_of(trained / "other", [anew, fellow, index_entry(52, split="test")]), trained / "run")
+    other = store_of(trained / "other", [anew, fellow, index_entry(52, split="test")])
+    found = check_leakage(other, trained / "run").to_json()
     assert found["compared_by"] == ["person_id", "content_hash", "sop_instance_uid"]
     assert found["leaks"] == [
         {"kind": "person_id", "split": "test", "volumes": sorted([anew["volume_id"], fellow["volume_id"]])},

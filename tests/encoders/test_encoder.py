@@ -66,7 +66,7 @@ def test_the_student_is_loaded_on_request(run, tmp_path):
 def test_a_student_that_a_recipe_exports_stays_the_student(tmp_path):
     """Of a run, of an exported folder, and of mae, which learns nothing from its moving average."""
     recipe = small_recipe(objective={"ema_base": 0.9}, checkpoint={"export": "student"})
-    assert pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run")["encoder"] == "student"
+    assert pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run").encoder == "student"
     student = load_encoder(tmp_path / "run")
     assert student.which == "student"
     assert torch.equal(student.encoder.embed.weight, load_encoder(tmp_path / "run", "student").encoder.embed.weight)
@@ -86,11 +86,11 @@ def test_validation_chooses_the_better_encoder(accuracy, better, tmp_path, monke
     values = dict(zip(("layer_accuracy", "layer_accuracy_student"), accuracy, strict=True))
     monkeypatch.setattr(loop, "run_monitor", lambda *_: values)
     recipe = small_recipe(objective={"ema_base": 0.9}, checkpoint={"export": "validation"})
-    assert pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run")["encoder"] == better
+    assert pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run").encoder == better
     assert load_encoder(tmp_path / "run").which == better
     (tmp_path / "run" / "summary.json").unlink()  # killed between the last checkpoint and the summary
     again = pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run", resume=True)
-    assert again["encoder"] == better
+    assert again.encoder == better
     with pytest.raises(RecipeError, match="asks the monitor"):
         small_recipe(checkpoint={"export": "validation"}, monitor={"every_updates": None})
 

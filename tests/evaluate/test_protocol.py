@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -21,6 +22,7 @@ from octjepa.evaluate.protocol import (
 )
 from octjepa.evaluate.results import ResultKey
 from octjepa.metrics.findings import Findings
+from octjepa.metrics.scores import Predictions
 
 Cohort = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
 
@@ -42,6 +44,24 @@ def test_rows_come_from_an_opened_test_set_whose_use_is_in_the_ledger(cohort: Co
     assert [(row.key, row.metric, row.value) for row in measured.rows] == [(key, "auroc", 0.5)]
     assert measured.rows[0].n == len(evaluation.people["lesion0"]) == len(predicted[key][1].truth)
     assert findings.uses[0].looks == 1
+
+
+def test_several_draws_of_labelled_subjects_give_the_mean_on_the_same_resamples(cohort: Cohort, tmp_path: Path) -> None:
+    frame, labels = cohort(people=60)
+    labels.to_csv(tmp_path / "labels.tsv", sep="\t", index=False)
+    table = read_target_labels(tmp_path / "labels.tsv", ["lesion0"])
+    evaluation = prepare_evaluation(frame, table, ["lesion0"], ProtocolSettings(resamples=50), Findings())
+    target = evaluation.targets[0].test_target
+    test_set = evaluation.open_test_set(
+        Ledger.of(tmp_path / "labels.tsv", None, "octjepa test"), {"lesion0": ["one"]}, Findings()
+    )
+    truth, rng = target.values["test"], np.random.default_rng(0)
+    draws = [Predictions(truth, scores, scores) for scores in rng.random((3, len(truth), 2))]
+    each = [test_set.estimate(target, "auroc", [one]) for one in draws]
+    mean = test_set.estimate(target, "auroc", draws)
+    assert mean.value == pytest.approx(np.mean([one.value for one in each]))
+    assert mean.samples == pytest.approx(np.mean([one.samples for one in each], axis=0))
+    assert (mean.draws_id, mean.label_hash) == (evaluation.draws.id, target.label_hash)
 
 
 def test_a_damaged_ledger_keeps_the_test_set_closed(cohort: Cohort, tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks.exam.aims import aims_lines
-from benchmarks.exam.lesion_tasks import auroc
 from benchmarks.exam.plots import _floor, _points
 from benchmarks.exam.results import NO_PATCH, SUPERVISED, UNTRAINED, Finding, Results, RowName
 
+from examined_eyes import auroc_of
 from octjepa.metrics.bootstrap import Draws
 
 FINE, COARSE = (4, 8, 8), (4, 16, 16)
@@ -24,7 +24,7 @@ def add(results: Results, name: str, patch: tuple[int, int, int], task: str, met
     noise = {"mae": 0.0}.get(name, 6.0 if patch == FINE else 2.0)
     scores = TRUTH + noise * np.random.default_rng(seed).normal(size=60)
     labels = 1 if task == "real_fluid" else 30
-    one = auroc(TRUTH, [scores], Draws(PEOPLE.tolist(), 50, 0), PEOPLE, metric)
+    one = auroc_of(TRUTH, scores, Draws(PEOPLE.tolist(), 50, 0), PEOPLE)
     results.add(RowName(name, patch, seed), task, [Finding(task, metric, labels, one)], {"run": "x", "views": 10})
 
 
@@ -60,7 +60,7 @@ def test_the_twin_is_compared_by_its_better_pooling_too(tmp_path: Path) -> None:
     add(results, "mae", FINE, tasks[0], "auroc")
     draws, noise = Draws(PEOPLE.tolist(), 50, 0), np.random.default_rng(1).normal(size=60)
     for task, spread in zip(tasks, (6.0, 2.0), strict=True):
-        one = auroc(TRUTH, [TRUTH + spread * noise], draws, PEOPLE, "auroc")
+        one = auroc_of(TRUTH, TRUTH + spread * noise, draws, PEOPLE)
         results.add(RowName(UNTRAINED, FINE), task, [Finding(task, "auroc", 30, one)], {"run": "x"})
     twin, better = (results.value(RowName(UNTRAINED, FINE), f"{task}/auroc/30") for task in tasks)
     assert twin is not None

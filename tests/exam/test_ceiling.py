@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from benchmarks.exam.map_heads import from_above, train_head
 from benchmarks.exam.truth import CELL, lesion_cells, lesion_labels, lesion_shares
 from sklearn.metrics import roc_auc_score
 
+from examined_eyes import eye_table
 from octjepa.canonical.native_mapping import NativeMap
 from octjepa.phantom import LESIONS, SURFACES, Truth
 from octjepa.recipe import Preprocessing
@@ -144,11 +146,14 @@ def test_the_small_network_learns_from_eyes_alone() -> None:
     assert roc_auc_score(eyes.answers[:, 0], scores(net, eyes)[:, 0]) > 0.9
 
 
-def test_each_kind_of_decoy_is_a_question_about_its_own_pairs() -> None:
+def test_each_kind_of_decoy_is_a_question_about_its_own_pairs(tmp_path: Path) -> None:
     class Pairs:
+        truth_folder, uses = tmp_path, tmp_path
+
         def __init__(self, name: str) -> None:
             self.name, self.ids = name, [str(n) for n in range(60)]
             self.people = np.array(self.ids)
+            self.table = eye_table(self.ids, self.ids, ["train"] * 20 + ["test"] * 40)
             self.store = SimpleNamespace(preprocessing=SimpleNamespace(image_size=SMALL), read=self.read)
 
         def read(self, name: str) -> Any:

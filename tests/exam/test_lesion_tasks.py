@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
-from benchmarks.exam import lesion_tasks, measurement_tasks
+from benchmarks.exam import lesion_tasks, measurement_tasks, questions
 from benchmarks.exam.ceiling import lesions_ceiling
 from benchmarks.exam.lesion_tasks import EyeProbe, decoys, eye_lesion, token_lesion
 from benchmarks.exam.measurement_tasks import same_eye, severity, surfaces
@@ -15,6 +18,8 @@ from benchmarks.exam.reading import covariates
 from benchmarks.exam.results import Finding, LeftOut
 from benchmarks.exam.tokens import TokenTable
 
+from examined_eyes import eye_table
+from octjepa.errors import UsageError
 from octjepa.phantom import LESIONS
 
 TRAIN, TEST = 120, 200
@@ -27,6 +32,8 @@ COMMON, RARE_IN_TEST, RARE_IN_TRAIN = 0, 1, 2  # numbers of lesions
 class Eyes:
     """What the tasks ask of a cohort: each lesion in half of the eyes."""
 
+    truth_folder = Path()  # of each test
+
     def __init__(self, name: str = "main") -> None:
         self.name, self.ids = name, [f"v{number:03d}" for number in range(COUNT)]
         self.people = np.array([f"p{number:03d}" for number in range(COUNT)])
@@ -38,6 +45,14 @@ class Eyes:
             preprocessing=SimpleNamespace(image_size=pixels.shape),
             read=lambda _: SimpleNamespace(pixels=pixels, tissue_mean=0.0, tissue_std=1.0),
         )
+
+    @property
+    def table(self) -> pd.DataFrame:
+        return eye_table(self.ids, self.people.tolist(), self.splits.tolist())
+
+    @property
+    def uses(self) -> Path:
+        return self.truth_folder.parent.parent / "uses"
 
     def indices(self, split: str) -> np.ndarray:
         return np.flatnonzero(self.splits == split)
@@ -54,9 +69,10 @@ def thinned(eyes: Eyes) -> Eyes:
 
 
 @pytest.fixture(autouse=True)
-def _one_draw_and_few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+def _one_draw_and_few_resamples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(questions, "RESAMPLES", 30)
+    monkeypatch.setattr(Eyes, "truth_folder", tmp_path / "main" / "truth")
     for module in (lesion_tasks, measurement_tasks):
-        monkeypatch.setattr(module, "RESAMPLES", 30)
         monkeypatch.setattr(module, "DRAWS", 1)
         monkeypatch.setattr(module, "LABELLED_PEOPLE", (10, 30))
     monkeypatch.setattr(lesion_tasks, "LABELLED_EYES", (5, 30))
@@ -166,6 +182,31 @@ def test_matched_pairs_are_classified_or_left_out() -> None:
     found = list(decoys(eyes, eye_features(truth, 6.0)))
     assert not figures(found)
     assert "5 of 200 test people have it" in reasons(found)["auroc_drusen_or_wave", 30]
+
+
+def test_each_use_of_the_test_people_is_counted_before_they_are_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    eyes: Any = Eyes("drusen_or_wave")
+    truth = np.repeat(eyes.column("decoy_member")[:, None], 5, axis=1)
+    for signal in (6.0, 0.0, 6.0):  # the third is the first one again
+        list(decoys(eyes, eye_features(truth, signal)))
+    (ledger,) = eyes.uses.glob("*.jsonl")
+    uses = [json.loads(line) for line in ledger.read_text(encoding="utf-8").splitlines()]
+    assert [(use["command"], use["target"]) for use in uses] == [("exam decoys", "drusen_or_wave")] * 2
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("test people were predicted")
+
+    monkeypatch.setattr(lesion_tasks, "fit_draws", refuse)
+    ledger.write_text("damaged", encoding="utf-8")
+    with pytest.raises(UsageError, match="is damaged: looks at this test set can no longer be counted"):
+        list(decoys(eyes, eye_features(truth, 1.0)))
+
+
+def test_a_person_in_two_splits_is_refused() -> None:
+    eyes: Any = Eyes("drusen_or_wave")
+    eyes.people[0] = eyes.people[-1]
+    with pytest.raises(UsageError, match="leak: 1 of"):
+        list(decoys(eyes, eye_features(np.zeros((COUNT, 5)), 0.0)))
 
 
 def test_surfaces_from_fewer_eyes_than_are_to_be_labelled_are_left_out() -> None:

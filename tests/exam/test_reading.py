@@ -8,9 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from benchmarks.exam import lesion_tasks, measurement_tasks, page, reading
+from benchmarks.exam import lesion_tasks, measurement_tasks, page, questions, reading
 from benchmarks.exam import real_eyes as real_eyes_module
 from benchmarks.exam.cohorts import EXAMINED, Cohort, make_cohorts, signature
 from benchmarks.exam.decoys import DECOYS
@@ -18,6 +19,7 @@ from benchmarks.exam.reading import Exam
 from benchmarks.exam.results import READINGS, Results, RowName
 from benchmarks.exam.settings import REAL_EYES, RECIPE, TUNED, Settings
 
+from examined_eyes import eye_table
 from octjepa.cohort.recorded_scans import uid_key
 from octjepa.config import load_recipe
 from octjepa.encoders import PretrainedEncoder
@@ -36,11 +38,11 @@ def encoder(overrides: tuple[str, ...] = (), trained_on: tuple[str, ...] = ()) -
 
 def cohort(name: str) -> Cohort:
     """Two volumes of two people, without files."""
-    store: Any = SimpleNamespace(preprocessing=load_recipe(RECIPE).preprocessing)
-    entries = tuple({"sop_instance_uid": f"1.2.{name}.{number}"} for number in range(2))
-    people = np.array(["1001", "1002"])
+    store: Any = SimpleNamespace(preprocessing=load_recipe(RECIPE).preprocessing, participants=pd.DataFrame())
+    people, splits = np.array(["1001", "1002"]), np.array(["train", "test"])
     ids = [f"{name}-a", f"{name}-b"]
-    return Cohort(name, store, Path(), ids, people, people, np.array(["train", "test"]), ({}, {}), entries)
+    entries = tuple(eye_table(ids, people.tolist(), splits.tolist()).to_dict("records"))
+    return Cohort(name, store, Path(), ids, people, people, splits, ({}, {}), entries)
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ def read_nothing(exam: Exam, one: PretrainedEncoder, without: tuple[str, ...] = 
 @pytest.mark.parametrize("name", EXAMINED)
 @pytest.mark.parametrize("by_uid", [False, True])
 def test_an_encoder_that_saw_a_volume_of_any_cohort_is_refused(name: str, by_uid: bool, refusing: Exam) -> None:
-    seen = uid_key(f"1.2.{name}.1") if by_uid else f"{name}-b"  # another processor has other ids, and the same UIDs
+    seen = uid_key(f"1.2.{name}-b") if by_uid else f"{name}-b"  # another processor has other ids, and the same UIDs
     with pytest.raises(UsageError, match=f"mine was trained on 1 volumes of the exam's cohort {name}: .*it has seen"):
         read_nothing(refusing, encoder(trained_on=("elsewhere", seen)), REAL_EYES)
     read_nothing(refusing, encoder(trained_on=("elsewhere", uid_key("1.2.other"))), REAL_EYES)
@@ -113,7 +115,7 @@ FLOOR, TWIN, COVARIATES = (
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module in (lesion_tasks, measurement_tasks):
+    for module in (lesion_tasks, measurement_tasks, questions):
         for name, value in {
             "LABELLED_EYES": EYES_LABELLED, "LABELLED_PEOPLE": PEOPLE_LABELLED, "BOUNDARY_EYES": BOUNDARIES_LABELLED,
             "DRAWS": 1, "RESAMPLES": 20, "MIN_POSITIVES": 2,
@@ -163,12 +165,12 @@ def test_tiny_cohorts_are_read_once_and_every_figure_is_there_or_left_out(
         for key in keys_of(row):
             assert (again.value(row, key) is not None) != again.is_left_out(row, key), (row.name, key)
             assert again.is_left_out(row, key) or again.estimate(row, key) is not None  # with its resamples
-    measured = {entry["task"] for entry in again.entries}
+    measured = {entry.task for entry in again.entries}
     assert measured == set(READINGS) - {*without, "frozen"}
     assert again.is_left_out(TWIN, "frozen/auroc/30")  # twelve people are not thirty
-    assert all(one["reason"] for one in again.left_out)
+    assert all(one.reason for one in again.left_out)
     assert again.is_left_out(TWIN, "surfaces/error_um/30")  # five eyes are not thirty
-    assert {entry["exam_code"] for entry in again.entries} == {"e"}
+    assert {entry.facts["exam_code"] for entry in again.entries} == {"e"}
     assert len(list((out / "samples").glob("*.npz"))) == 8 + 9 + 2
 
     def fail(*_: Any) -> None:

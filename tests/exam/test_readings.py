@@ -12,7 +12,6 @@ import pytest
 from benchmarks.exam import __main__ as exam
 from benchmarks.exam import front, openings, page, training
 from benchmarks.exam.admission import CNN, add_admitted_means, questions
-from benchmarks.exam.lesion_tasks import auroc, difference
 from benchmarks.exam.measurement_tasks import macro
 from benchmarks.exam.openings import close_seal, described, open_seal
 from benchmarks.exam.readings import Projection, choose_strength, draw_labelled, logistic_scores, ridge_values
@@ -21,8 +20,10 @@ from benchmarks.exam.settings import RESULTS
 from benchmarks.exam.stored_differences import StoredDifferences
 from benchmarks.exam.training import plan_in_package
 
+from examined_eyes import auroc_of
 from octjepa.errors import UsageError
 from octjepa.metrics.bootstrap import Draws
+from octjepa.metrics.comparisons import difference_estimate
 from octjepa.phantom import LESIONS
 
 PATCH = (4, 8, 8)
@@ -31,7 +32,7 @@ TRUTH = np.arange(120) % 2 == 0
 
 
 def finding(scores: np.ndarray, draws: Draws, task: str = "eye_lesion") -> Finding:
-    return Finding(task, "auroc", 30, auroc(TRUTH, [scores], draws, PEOPLE, "lesion"))
+    return Finding(task, "auroc", 30, auroc_of(TRUTH, scores, draws, PEOPLE))
 
 
 def test_labelled_people_are_nested_half_with_the_lesion_and_repeat() -> None:
@@ -90,9 +91,9 @@ def test_a_signal_among_many_features_is_read_and_noise_is_not() -> None:
     scores = logistic_scores(project(x[:200]), y[:200], project(x[200:]), strength)
     draws = Draws([str(number) for number in range(200)], 100, 0)
     people = np.array([str(number) for number in range(200)])
-    assert auroc(y[200:], [scores], draws, people, "signal").value > 0.7
+    assert auroc_of(y[200:], scores, draws, people).value > 0.7
     noise = rng.normal(size=(200, 300))
-    assert abs(auroc(y[200:], [noise[:, 0]], draws, people, "noise").value - 0.5) < 0.12
+    assert abs(auroc_of(y[200:], noise[:, 0], draws, people).value - 0.5) < 0.12
     values = ridge_values(project(x[:200]), y[:200].astype(float), project(x[200:]))
     assert np.corrcoef(values, y[200:])[0, 1] > 0.4
 
@@ -135,7 +136,7 @@ def test_a_difference_is_paired_and_a_macro_figure_averages_kinds() -> None:
     draws = Draws(PEOPLE.tolist(), 200, 0)
     scores = np.random.default_rng(1).normal(size=120) + TRUTH
     one = finding(scores, draws).estimate
-    assert not difference(one, one).samples.any()
+    assert not difference_estimate(one, one).samples.any()
     both = [Finding("decoys", "a", 30, one), Finding("decoys", "b", 30, one)]
     mean = macro(both, "decoys", "auroc", 30, ["a", "b"])
     assert isinstance(mean, Finding)
@@ -309,9 +310,9 @@ def test_results_are_a_list_in_the_words_of_the_contract(tmp_path: Path) -> None
     keys = {"task", "encoder", "reading", "labels", "seed", "metric", "value", "low", "high", "n", "run"}
     assert all(keys <= set(entry) for entry in entries)
     assert results.estimate(row, "added_value/added_auroc/30") is not None
-    assert Results(tmp_path).left_out[0]["reason"] == "too few"
+    assert Results(tmp_path).left_out[0].reason == "too few"
     results.add(row, "eye_lesion", [one], {"run": "mae-2"})
-    assert [entry["run"] for entry in Results(tmp_path).entries if entry["task"] == "eye_lesion"] == ["mae-2"]
+    assert [entry.run for entry in Results(tmp_path).entries if entry.task == "eye_lesion"] == ["mae-2"]
     assert not Results(tmp_path).left_out
 
 
@@ -336,14 +337,14 @@ def test_the_mean_over_admitted_questions_leaves_the_others_out(tmp_path: Path) 
     for _ in range(2):  # a second time changes nothing
         add_admitted_means(results, PATCH)
     again = Results(tmp_path)
-    assert [entry["metric"] for entry in again.entries if entry["encoder"] == "mae"].count("auroc_admitted") == 1
+    assert [entry.metric for entry in again.entries if entry.name == "mae"].count("auroc_admitted") == 1
     found = again.estimate(encoder, "eye_lesion/auroc_admitted/30")
     other = again.estimate(encoder, f"eye_lesion/auroc_{LESIONS[1]}/30")
     assert found is not None
     assert other is not None
     assert found.value == pytest.approx(other.value, abs=1e-5)  # every admitted one reads the same noise
     assert found.samples == pytest.approx(other.samples)
-    assert again.entry(encoder, "eye_lesion/auroc_admitted/30")["run"] == "mae-1"
+    assert again.entry(encoder, "eye_lesion/auroc_admitted/30").run == "mae-1"
 
     some = [one for one in figures(30, signal, noise) if one.metric != f"auroc_{LESIONS[1]}"]
     fewer = RowName("mae", PATCH, 1)
@@ -355,7 +356,7 @@ def test_the_mean_over_admitted_questions_leaves_the_others_out(tmp_path: Path) 
     for _ in range(2):
         add_admitted_means(results, PATCH)
     assert results.value(fewer, "eye_lesion/auroc_admitted/30") is None
-    reasons = [one["reason"] for one in Results(tmp_path).left_out if one["metric"] == "auroc_admitted"]
+    reasons = [one.reason for one in Results(tmp_path).left_out if one.metric == "auroc_admitted"]
     assert reasons == [f"the mean over all of them needs auroc_{LESIONS[1]}, left out here"]
 
     sealed = Results(tmp_path / "sealed")  # other people, no ceilings: the exam has decided what is admitted

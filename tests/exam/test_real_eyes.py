@@ -185,7 +185,7 @@ def test_without_the_data_folder_the_task_is_left_out_with_a_reason(
     assert "duke_dme_eye01" in str(real_eyes.why_absent(tmp_path))
     results.add(row, "real_fluid", found, {})
     again = Results(tmp_path / "out")
-    assert "OCTJEPA_DATA" in again.left_out[0]["reason"]
+    assert "OCTJEPA_DATA" in again.left_out[0].reason
     assert not again.has(row, "real_fluid")
     assert isinstance(next(real_tasks.read_surfaces(tmp_path, None, RECIPE_READ)), LeftOut)
     assert isinstance(next(read_decoded(tmp_path, encoder(), False, 0)), LeftOut)

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from benchmarks.exam import training
 from benchmarks.exam.training import Plan, counted_cpu_minutes, cpu_minutes
 
 PLAN = Plan("mine", "", (), 20, (0,))
-SUMMARY = {"volumes": 4, "loss": 0.5, "rankme": 2.0}
+SUMMARY = SimpleNamespace(volumes=4, loss=0.5, rankme=2.0)
 
 
 def trained(work: Path) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float, b
     monkeypatch.setattr(training.Store, "open", lambda _: None)
 
     def run(seconds: float, ends: bool) -> None:
-        def pretrain(_recipe: Any, _store: Any, out: Path, resume: bool) -> dict[str, Any]:
+        def pretrain(_recipe: Any, _store: Any, out: Path, resume: bool) -> Any:
             assert resume == (out / "run.json").is_file()
             out.mkdir(parents=True, exist_ok=True)
             (out / "run.json").write_text("{}", encoding="utf-8")

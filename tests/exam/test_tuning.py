@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from benchmarks.exam import tuning_loop
@@ -24,6 +26,7 @@ from benchmarks.exam.tuning_segmentation import (
     tuning_segmentation,
 )
 
+from examined_eyes import eye_table
 from octjepa.encoders import PretrainedEncoder
 from octjepa.model import VJEPA3D
 from octjepa.phantom import LESIONS
@@ -40,6 +43,8 @@ RECIPE = small_recipe(model={"width": 32, "depth": 1, "heads": 2})
 class Eyes:
     """What tuning asks of a cohort: every second eye has a bright spot, which is every lesion."""
 
+    name, truth_folder = "main", Path()  # the folder is of each test
+
     def __init__(self, train: int = 12, val: int = 8, test: int = 24) -> None:
         count = train + val + test
         self.store = MemoryStore(RECIPE.preprocessing, train, val + test)
@@ -52,8 +57,21 @@ class Eyes:
                 volume = self.store.volumes[name]
                 volume.pixels[2:6, 30:45, 20:50] = 255
 
+    @property
+    def table(self) -> pd.DataFrame:
+        return eye_table(self.ids, self.people.tolist(), self.splits.tolist())
+
+    @property
+    def uses(self) -> Path:
+        return self.truth_folder.parent.parent / "uses"
+
     def indices(self, split: str) -> np.ndarray:
         return np.flatnonzero(self.splits == split)
+
+
+@pytest.fixture(autouse=True)
+def _folder_of_the_truth(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Eyes, "truth_folder", tmp_path / "main" / "truth")
 
 
 def encoder(recipe: Recipe = RECIPE) -> PretrainedEncoder:

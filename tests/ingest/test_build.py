@@ -80,7 +80,7 @@ def test_recommended_splits_are_taken_and_nobody_leaks(built: tuple[Path, dict])
     name = store.table["person_id"].iloc[0]
     store.table.loc[0, "split"] = "test" if recommended[name] == "train" else "train"  # in memory only
     (leak,) = find_leaks(store.table)
-    assert (leak["kind"], len(leak["volumes"])) == ("person_id", 2)
+    assert (leak.kind, len(leak.volumes)) == ("person_id", 2)
     assert name not in str(leak)
 
 

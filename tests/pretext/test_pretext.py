@@ -256,8 +256,8 @@ def test_6_a_short_run_beats_every_trivial_predictor(tmp_path):
     recipe = small_recipe(train=train, objective={"ema_base": 0.99}, validation={"max_samples": 16})
     result = pretrain(recipe, MemoryStore(recipe.preprocessing, train=24, val=16), tmp_path / "run")
     for name in ("constant", "position_mean", "copy_nearest"):
-        assert result["loss"] < 0.9 * result["baseline_loss"][name], name
-        assert result["cosine"] > result["baseline_cosine"][name], name
+        assert result.loss < 0.9 * result.baseline_loss[name], name
+        assert result.cosine > result.baseline_cosine[name], name
 
 
 def test_7_validation_is_fixed_positive_and_a_mean_over_samples():
@@ -319,7 +319,7 @@ def run(tmp_path, updates=10, **sections):
 
 @pytest.mark.slow
 def test_8_a_healthy_run_trips_no_alarm(tmp_path):
-    assert run(tmp_path, updates=12)["updates"] == 12
+    assert run(tmp_path, updates=12).updates == 12
 
 
 def test_8_a_frozen_target_trips_an_alarm(tmp_path, monkeypatch):

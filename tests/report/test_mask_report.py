@@ -26,12 +26,12 @@ def test_a_store_gives_json_and_figure(tmp_path: Path) -> None:
     recipe = small_recipe(masks={"target_share": 0.5})
     store = MemoryStore(recipe.preprocessing)
     summary = report_masks(recipe, store, list(store.volumes)[:8], tmp_path / "new" / "folder")
-    assert Path(summary["figure"]).read_bytes().startswith(b"\x89PNG")
-    measured = json.loads(Path(summary["report"]).read_text())
+    assert Path(summary.figure).read_bytes().startswith(b"\x89PNG")
+    measured = json.loads(Path(summary.report).read_text())
     assert measured["counts"] == {"tokens": 24, "context": 10, "target": 7, "hidden": 14}
-    assert summary["exact"]
-    assert summary["copy_nearest"]["runs"] == measured["families"]["runs"]["copy_nearest"]["error"]["value"]
-    chart = mask_chart(measured)
+    assert summary.exact
+    assert summary.copy_nearest["runs"] == measured["families"]["runs"]["copy_nearest"]["error"]["value"]
+    chart = mask_chart(mask_statistics.MaskStatistics.from_json(measured))
     assert ElementTree.fromstring(chart).tag == "svg"
     assert "#0102" not in chart  # every stand-in colour is the page's
     everything = json.dumps(measured)

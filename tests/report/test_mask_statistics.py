@@ -19,10 +19,10 @@ def test_the_report_shows_what_is_preferred():
     for share in (1.0, 0.3):
         recipe = small_recipe(tokens={"select": "all", "budget": None}, masks={"target_share": share})
         measured = mask_statistics.measure_synthetic(recipe, samples=64)
-        assert all(one["exact"] for one in measured["families"].values())
-        shown[share] = measured["families"]["mix"]["targets"]["on_tissue"]
-        assert shown[share] == mask_statistics.summary(measured)["targets_on_tissue"]
-    assert shown[1.0] == pytest.approx(measured["tissue"]["of_grid"], abs=0.08)
+        assert all(one.exact for one in measured.families.values())
+        shown[share] = measured.families["mix"].targets.on_tissue
+        assert shown[share] == mask_statistics.summary(measured).targets_on_tissue
+    assert shown[1.0] == pytest.approx(measured.tissue.of_grid, abs=0.08)
     assert shown[0.3] > shown[1.0] + 0.25
 
 
@@ -32,16 +32,16 @@ def test_a_bias_is_found_and_fair_masks_pass():
     chosen = np.full((400, 6), 20)
     fair = rng.multivariate_hypergeometric([20] * 6, 60, size=400)
     found = mask_metrics.axis_bias(fair, chosen, 0.5, people)
-    assert found["p"] > 0.01
-    assert found["edge"]["low"] <= 1 <= found["edge"]["high"]
-    assert found["spread"] == pytest.approx(found["expected_spread"], rel=1.0)
+    assert found.p > 0.01
+    assert found.edge.low <= 1 <= found.edge.high
+    assert found.spread == pytest.approx(found.expected_spread, rel=1.0)
     spared = fair.copy()
     spared[:, 0] -= 3
     spared[:, 2] += 3
     found = mask_metrics.axis_bias(spared, chosen, 0.5, people)
-    assert found["p"] < 1e-6
-    assert found["edge"]["high"] < 0.9
-    assert mask_metrics.ratio_interval(np.ones(3), np.ones(3), ["one"] * 3) == {"value": 1.0, "low": None, "high": None}
+    assert found.p < 1e-6
+    assert found.edge.high < 0.9
+    assert mask_metrics.ratio_interval(np.ones(3), np.ones(3), ["one"] * 3) == mask_metrics.RatioInterval(1.0)
 
 
 def test_the_nearest_visible_token_by_hand():
@@ -94,31 +94,29 @@ def test_the_report_measures_what_training_draws():
     store = MemoryStore(recipe.preprocessing)
     ids = list(store.volumes)[:6]
     measured = mask_statistics.measure_store(recipe, store, ids, samples=12)
-    mix = measured["families"]["mix"]
+    mix = measured.families["mix"]
     seen, requested = np.zeros(32), np.zeros(32)
     for one in ids:
         for epoch in range(2):
             sample = make_sample(store.read(one), recipe, epoch)
             seen[sample.grid_index[sample.context]] += 1
             requested[sample.grid_index[sample.target]] += 1
-    assert np.allclose(np.ravel(mix["map"]["context"]), seen / 12, atol=1e-4)
-    assert np.allclose(np.ravel(mix["map"]["target"]), requested / 12, atol=1e-4)
-    assert np.allclose(
-        np.sum([mix["coverage"]["depth"][part] for part in ("context", "target", "left_out")], axis=0), 1
-    )
-    assert mix["exact"]
-    assert measured["samples"] == 12
-    assert mix["bias"].keys() == {"depth", "column"}  # two slabs of slices have an edge and nothing else
-    assert measured["tissue"]["of_tokens"] > measured["tissue"]["of_grid"]
-    assert mask_statistics.summary(measured)["copy_nearest"].keys() == set(masks.FAMILIES)
+    assert np.allclose(np.ravel(mix.map["context"]), seen / 12, atol=1e-4)
+    assert np.allclose(np.ravel(mix.map["target"]), requested / 12, atol=1e-4)
+    assert np.allclose(np.sum([mix.coverage["depth"][part] for part in ("context", "target", "left_out")], axis=0), 1)
+    assert mix.exact
+    assert measured.samples == 12
+    assert mix.bias.keys() == {"depth", "column"}  # two slabs of slices have an edge and nothing else
+    assert measured.tissue.of_tokens > measured.tissue.of_grid
+    assert mask_statistics.summary(measured).copy_nearest.keys() == set(masks.FAMILIES)
 
 
 def test_without_a_store_there_are_no_pixel_statistics():
     recipe = small_recipe()
     measured = mask_statistics.measure_synthetic(recipe, samples=8)
-    assert measured["synthetic"]
-    assert "copy_nearest" not in measured["families"]["mix"]
-    assert "copy_nearest" not in mask_statistics.summary(measured)
+    assert measured.synthetic
+    assert "copy_nearest" not in measured.to_json()["families"]["mix"]
+    assert "copy_nearest" not in mask_statistics.summary(measured).to_json()
     band = mask_statistics.synthetic_band(recipe, 0)
     assert 0.1 < tokens.tissue_share(band_mask(band), (4, 8, 8)).mean() < 0.7
 
@@ -138,4 +136,4 @@ def test_a_short_count_is_not_called_exact(monkeypatch):
 
     monkeypatch.setattr(masks, "sample_mask", short)
     measured = mask_statistics.measure(recipe, [("one", volume(recipe.preprocessing))], 1, samples=2)
-    assert not mask_statistics.summary(measured)["exact"]
+    assert not mask_statistics.summary(measured).exact

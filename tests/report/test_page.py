@@ -225,8 +225,8 @@ def fill_tuning(path: Path, store: str) -> None:
                      "volumes": {"train": 12, "val": 6, "test": 10}, "store": store, "data_hash": "d" * 64},
         "results.json": {
             "rows": rows, "paired": paired, "checkpoint": "/srv/someone/tuned/step-00000002",
-            "choices": [{"name": "small", "probe": "tuned", "update": 2, "of": 3, "by": "val"}],
-            "targets": [{**one, "counts": counts} for one in targets],
+            "choices": [{"name": "small", "probe": "tuned", "pool": "tokens", "update": 2, "of": 3, "by": "val"}],
+            "targets": [{**one, "label_hash": "h", "counts": counts} for one in targets],
             "faults": [{"kind": "test_used_before", "what": "drusen: its test set is used for the 2nd time"}],
             "notes": ["<b>fluid</b>: 1 volume has no label"],
         },

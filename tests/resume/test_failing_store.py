@@ -100,7 +100,7 @@ def test_a_bucket_that_fails_5_per_cent_of_requests_trains_the_same_weights(
         bucket.proxy.faults[:] = [faults]
         out = tmp_path / f"workers{workers}"
         summary = pretrain(recipe_of(loader_workers=workers), Store.open(join(bucket.url, "store")), out)
-        assert summary["updates"] == UPDATES
+        assert summary.updates == UPDATES
         assert faults.requests > 100, "the cache hides the bucket"
         assert faults.struck > 3
         lines = read_json_lines(out / "metrics.jsonl")

@@ -48,6 +48,6 @@ def test_a_run_that_goes_on_with_a_packed_store_trains_the_weights_of_loose_file
     assert found["packed"] == found["volumes"] > found["shards"] > 1
     assert not list((tmp_path / "packed" / "chunks").rglob("*.np*"))
     summary = pretrain(recipe, Store.open(tmp_path / "packed"), tmp_path / "parts", resume=True)
-    assert summary["updates"] == UPDATES
+    assert summary.updates == UPDATES
     assert_same(weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts"))
     assert losses_of(tmp_path / "whole") == losses_of(tmp_path / "parts")

@@ -25,7 +25,7 @@ told = {}
 
 # together, from the first update to the last
 recipe = recipe_of()
-told["whole"] = pretrain(recipe, store(recipe), out / "two")
+told["whole"] = pretrain(recipe, store(recipe), out / "two").to_json()
 
 # in parts: one process before (made by the test), two now, one after
 right = loop.accumulate
@@ -48,7 +48,7 @@ def bad(model, batch, recipe, runtime, update, micro):
     handle.remove()
     return figures
 loop.accumulate = bad
-told["nan"] = pretrain(recipe, store(recipe), out / "nan")
+told["nan"] = pretrain(recipe, store(recipe), out / "nan").to_json()
 
 # one rank runs out of memory once
 def full(model, batch, recipe, runtime, update, micro):
@@ -57,7 +57,7 @@ def full(model, batch, recipe, runtime, update, micro):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory")
     return right(model, batch, recipe, runtime, update, micro)
 loop.accumulate = full
-told["memory"] = pretrain(recipe, store(recipe), out / "memory")
+told["memory"] = pretrain(recipe, store(recipe), out / "memory").to_json()
 loop.accumulate = right
 
 # one rank runs out of memory at a place that `hook(model, spill)` chooses
@@ -75,12 +75,12 @@ def starved(hook):
 
 # in the middle of its backward pass, when the ranks already add gradients
 loop.accumulate = starved(lambda model, spill: model.context_encoder.embed.weight.register_hook(spill))
-told["memory_within"] = pretrain(recipe, store(recipe), out / "memory_within")
+told["memory_within"] = pretrain(recipe, store(recipe), out / "memory_within").to_json()
 # before its backward pass, while the other sends its gradients
 loop.accumulate = starved(lambda model, spill: model.predictor.register_forward_pre_hook(spill))
-told["memory_before"] = pretrain(recipe, store(recipe), out / "memory_before")
+told["memory_before"] = pretrain(recipe, store(recipe), out / "memory_before").to_json()
 several = recipe_of(train=SIXTEEN)  # there in the first of four micro-batches
-told["memory_accumulated"] = pretrain(several, store(several), out / "memory_accumulated")
+told["memory_accumulated"] = pretrain(several, store(several), out / "memory_accumulated").to_json()
 loop.accumulate = right
 
 # each rank takes its share in four micro-batches
@@ -95,7 +95,7 @@ def sometimes(volume_id, halves=False):
         raise OSError("input/output error")
     return read(volume_id)
 lossy.read = sometimes
-told["unread"] = pretrain(recipe, lossy, out / "unread")
+told["unread"] = pretrain(recipe, lossy, out / "unread").to_json()
 
 # the machine of one rank refuses
 from octjepa.store.storage import ResourceError
@@ -114,7 +114,7 @@ try:
     pretrain(recipe, refusing, out / "refused_read")
 except OctjepaError as error:
     told["refusing"] = [error.exit_code, str(error)]
-told["refused_read"] = pretrain(recipe, store(recipe), out / "refused_read", resume=True)
+told["refused_read"] = pretrain(recipe, store(recipe), out / "refused_read", resume=True).to_json()
 
 # rank 0 takes long over the checkpoint of a stopped run
 honest_save = checkpointing.state.save
@@ -208,7 +208,7 @@ def test_a_signal_to_one_rank_stops_both_with_a_checkpoint_and_one_process_can_g
     assert [one["stopped"][0] for one in outputs] == [143, 143]
     assert "stopped after update 4 of 6; its checkpoint is written" in outputs[0]["stopped"][1]
     summary = run_alone(out / "parts", resume=True)  # one, two, one again
-    assert summary["updates"] == 6
+    assert summary.updates == 6
     assert_same(weights_of(out / "one"), weights_of(out / "parts"))
     assert losses_of(out / "one") == losses_of(out / "parts")
 

@@ -64,7 +64,7 @@ def lines_of(run):
 def test_the_run_returns_leaves_the_volumes_out_and_ends_well(tmp_path, bad):
     recipe = recipe_of()
     summary = pretrain(recipe, store_of(recipe), tmp_path / "run")
-    assert summary["updates"] == 14
+    assert summary.updates == 14
     returns = [line for line in lines_of(tmp_path / "run") if "left_out" in line]
     assert [(line["update"], set(line["left_out"])) for line in returns] == [(4, bad)]
     updates = [line["update"] for line in lines_of(tmp_path / "run") if "train/loss" in line]

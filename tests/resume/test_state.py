@@ -81,8 +81,8 @@ def test_alarms_and_lost_volumes_stand_there_once_whatever_was_killed(
         pretrain(recipe, Lossy(recipe.preprocessing, train=6), tmp_path / "killed")
     kill_at(-1)
     again = pretrain(recipe, Lossy(recipe.preprocessing, train=6), tmp_path / "killed", resume=True)
-    assert whole["alarms"] == again["alarms"]
-    assert whole["alarms"]["low_rank"] in (2, 4)
+    assert whole.alarms == again.alarms
+    assert whole.alarms["low_rank"] in (2, 4)
     lines = [
         [
             {key: value for key, value in line.items() if key not in TIMES}
@@ -156,7 +156,7 @@ def test_a_checkpoint_within_a_row_of_skipped_updates_does_not_drive_out_the_one
     monkeypatch.setattr(loop, "accumulate", bad)
     recipe = recipe_of(8, keep_last=1)
     summary = pretrain(recipe, MemoryStore(recipe.preprocessing, train=40, val=2), tmp_path / "run")
-    assert summary["skipped_updates"] == 0
+    assert summary.skipped_updates == 0
     assert [line["update"] for line in read_json_lines(tmp_path / "run" / "metrics.jsonl") if "left_out" in line] == [2]
     assert len(folder.list_checkpoints(tmp_path / "run" / "checkpoints")) == 1
 

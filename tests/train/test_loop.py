@@ -52,10 +52,10 @@ def test_a_run_leaves_what_the_contract_names(tmp_path):
     recipe = recipe_of()
     summary = pretrain(recipe, store_of(recipe), tmp_path / "run")
     for key in ("updates", "loss", "cosine", "baseline_cosine", "rankme", "volumes_per_second", "data_wait_share"):
-        assert key in summary
-    assert set(summary["baseline_cosine"]) == {"constant", "position_mean", "copy_nearest"}
-    assert (tmp_path / "run" / summary["checkpoint"] / "manifest.json").is_file()
-    assert summary["skipped_updates"] == 0
+        assert key in summary.to_json()
+    assert set(summary.baseline_cosine) == {"constant", "position_mean", "copy_nearest"}
+    assert (tmp_path / "run" / summary.checkpoint / "manifest.json").is_file()
+    assert summary.skipped_updates == 0
     about = json.loads((tmp_path / "run" / "run.json").read_text())
     assert {"science_hash", "data_hash", "code_hash", "versions", "devices"} <= about.keys()
     lines = [line for line in read_json_lines(tmp_path / "run" / "metrics.jsonl") if "train/loss" in line]
@@ -71,7 +71,7 @@ def test_a_run_leaves_what_the_contract_names(tmp_path):
 def test_without_held_out_people_it_runs_and_reports_what_it_validated_on(tmp_path, caplog):
     recipe = recipe_of(2)
     summary = pretrain(recipe, MemoryStore(recipe.preprocessing, train=12, val=0), tmp_path / "run")
-    assert summary["validated_on"] == "train_fixed"
+    assert summary.validated_on == "train_fixed"
     assert "no validation people" in caplog.text
     lines = read_json_lines(tmp_path / "run" / "metrics.jsonl")
     assert any("train_fixed/loss" in line for line in lines)
@@ -163,7 +163,7 @@ def _signal_at(update):
 def test_a_run_without_checkpoints_cannot_be_resumed_and_writes_none(tmp_path):
     recipe = recipe_of(2, checkpoint={"dir": None})
     summary = pretrain(recipe, store_of(recipe), tmp_path / "run")
-    assert summary["checkpoint"] is None
+    assert summary.checkpoint is None
     assert not (tmp_path / "run" / "None").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
     with pytest.raises(UsageError, match="cannot be resumed"):
@@ -324,7 +324,7 @@ def test_a_full_disk_stops_the_run_and_keeps_the_earlier_checkpoint(tmp_path, mo
     saves = tmp_path / "run" / "checkpoints"
     assert [path.name for path in saves.iterdir()] == ["step-00000002"]
     monkeypatch.setattr(folder, "save_file", honest)
-    assert pretrain(recipe, store_of(recipe), tmp_path / "run", resume=True)["updates"] == 6
+    assert pretrain(recipe, store_of(recipe), tmp_path / "run", resume=True).updates == 6
 
 
 def test_a_bad_update_is_skipped_and_named(tmp_path, monkeypatch):
@@ -339,7 +339,7 @@ def test_a_bad_update_is_skipped_and_named(tmp_path, monkeypatch):
         return measured
 
     monkeypatch.setattr(loop, "accumulate", sometimes_bad)
-    assert pretrain(recipe, store_of(recipe), tmp_path / "run")["skipped_updates"] == 1
+    assert pretrain(recipe, store_of(recipe), tmp_path / "run").skipped_updates == 1
     lines = [line for line in read_json_lines(tmp_path / "run" / "metrics.jsonl") if "skipped" in line]
     assert [line["update"] for line in lines] == [2]
     assert len(lines[0]["skipped"]) == 4

@@ -30,7 +30,7 @@ def crowded(monkeypatch):
 @pytest.mark.slow
 def test_fewer_volumes_at_once_are_the_same_run(tmp_path, crowded, objective):
     recipe = small_recipe(train={"max_updates": 2}, monitor={"every_updates": None}, objective=objective)
-    assert pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run")["updates"] == 2
+    assert pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run").updates == 2
     assert crowded == [4, 2, 2]
 
 

@@ -42,7 +42,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], l
 @pytest.mark.slow
 def test_a_healthy_run_trips_nothing_and_is_measured_on_time(healthy: Any) -> None:
     summary, measured, _ = healthy
-    assert summary["alarms"] == {}
+    assert summary.alarms == {}
     assert [line["update"] for line in measured] == [10, 20, 30, 40]
     names = {name.removeprefix("monitor/") for name in measured[-1] if name.startswith("monitor/")}
     meters = ("rankme", "alpha_req", "target_std", "student_std", "pair_cosine", "position_share", "sigreg", "cosine")
@@ -57,7 +57,7 @@ def test_a_healthy_run_trips_nothing_and_is_measured_on_time(healthy: Any) -> No
 @pytest.mark.slow
 def test_the_best_checkpoint_is_the_online_probes_and_is_retained(healthy: Any) -> None:
     summary, measured, out = healthy
-    assert summary["best"] == "step-00000040"  # the only one that was saved
+    assert summary.best == "step-00000040"  # the only one that was saved
     saves = out / "checkpoints"
     assert folder.read_manifest(saves / "step-00000040")["score"] == measured[-1]["monitor/layer_accuracy"]
     whole = {"schema": folder.SCHEMA, "files": {}}
@@ -78,7 +78,7 @@ def test_a_constant_solution_trips_its_alarm(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(Encoder, "intermediate_features", constant)
     # the leak check would see that nothing depends on anything, which is what it asks for
     summary, _ = run(tmp_path / "run")
-    assert {"constant_solution", "vanishing_features", "low_rank"} <= set(summary["alarms"])
+    assert {"constant_solution", "vanishing_features", "low_rank"} <= set(summary.alarms)
     assert (tmp_path / "run" / "checkpoints" / "step-00000030").is_dir(), "a snapshot at the alarm"
 
 
@@ -88,7 +88,7 @@ def test_a_rate_too_high_trips_diverging(objective: str, tmp_path: Path) -> None
     """Where the loss cannot explode as well: that of unit vectors that all point alike is small."""
     train = {**TRAIN, "base_lr": 1.0, "clip_norm": None}
     summary, measured = run(tmp_path / "run", train=train, objective={"name": objective})
-    assert "diverging" in summary["alarms"]
+    assert "diverging" in summary.alarms
     outputs = next(line["alarms"]["diverging"] for line in measured if "alarms" in line)
     assert "Lower train.base_lr" in outputs
 

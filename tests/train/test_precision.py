@@ -67,7 +67,7 @@ def test_a_run_records_what_was_chosen_and_keeps_it_elsewhere(
     assert json.loads((out / "run.json").read_text())["devices"]["precision"] == expected
     machine(not has_bf16)
     caplog.clear()
-    assert pretrain(recipe_of(), store, out, resume=True)["updates"] == 2
+    assert pretrain(recipe_of(), store, out, resume=True).updates == 2
     assert ("take longer than in fp32" in caplog.text) == has_bf16
     other = "fp32" if has_bf16 else "bf16"
     with pytest.raises(WrongCheckpointError, match=r"train\.precision"):
@@ -113,6 +113,6 @@ def test_plan_names_it_and_counts_its_memory(
     monkeypatch.setattr(planning, "peak_bytes", lambda recipe, *_: counted.append(recipe.train.precision))
     machine(has_bf16)
     planned = planning.plan(recipe_of())
-    assert planned["precision"] == expected
-    assert RATES[has_bf16] in planned["precision_reason"]
+    assert planned.precision == expected
+    assert RATES[has_bf16] in planned.precision_reason
     assert counted == [expected]

@@ -113,7 +113,7 @@ def test_a_refused_volume_judges_all_the_same_or_ends_the_run(tmp_path: Path) ->
     with pytest.raises(ResourceError, match="Too many open files"):
         pretrain(recipe, store, tmp_path / "run")
     store.first = 10**9
-    assert pretrain(recipe, store, tmp_path / "run", resume=True)["updates"] == 6
+    assert pretrain(recipe, store, tmp_path / "run", resume=True).updates == 6
 
 
 def test_what_is_absent_or_torn_is_damaged_and_replaced_as_before(tmp_path: Path) -> None:

@@ -223,7 +223,7 @@ def run_with(tracker, tmp_path, monkeypatch, name="run"):
 
 def test_a_tracker_that_fails_is_reported_once_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
     tracker = Bad(refuse, at=2)
-    assert run_with(tracker, tmp_path, monkeypatch)["updates"] == 3
+    assert run_with(tracker, tmp_path, monkeypatch).updates == 3
     assert tracker.taken == [1], "nothing more is sent to it"
     output = [entry.getMessage() for entry in caplog.records if "tracker" in entry.getMessage()]
     assert len(output) == 1
@@ -237,7 +237,7 @@ def test_a_tracker_that_hangs_neither_slows_nor_holds_a_run(tmp_path, monkeypatc
     free = threading.Event()
     tracker = Bad(free.wait)
     started = time.monotonic()
-    assert run_with(tracker, tmp_path, monkeypatch)["updates"] == 3
+    assert run_with(tracker, tmp_path, monkeypatch).updates == 3
     took = time.monotonic() - started
     free.set()
     assert took < 30

@@ -112,7 +112,7 @@ class Listener:
 def run_with(listener: Listener, out: Path, patch: pytest.MonkeyPatch, **tracking: object) -> int:
     patch.setattr(TRACKERS, "get", lambda name: lambda run: listener)
     recipe = small_recipe(**FAST, tracking={"backends": ["wandb_offline"], **tracking})
-    return int(pretrain(recipe, MemoryStore(recipe.preprocessing, train=6, val=2), out)["updates"])
+    return int(pretrain(recipe, MemoryStore(recipe.preprocessing, train=6, val=2), out).updates)
 
 
 @pytest.mark.slow

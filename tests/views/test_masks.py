@@ -39,8 +39,8 @@ def test_borders_are_hidden_as_often_as_the_middle(family):
         hidden = cubes.sum(axis=tuple(other + 1 for other in range(3) if other != axis))
         chosen = np.full(hidden.shape, 256 // GRID[axis])
         found = axis_bias(hidden, chosen, 154 / 256, people)
-        assert abs(found["edge"]["value"] - 1) < 0.06, (axis, found)
-        assert abs(found["centre"]["value"] - 1) < 0.06, (axis, found)
+        assert abs(found.edge.value - 1) < 0.06, (axis, found)
+        assert abs(found.centre.value - 1) < 0.06, (axis, found)
 
 
 def test_a_run_hides_whole_b_scans_but_for_one():

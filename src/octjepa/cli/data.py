@@ -296,7 +296,7 @@ def split(
     if against is not None:
         from octjepa.embed.leakage import check_leakage
 
-        print_result(check_leakage(opened, against), as_json)
+        print_result(check_leakage(opened, against).to_json(), as_json)
         return
     values = None
     if labels is not None or target is not None:

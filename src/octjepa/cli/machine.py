@@ -27,8 +27,8 @@ def doctor(
     from octjepa.doctor import examine
 
     result = examine(store, out, recipe)
-    print_checks(result, as_json)
-    if not result["ok"]:
-        failed = [check for check in result["checks"] if check["state"] == "failed"]
-        others = f"; then {', '.join(check['name'] for check in failed[1:])}" if failed[1:] else ""
-        raise OctjepaError(f"not ready. Fix {failed[0]['name']} first: {failed[0]['to_do']}{others}")
+    print_checks(result.to_json(), as_json)
+    if not result.ok:
+        failed = [check for check in result.checks if check.state == "failed"]
+        others = f"; then {', '.join(check.name for check in failed[1:])}" if failed[1:] else ""
+        raise OctjepaError(f"not ready. Fix {failed[0].name} first: {failed[0].to_do}{others}")

@@ -56,7 +56,7 @@ def embed(
     if (per_bscan or engine != "local") and is_external(checkpoint):
         raise ours_alone(checkpoint)
     made = embed_store(checkpoint, Store.open(store), out, pool or (), tokens, per_bscan, Division(engine, workers))
-    print_result(made, as_json)
+    print_result(made.to_json(), as_json)
 
 
 def _embed_biomarkers(store: str, out: Path, scans: list[str]) -> dict[str, int | str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,6 +17,7 @@ from octjepa.errors import UsageError, counted
 if TYPE_CHECKING:
     from octjepa.recipe import Recipe
     from octjepa.store import Store
+    from octjepa.train.plan import Timing
 
 _log = logging.getLogger(__name__)
 _PLAN_COUNTS = ("volumes", "volumes_known", "updates", "epochs", "effective_batch", "tokens", "parameters", "precision")
@@ -65,34 +66,35 @@ def plan(
     if masks is not None:
         from octjepa.report.figures.masks import report_masks
 
-        about["masks"] = report_masks(resolved, opened, ids, masks)
+        about["masks"] = report_masks(resolved, opened, ids, masks).to_json()
     from octjepa.train.plan import plan as plan_recipe
 
-    planned = plan_recipe(resolved, None if ids is None else len(ids))
+    planned, timing = plan_recipe(resolved, None if ids is None else len(ids)), None
     if measure and stream is not None:
         from octjepa.train.plan import time_run
 
-        planned |= time_run(resolved, stream, planned["updates"])
+        timing = time_run(resolved, stream, planned.updates)
+    values = planned.to_json() | ({} if timing is None else timing.to_json())
     if not as_json:
-        planned["volumes_known"] = "" if ids is not None else _whence(resolved, planned["volumes_known"])
+        values["volumes_known"] = "" if ids is not None else _whence(resolved, planned.volumes_known)
         validated = None if opened is None else len(cohort.val.volume_ids)
-        about["verdict"] = _verdict(planned, validated, store)
+        about["verdict"] = _verdict(timing, validated, store)
     if as_json or is_verbose():
-        print_result({**planned, **about}, as_json)
+        print_result({**values, **about}, as_json)
     else:
-        shown = {"recipe": planned["recipe"]}
-        shown |= {name: planned[name] for name in _PLAN_COUNTS if name in planned}
-        shown |= {"memory": f"{planned['peak_memory_bytes'] / 1e9:.2f} GB, estimated peak"}
-        shown |= {"disk": f"{planned['disk_bytes'] / 1e9:.2f} GB of checkpoints"}
-        print_result({**shown, "hours": planned.get("hours"), **about}, as_json)
+        shown = {"recipe": planned.recipe}
+        shown |= {name: values[name] for name in _PLAN_COUNTS if name in values}
+        shown |= {"memory": f"{planned.peak_memory_bytes / 1e9:.2f} GB, estimated peak"}
+        shown |= {"disk": f"{planned.disk_bytes / 1e9:.2f} GB of checkpoints"}
+        print_result({**shown, "hours": None if timing is None else timing.hours, **about}, as_json)
 
 
-def _verdict(planned: Mapping[str, Any], validation_volumes: int | None, store: str | None) -> str:
+def _verdict(timing: Timing | None, validation_volumes: int | None, store: str | None) -> str:
     """Whether the run can be validated, and what to do next."""
     if validation_volumes == 0:
         return f"the run cannot be validated: no validation people; octjepa split {store} --by stratified"
-    if "hours" in planned:
-        return f"takes {planned['hours']:.2g} hours on this machine"
+    if timing is not None:
+        return f"takes {timing.hours:.2g} hours on this machine"
     return "no hours: add --store STORE --measure to time a few updates; all values: octjepa -v plan"
 
 
@@ -132,10 +134,10 @@ def pretrain(
     opened = Store.open(store)
     _warn_of_few_people(opened)
     summary = run(resolved, opened, out, resume)
-    if summary["checkpoint"] is not None:
+    if summary.checkpoint is not None:
         # in the run folder it is relative, to let that move
-        summary["checkpoint"] = str(parse_location(summary["checkpoint"], within=out))
-    print_result(summary, as_json)
+        summary = replace(summary, checkpoint=str(parse_location(summary.checkpoint, within=out)))
+    print_result(summary.to_json(), as_json)
 
 
 def _warn_of_few_people(store: Store) -> None:

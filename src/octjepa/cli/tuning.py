@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -51,7 +52,6 @@ def finetune(
 ) -> None:
     """Fine-tunes an encoder on labels. In stages, and compared with the frozen encoder; also runs under torchrun."""
     from octjepa.evaluate.label_fractions import parse_counts
-    from octjepa.evaluate.results import SubgroupResult
     from octjepa.evaluate.subgroups import parse_subgroups
     from octjepa.store import Store
     from octjepa.tasks.finetune.fit import FinetuneInputs, finetune_store, finetune_with_fewer_labels
@@ -63,14 +63,14 @@ def finetune(
     inputs = FinetuneInputs(checkpoint, Store.open(store), labels, target or (), ledger, subgroups=groups)
     results = finetune_store(settings, inputs, out, resume)
     if counts:
-        results["labelled"] = finetune_with_fewer_labels(settings, counts, inputs, out)
+        results = replace(results, labelled=finetune_with_fewer_labels(settings, counts, inputs, out))
     parts = ("rows", "notes", "checkpoint", "predictions", "summary", *(("labelled",) if counts else ()))
-    shown = results if as_json else {key: results[key] for key in parts}
-    primary = {pair["metric"] for pair in results["paired"]}
+    values = results.to_json()
+    shown = values if as_json else {key: values[key] for key in parts}
+    primary = {pair.metric for pair in results.paired}
     print_result(shown, as_json, "rows", primary)
     if not as_json:
-        scored = [SubgroupResult.from_json(one) for one in results.get("subgroups", ())]
-        print_subgroups((((one.name, one.target), one) for one in scored), primary)
+        print_subgroups((((one.name, one.target), one) for one in results.subgroups), primary)
 
 
 @app.command()
@@ -128,7 +128,7 @@ def predict(
             raise UsageError("--spacing is for scans that are read: those of a --store have their spacing")
         if images:
             raise UsageError("--images is for scans that are read: a --store knows what it holds")
-        print_result(predict_store(tuned, Store.open(store), out, level), as_json)
+        print_result(predict_store(tuned, Store.open(store), out, level).to_json(), as_json)
         return
     from octjepa.read.reader import parse_spacing
     from octjepa.read.single_bscan import parse_image_spacing
@@ -136,7 +136,8 @@ def predict(
     parse = parse_image_spacing if images else parse_spacing
     spacing_mm = None if spacing is None else parse(spacing)
     try:
-        print_result(predict_scans(tuned, sources or (), out, level, workers, max_lost, spacing_mm, images), as_json)
+        made = predict_scans(tuned, sources or (), out, level, workers, max_lost, spacing_mm, images)
+        print_result(made.to_json(), as_json)
     except TooManyLostError as error:
         print_result(error.summary, as_json)  # the work is done: its figures come before the exit code
         raise
@@ -155,7 +156,7 @@ def _segment(head: str, checkpoint: str | None, sources: list[str] | None, out: 
             f"{len(away)} of {len(files)} scans are in a bucket or one of several in a file: copy them to a folder, a "
             "file each"
         )
-    print_result(segment_scans(head, checkpoint, [file.path for file in files], out), as_json)
+    print_result(segment_scans(head, checkpoint, [file.path for file in files], out).to_json(), as_json)
 
 
 @app.command()
@@ -245,7 +246,7 @@ def segment(
             raise UsageError(
                 "a head is applied to --scan files as it is: --store, --labels, --classes, --ledger make a new one"
             )
-        print_result(segment_scans(first, checkpoint, scan or [], out, forms), as_json)
+        print_result(segment_scans(first, checkpoint, scan or [], out, forms).to_json(), as_json)
         return
     from octjepa.store import Store
     from octjepa.tasks.segment.fit import segment_store
@@ -261,10 +262,9 @@ def segment(
         raise UsageError("--scan is for a head that is made: name its folder instead of a recipe")
     chosen = [] if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
     made = segment_store(settings, checkpoint, Store.open(store), labels[0], out, chosen, ledger)
-    shown = (
-        made if as_json else {key: made[key] for key in ("faults", "metrics", "checkpoint", "etdrs", "figure", "notes")}
-    )
-    print_result(shown, as_json)
+    values = made.to_json()
+    parts = ("faults", "metrics", "checkpoint", "etdrs", "figure", "notes")
+    print_result(values if as_json else {key: values[key] for key in parts}, as_json)
 
 
 def _are_pictures(sources: list[str]) -> bool:

@@ -7,13 +7,14 @@ reported by kind and volume id; person ids, hashes and UIDs are compared here an
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from octjepa.canonical.near_duplicates import near_duplicates
 from octjepa.cohort.recorded_scans import uid_key
 from octjepa.notes import write_codes
+from octjepa.record import Record
 from octjepa.store.index import text_column
 
 if TYPE_CHECKING:
@@ -24,19 +25,62 @@ _COLUMNS = ("person_id", "content_hash", "sop_instance_uid")
 _HELD_OUT = ("val", "test")
 
 
-def find_leaks(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """[{kind, splits, volumes}] of everything in a store's index that is in two splits; empty when nothing is.
+@dataclass(frozen=True)
+class SplitLeak(Record):
+    """Volumes of several splits (such as "test;train") that share something.
 
-    kind: "person_id", "content_hash", "sop_instance_uid" or "near_duplicate"; splits: "test;train".
+    kind: "person_id", "content_hash", "sop_instance_uid" or "near_duplicate".
     """
+
+    kind: str
+    splits: str
+    volumes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PretrainingLeak(Record):
+    """Volumes of val or test that share something with the pretraining; kind as of a `SplitLeak`."""
+
+    kind: str
+    split: str
+    volumes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SeenInSplit(Record):
+    """People and volumes of a split of which the pretraining had anything."""
+
+    people: int
+    volumes: int
+
+
+@dataclass(frozen=True)
+class PretrainingOverlap(Record):
+    """What a store's index shares with the pretraining of an encoder.
+
+    train, val, test: people of the index. pretrained_on: volumes. compared_by: kinds of leak that could be found. seen:
+    by split. leaks: of val and test.
+    """
+
+    train: int
+    val: int
+    test: int
+    pretrained_on: int
+    compared_by: tuple[str, ...]
+    seen: Mapping[str, SeenInSplit]
+    leaks: tuple[PretrainingLeak, ...]
+
+
+def find_leaks(table: pd.DataFrame) -> list[SplitLeak]:
+    """Everything in a store's index that is in two splits; empty when nothing is."""
     split_of = dict(zip(table["volume_id"], text_column(table["split"]), strict=True))
     leaks = []
     for kind, group in _groups(table):
         volumes = sorted(name for name in group if split_of[name])
         splits = sorted({split_of[name] for name in volumes})
         if len(splits) > 1:
-            leaks.append({"kind": kind, "splits": write_codes(splits), "volumes": volumes})
-    return sorted(leaks, key=lambda leak: (leak["kind"], leak["volumes"]))
+            leaks.append(SplitLeak(kind, write_codes(splits), tuple(volumes)))
+    return sorted(leaks, key=lambda leak: (leak.kind, leak.volumes))
 
 
 @dataclass(frozen=True)
@@ -51,14 +95,11 @@ class TrainingSet:
     uid_keys: frozenset[str] = frozenset()
 
 
-def pretraining_overlap(table: pd.DataFrame, trained: TrainingSet) -> dict[str, Any]:
-    """The entries that a store's index shares with `trained`: {train, val, test, pretrained_on, compared_by, seen,
-    leaks}.
+def pretraining_overlap(table: pd.DataFrame, trained: TrainingSet) -> PretrainingOverlap:
+    """The entries that a store's index shares with `trained`; volumes are those of `table`.
 
-    train, val, test: people of `table`; seen: {split: {people, volumes}} of which the pretraining had anything; leaks:
-    [{kind, split, volumes}] of val and test, volumes being those of `table`. Without the entries of the pretraining
-    store, contents are compared, UIDs if they are recorded, and people by what `table` itself holds of the volumes
-    trained on.
+    Without the entries of the pretraining store, contents are compared, UIDs if they are recorded, and people by
+    what `table` itself holds of the volumes trained on.
     """
     import pandas as pd
 
@@ -71,27 +112,28 @@ def pretraining_overlap(table: pd.DataFrame, trained: TrainingSet) -> dict[str, 
     both = pd.concat([known.assign(volume_id="0" + text_column(known["volume_id"])), here], ignore_index=True)
     split_of = dict(zip(here["volume_id"], text_column(here["split"]), strict=True))
     shared: set[str] = set()
-    leaks: list[dict[str, Any]] = []
+    leaks: list[PretrainingLeak] = []
     for kind, group in _groups(both):
         volumes = sorted(name for name in group if name in split_of)
         if len(volumes) == len(group) or not volumes:
             continue  # all here, or all there
         shared.update(volumes)
         for split in sorted({split_of[name] for name in volumes} & {*_HELD_OUT}):
-            ids = [name[1:] for name in volumes if split_of[name] == split]
-            leaks.append({"kind": kind, "split": split, "volumes": ids})
+            ids = tuple(name[1:] for name in volumes if split_of[name] == split)
+            leaks.append(PretrainingLeak(kind, split, ids))
     splits = text_column(table["split"])
     overlap = here[here["volume_id"].isin(shared)]
-    return {
-        **{split: int(table.loc[splits == split, "person_id"].nunique()) for split in ("train", *_HELD_OUT)},
-        "pretrained_on": len(trained.volume_ids),
-        "compared_by": _compared_by(known, here, trained),
-        "seen": {
-            str(split): {"people": int(group["person_id"].nunique()), "volumes": len(group)}
+    people = {split: int(table.loc[splits == split, "person_id"].nunique()) for split in ("train", *_HELD_OUT)}
+    return PretrainingOverlap(
+        **people,
+        pretrained_on=len(trained.volume_ids),
+        compared_by=tuple(_compared_by(known, here, trained)),
+        seen={
+            str(split): SeenInSplit(int(group["person_id"].nunique()), len(group))
             for split, group in overlap.groupby(text_column(overlap["split"]))
         },
-        "leaks": sorted(leaks, key=lambda leak: (leak["kind"], leak["split"], leak["volumes"])),
-    }
+        leaks=tuple(sorted(leaks, key=lambda leak: (leak.kind, leak.split, leak.volumes))),
+    )
 
 
 def _compared_by(known: pd.DataFrame, here: pd.DataFrame, trained: TrainingSet) -> list[str]:

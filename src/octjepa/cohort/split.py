@@ -18,6 +18,7 @@ from octjepa.cohort.flow import UNKNOWN
 from octjepa.cohort.leaks import find_leaks
 from octjepa.errors import UsageError
 from octjepa.keys import key
+from octjepa.record import to_json
 from octjepa.store.folder import SPLIT_NAMES, Store
 from octjepa.store.index import text_column
 
@@ -206,7 +207,7 @@ def apply_split(
         if stratum.startswith("label ") and 0 in counts.values():
             shown = ", ".join(f"{split} {count}" for split, count in counts.items())
             _log.warning("%s is not in every split (people: %s)", stratum, shown)
-    return {**split_counts(store), "leaks": find_leaks(store.table), "strata": dict(sorted(strata.items()))}
+    return {**split_counts(store), "leaks": to_json(find_leaks(store.table)), "strata": dict(sorted(strata.items()))}
 
 
 def read_shares(text: str) -> Shares:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from octjepa.config import load_recipe
 
@@ -13,13 +12,22 @@ from octjepa.doctor import install, accelerator, machine, inputs  # isort: skip
 from octjepa.doctor.checks import CHECKS, Check, Setup
 from octjepa.errors import UsageError
 from octjepa.progress import bar
+from octjepa.record import Record
 from octjepa.train.plan import plan
 
 __all__ = ["accelerator", "examine", "inputs", "install", "machine"]
 
 
-def examine(store: str | None, out: Path, recipe: str | None) -> dict[str, Any]:
-    """Runs every check: {ok, checks: [{name, state, found, expected, to_do}]}; `ok` unless one failed.
+@dataclass(frozen=True)
+class Examination(Record):
+    """The outcome of every check; ok: none failed."""
+
+    ok: bool
+    checks: tuple[Check, ...]
+
+
+def examine(store: str | None, out: Path, recipe: str | None) -> Examination:
+    """Runs every check.
 
     `recipe` is a name or a path. Raises RecipeError: it cannot be read.
     """
@@ -36,4 +44,4 @@ def examine(store: str | None, out: Path, recipe: str | None) -> dict[str, Any]:
         for function in CHECKS:
             checks += function(setup)
             progress.advance()
-    return {"ok": all(check.state != "failed" for check in checks), "checks": [asdict(check) for check in checks]}
+    return Examination(all(check.state != "failed" for check in checks), tuple(checks))

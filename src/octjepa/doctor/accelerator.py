@@ -23,7 +23,7 @@ _TO_DRIVER = "run nvidia-smi: if it fails too, install or restart the driver, th
 @register("accelerator", _EXPECTED, _TO_DRIVER)
 def accelerator_check(setup: Setup) -> Iterator[Check]:
     """One line for every NVIDIA GPU, or for what keeps torch from using one."""
-    needed = None if setup.planned is None else float(setup.planned["peak_memory_bytes"])
+    needed = None if setup.planned is None else float(setup.planned.peak_memory_bytes)
     yield from accelerator_checks(needed)
 
 

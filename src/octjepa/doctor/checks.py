@@ -6,15 +6,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from octjepa.recipe import Recipe
+from octjepa.record import Record
+from octjepa.train.plan import Plan
 
 State = Literal["ok", "warning", "failed"]
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(Record):
     """The outcome of one check; `to_do` is empty if nothing needs doing."""
 
     name: str
@@ -30,7 +32,7 @@ class Setup:
 
     out: Path
     recipe: Recipe | None = None
-    planned: dict[str, Any] | None = None
+    planned: Plan | None = None
     store: str | None = None
 
 

@@ -19,11 +19,12 @@ def recipe_check(setup: Setup) -> Iterator[Check]:
     """The result of `octjepa plan`: if it succeeds, rates, batch and masks are valid."""
     if setup.planned is None:
         return
-    batch, lr = setup.planned["batch"], setup.planned["lr"]
+    planned = setup.planned
+    batch, lr = planned.batch, planned.lr
     finding = (
-        f"{setup.planned['recipe']}: batch {setup.planned['effective_batch']} = {batch['devices']} (devices) x "
-        f"{batch['micro']} (micro-batch) x {batch['accumulation']} (accumulation), {setup.planned['updates']} updates, "
-        f"rate {lr['first']:.2g} to {lr['peak']:.2g} to {lr['last']:.2g}, precision {setup.planned['precision']}"
+        f"{planned.recipe}: batch {planned.effective_batch} = {batch.devices} (devices) x {batch.micro} (micro-batch) "
+        f"x {batch.accumulation} (accumulation), {planned.updates} updates, rate {lr.first:.2g} to {lr.peak:.2g} to "
+        f"{lr.last:.2g}, precision {planned.precision}"
     )
     yield Check("recipe", "ok", finding, "a batch that divides evenly, a rate that is positive and falls after warm-up")
 

@@ -115,7 +115,7 @@ def choice_checks(setup: Setup) -> Iterator[Check]:
     recipe = with_precision(recipe, choose_precision(recipe.train.precision, device)[0])
     updates, volumes = COMPILE_FROM, recipe.train.global_batch
     if setup.planned is not None:
-        updates, volumes = int(setup.planned["updates"]), int(setup.planned["volumes"])
+        updates, volumes = setup.planned.updates, setup.planned.volumes
     for name, choice in choose_for_machine(recipe, device, updates, volumes).items():
         state: State = "warning" if choice.to_do else "ok"
         yield Check(name.replace("_", " "), state, f"{choice.text}: {choice.reason}", _EXPECTED[name], choice.to_do)
@@ -133,7 +133,7 @@ def memory_check(setup: Setup) -> Iterator[Check]:
     """Free memory against the planned peak."""
     device = best_device()
     free, where = free_device_bytes(device), "this machine" if device.type == "cpu" else "the accelerator"
-    needed = _MINIMUM_BYTES if setup.planned is None else float(setup.planned["peak_memory_bytes"])
+    needed = _MINIMUM_BYTES if setup.planned is None else float(setup.planned.peak_memory_bytes)
     found, expected = f"{gigabytes(free)} free on {where}", f"{gigabytes(needed)} at least"
     to_do = "use a smaller machine.micro_batch, machine.recompute=true, or a machine with more memory"
     yield _enough("memory", found, free >= needed, expected, to_do, required=setup.planned is not None)
@@ -146,7 +146,7 @@ def disk_check(setup: Setup) -> Iterator[Check]:
     if setup.recipe is not None and setup.planned is not None:
         checkpoints = setup.recipe.checkpoint.dir
         local = checkpoints is not None and not is_remote(checkpoints)
-        needed = float(setup.planned["disk_bytes"] if local else METRICS_BYTES)
+        needed = float(setup.planned.disk_bytes if local else METRICS_BYTES)
         expected = f"{gigabytes(needed)} for checkpoints and the journal"
         folder = setup.out / checkpoints if local and checkpoints is not None else setup.out
     free = float(shutil.disk_usage(nearest(folder)).free)

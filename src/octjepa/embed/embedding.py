@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -35,6 +35,7 @@ from octjepa.encoders.locate import open_encoder, prepare_external
 from octjepa.encoders.pretrained import PretrainedEncoder
 from octjepa.errors import ContractError, OctjepaError, UsageError
 from octjepa.progress import bar
+from octjepa.record import Record
 from octjepa.remote import is_remote
 from octjepa.store import Store
 from octjepa.store.contract import contract_differences
@@ -59,6 +60,30 @@ class Division:
     part: int = PART_VOLUMES
 
 
+@dataclass(frozen=True)
+class EmbeddingSummary(Record):
+    """What `embed_store` wrote. embeddings, bscans, tokens: the files and the folder.
+
+    rows: volumes of the table; missing: volumes of the store with another scan pattern. leaked: people of val and test
+    on whose eyes the encoder was trained; probes refuse such a table. resumed: volumes of an earlier, interrupted call.
+    tokens_per_volume: least, median, most. weights: `FrozenEncoder.origin` of another project's encoder.
+    """
+
+    rows: int
+    dim: int
+    pools: tuple[str, ...]
+    missing: int
+    leaked: int
+    resumed: int
+    tokens_per_volume: Mapping[str, float]
+    volumes_per_second: float
+    embeddings: str
+    bscans: str | None = None
+    tokens: str | None = None
+    weights: Mapping[str, str] | None = None
+    OMITTED: ClassVar[tuple[str, ...]] = ("bscans", "tokens", "weights")
+
+
 def embed_store(
     source: str | Path | FrozenEncoder | ExternalEncoder,
     store: Store,
@@ -67,16 +92,13 @@ def embed_store(
     tokens: Path | None = None,
     per_bscan: bool = False,
     division: Division = Division(),
-) -> dict[str, Any]:
+) -> EmbeddingSummary:
     """Writes the embeddings of every volume of `store` whose scan pattern the encoder reads to `out`.
 
     source: an encoder, ours or another project's, or its location. pools: poolings, by default those of the encoder.
     Only scan patterns select volumes: the effect of another device, site or quality is measured by the evaluation.
     `tokens` is a folder for token features, `per_bscan` asks for a table of B-scan features next to `out`.
     Under torchrun each process takes its share of the parts, and each returns the summary.
-
-    Returns the summary, whose `leaked` counts people of val and test on whose eyes the encoder was trained; probes
-    refuse such a table.
 
     Raises CheckpointError (no or damaged weights, or no encoder's), ContractError (the store was prepared otherwise),
     UsageError (none to embed, a pooling that is unknown or that the encoder's tokens do not allow, tokens without
@@ -135,24 +157,20 @@ def embed_store(
         join = partial(_join, out, job, parts, rows, store, encoder, about)
         counts = runtime.run_on_rank_zero(join)
     computed = sum(len(parts[number]) for number in todo)
-    figures: dict[str, Any] = {
-        "rows": len(rows),
-        "dim": encoder.dim,
-        "pools": list(options.pools),
-        "missing": len(store.table) - len(rows),
-        "leaked": leaked,
-        "resumed": len(rows) - computed,
-        "tokens_per_volume": dict(zip(("least", "median", "most"), counts, strict=True)),
-        "volumes_per_second": computed / seconds,
-        "embeddings": str(out),
-    }
-    if per_bscan:
-        figures["bscans"] = str(bscan_path(out))
-    if tokens is not None:
-        figures["tokens"] = str(tokens)
-    if encoder.origin is not None:
-        figures["weights"] = dict(encoder.origin)
-    return figures
+    return EmbeddingSummary(
+        rows=len(rows),
+        dim=encoder.dim,
+        pools=options.pools,
+        missing=len(store.table) - len(rows),
+        leaked=leaked,
+        resumed=len(rows) - computed,
+        tokens_per_volume=dict(zip(("least", "median", "most"), counts, strict=True)),
+        volumes_per_second=computed / seconds,
+        embeddings=str(out),
+        bscans=str(bscan_path(out)) if per_bscan else None,
+        tokens=None if tokens is None else str(tokens),
+        weights=encoder.origin,
+    )
 
 
 def ours_alone(name: str) -> UsageError:

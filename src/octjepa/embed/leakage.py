@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from octjepa.checkpoint.location import Location, has_file, parse_location
-from octjepa.cohort.leaks import TrainingSet, pretraining_overlap
+from octjepa.cohort.leaks import PretrainingOverlap, TrainingSet, pretraining_overlap
 from octjepa.cohort.recorded_scans import split_recorded
 from octjepa.encoders import load_encoder
 from octjepa.errors import UsageError
@@ -23,8 +23,8 @@ from octjepa.store import Store
 _log = logging.getLogger(__name__)
 
 
-def check_leakage(store: Store, source: str | Path) -> dict[str, Any]:
-    """The people of `store` who are in the pretraining data of `source`, as `pretraining_overlap` reports them.
+def check_leakage(store: Store, source: str | Path) -> PretrainingOverlap:
+    """The people of `store` who are in the pretraining data of `source`.
 
     Raises UsageError (nothing there, or weights that do not say what they were trained on) and CheckpointError
     (damaged).
@@ -62,11 +62,22 @@ def count_leaked_people(rows: pd.DataFrame, trained: TrainingSet) -> int:
     """How many people of val and test were pretrained on: by person, content or instance; look-alikes do not count."""
     if not (trained.volume_ids or trained.uid_keys):
         return 0
+    leaked = {volume for leak in _exact_overlap(rows, trained).leaks for volume in leak.volumes}
+    return int(rows.loc[rows["volume_id"].isin(leaked), "person_id"].nunique())
+
+
+def count_seen_volumes(rows: pd.DataFrame, trained: TrainingSet) -> int:
+    """How many volumes of any split are of people that were pretrained on, compared as in `count_leaked_people`."""
+    if not (trained.volume_ids or trained.uid_keys):
+        return 0
+    return sum(of_split.volumes for of_split in _exact_overlap(rows, trained).seen.values())
+
+
+def _exact_overlap(rows: pd.DataFrame, trained: TrainingSet) -> PretrainingOverlap:
+    """`pretraining_overlap` without look-alikes."""
     exact = rows.drop(columns="enface_hash", errors="ignore")
     entries = None if trained.entries is None else trained.entries.drop(columns="enface_hash", errors="ignore")
-    leaks = pretraining_overlap(exact, replace(trained, entries=entries))["leaks"]
-    leaked = {volume for leak in leaks for volume in leak["volumes"]}
-    return int(rows.loc[rows["volume_id"].isin(leaked), "person_id"].nunique())
+    return pretraining_overlap(exact, replace(trained, entries=entries))
 
 
 def warn_of_leaks(leaked: int, trained: str) -> None:

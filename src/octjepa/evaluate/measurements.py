@@ -21,7 +21,16 @@ from octjepa.metrics.bootstrap import Draws, Estimate, mean_estimate
 from octjepa.metrics.comparisons import paired_difference
 from octjepa.metrics.findings import BASELINES, Findings
 from octjepa.metrics.intervals import LOWER_IS_BETTER, scale_of
-from octjepa.metrics.scores import PRIMARY_METRIC, TASK_METRICS, Predictions, brier, confusion, measure
+from octjepa.metrics.scores import (
+    PRIMARY_METRIC,
+    TASK_METRICS,
+    Figures,
+    Predictions,
+    Weights,
+    brier,
+    confusion,
+    measure,
+)
 
 MACRO = "macro"
 
@@ -39,14 +48,25 @@ class Measurements:
 
 
 def estimate_metric(
-    metric: str, predictions: Predictions, draws: Draws, people: Sequence[str], label_hash: str
+    metric: str,
+    predictions: Predictions | Sequence[Predictions],
+    draws: Draws,
+    people: Sequence[str],
+    label_hash: str,
 ) -> Estimate:
     """`metric` ("brier" as well) of the predictions of test cases, resampled by person.
 
-    people: of the test cases, in order. label_hash: of the test cases and their labels (`Target.label_hash`).
+    predictions: of one predictor, or of several that were fitted to draws of labelled subjects: then the mean over
+    these draws, on the same resamples. people: of the test cases, in order. label_hash: of the test cases and their
+    labels (`Target.label_hash`).
     """
-    statistic = partial(brier, predictions) if metric == "brier" else partial(measure, metric, predictions)
-    scale = scale_of(metric, predictions.scores)
+    fits = [predictions] if isinstance(predictions, Predictions) else predictions
+    metric_of = brier if metric == "brier" else partial(measure, metric)
+
+    def statistic(weights: Weights) -> Figures:
+        return np.asarray(np.mean([metric_of(one, weights) for one in fits], axis=0))
+
+    scale = scale_of(metric, np.concatenate([one.scores for one in fits]))
     return draws.estimate(statistic, list(people), label_hash, centred=metric == "ece", scale=scale)
 
 

@@ -9,7 +9,8 @@
 5. `TestSet.measure`: predictions become `Row`s with intervals over subjects. All candidates share the draws of
    subjects, so that every difference between two of them is paired (`Paired`).
 
-Probes, leaderboard, fine-tuning and segmentation are callers: they bring candidates and get typed results. Where they
+Probes, leaderboard, fine-tuning, segmentation and the exam (benchmarks/exam) are callers: they bring candidates and get
+typed results. Where they
 differ is in docs/decisions/0006-evaluation-protocol.md.
 """
 
@@ -28,13 +29,13 @@ from octjepa.encoders.base import FrozenEncoder
 from octjepa.errors import UsageError
 from octjepa.evaluate.cases import Cases, PreparedTarget, group_cases, prepare_targets
 from octjepa.evaluate.labels import LabelTable, read_labels, split_multilabel
-from octjepa.evaluate.measurements import Measurements, PredictionsByKey, measure_predictions
+from octjepa.evaluate.measurements import Measurements, PredictionsByKey, estimate_metric, measure_predictions
 from octjepa.evaluate.results import ResultKey
 from octjepa.evaluate.subgroups import Groups, SubgroupColumn, read_groups
 from octjepa.evaluate.survival import join_events
-from octjepa.evaluate.targets import check_people, test_set_hash
+from octjepa.evaluate.targets import Target, check_people, test_set_hash
 from octjepa.metrics import test_set_ledger
-from octjepa.metrics.bootstrap import Draws
+from octjepa.metrics.bootstrap import Draws, Estimate
 from octjepa.metrics.findings import Findings
 from octjepa.metrics.scores import Predictions
 
@@ -199,6 +200,10 @@ class TestSet:
 
     draws: Draws
     people: Mapping[str, Sequence[str]]
+
+    def estimate(self, target: Target, metric: str, predictions: Sequence[Predictions]) -> Estimate:
+        """`metric` of a target's test cases: the mean over fits to several draws of labelled subjects."""
+        return estimate_metric(metric, predictions, self.draws, self.people[target.name], target.label_hash)
 
     def measure(
         self, candidates: Iterable[Candidate], metrics: Sequence[str] | None, findings: Findings

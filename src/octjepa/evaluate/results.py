@@ -54,6 +54,12 @@ class Row(Record):
         """Whose metric it is."""
         return ResultKey(self.name, self.target, self.probe, self.pool)
 
+    def measured(self) -> MeasuredValue:
+        """The value alone. Raises ValueError: a row that was read without its numbers of cases and people."""
+        if self.n is None or self.n_people is None:
+            raise ValueError(f"the row of {self.name} has no number of cases")
+        return MeasuredValue(self.value, self.low, self.high, self.n, self.n_people)
+
 
 @dataclass(frozen=True)
 class BoardRow(Row):

@@ -35,8 +35,8 @@ class PairedDifference:
     p: float | None
 
 
-def paired_difference(ours: Estimate, reference: Estimate) -> PairedDifference:
-    """ours - reference with its interval and p-value, resample by resample.
+def difference_estimate(ours: Estimate, reference: Estimate) -> Estimate:
+    """ours - reference, resample by resample.
 
     Raises UsageError if the two were not measured on the same volumes with the same labels, or not on the same draws.
     """
@@ -47,11 +47,17 @@ def paired_difference(ours: Estimate, reference: Estimate) -> PairedDifference:
         )
     if ours.draws_id != reference.draws_id:
         raise UsageError("the two rows were resampled with different draws: probe both in one run with one seed")
-    difference, samples, people = ours.value - reference.value, ours.samples - reference.samples, ours.n_people
-    interval = student_interval(difference, samples, people, "difference")
-    error = standard_error(samples, people) if interval.low is not None else None
-    p = _two_sided_p(difference, error, people - 1) if error else None
-    return PairedDifference(difference, interval.low, interval.high, interval.undefined, people, p)
+    value, samples = ours.value - reference.value, ours.samples - reference.samples
+    return replace(ours, value=value, samples=samples, scale="difference")
+
+
+def paired_difference(ours: Estimate, reference: Estimate) -> PairedDifference:
+    """ours - reference with its interval and p-value. Raises UsageError as `difference_estimate`."""
+    found = difference_estimate(ours, reference)
+    interval, people = found.interval(), found.n_people
+    error = standard_error(found.samples, people) if interval.low is not None else None
+    p = _two_sided_p(found.value, error, people - 1) if error else None
+    return PairedDifference(found.value, interval.low, interval.high, interval.undefined, people, p)
 
 
 def _two_sided_p(difference: float, error: float, freedom: float) -> float:

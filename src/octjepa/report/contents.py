@@ -26,13 +26,18 @@ from octjepa.metrics.findings import Fault
 from octjepa.outside import OutsideError, named_by
 from octjepa.parsing import read_arrow
 from octjepa.recipe import Recipe
+from octjepa.record import Record
 from octjepa.remote import is_remote
 
 if TYPE_CHECKING:
     from octjepa.store import Store
+    from octjepa.tasks.finetune.result import FinetuneResult
+    from octjepa.tasks.segment.result import SegmentationResult
+    from octjepa.train.summary import RunSummary
 
 Kind = Literal["run", "tuning", "segmentation", "store", "demo"]
 Part = TypeVar("Part")
+R = TypeVar("R", bound=Record)
 DEMO_PARTS = ("store", "run", "phantom", "embeddings.parquet", "probe.json")
 _log = logging.getLogger(__name__)
 _REMEDY = "restore it from a copy, or make it anew"
@@ -51,16 +56,20 @@ class Missing:
 class Training:
     """The trained object: a pretraining run, a fine-tuning or a segmentation head.
 
-    about: run.json, or of a head its manifest. lines: of metrics.jsonl. results: results.json, or of a run
-    summary.json; empty if there is none. recipe: of a pretraining run.
+    about: run.json, or of a head its manifest. lines: of metrics.jsonl. summary, tuned, segmented: results of a
+    pretraining, a fine-tuning and a segmentation; None while there are none. checkpoint: the final one. recipe: of a
+    pretraining run.
     """
 
     path: Path
     about: dict[str, Any]
     recipe_text: str
     lines: list[dict[str, Any]] = field(default_factory=list)
-    results: dict[str, Any] = field(default_factory=dict)
     recipe: Recipe | None = None
+    summary: RunSummary | None = None
+    tuned: FinetuneResult | None = None
+    segmented: SegmentationResult | None = None
+    checkpoint: str | None = None
 
     def lines_with(self, key: str) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl in which `key` has a value."""
@@ -236,18 +245,32 @@ def _kind(root: Path, shown: Path) -> Kind:
 def _read_run(path: Path) -> Training:
     """A run folder. Raises OctjepaError when run.json or recipe.yaml is absent or damaged."""
     from octjepa.config import load_run_recipe
+    from octjepa.train.summary import RunSummary
 
     about = read_json_object(path / "run.json", _REMEDY)
     recipe = load_run_recipe(path / "recipe.yaml")
     summary = path / "summary.json"
-    results = read_json_object(summary, _REMEDY) if summary.is_file() else {}
-    return Training(path, about, _read_text(path / "recipe.yaml"), _read_lines(path), results, recipe)
+    finished = RunSummary.from_json(read_json_object(summary, _REMEDY)) if summary.is_file() else None
+    checkpoint = None if finished is None else finished.checkpoint
+    return Training(
+        path,
+        about,
+        _read_text(path / "recipe.yaml"),
+        _read_lines(path),
+        recipe,
+        summary=finished,
+        checkpoint=checkpoint,
+    )
 
 
 def _read_tuning(path: Path) -> Training:
     """The folder of a fine-tuning. Raises OctjepaError when run.json or recipe.yaml is absent or damaged."""
-    about = read_json_object(path / "run.json", _REMEDY)
-    return Training(path, about, _read_text(path / "recipe.yaml"), _read_lines(path), _read_results(path))
+    from octjepa.tasks.finetune.result import FinetuneResult
+
+    about, tuned = read_json_object(path / "run.json", _REMEDY), _read_results(path, FinetuneResult)
+    checkpoint = None if tuned is None else tuned.checkpoint
+    recipe_text, lines = _read_text(path / "recipe.yaml"), _read_lines(path)
+    return Training(path, about, recipe_text, lines, tuned=tuned, checkpoint=checkpoint)
 
 
 def _read_segmentation(path: Path) -> Training:
@@ -256,22 +279,23 @@ def _read_segmentation(path: Path) -> Training:
     from octjepa.config import to_yaml
     from octjepa.tasks.segment.folder import find_head
     from octjepa.tasks.segment.recipe import RECIPES
+    from octjepa.tasks.segment.result import SegmentationResult
 
     folder = find_head(path)
     if folder is None:
         raise UsageError(f"{path / 'head'} holds no segmentation head: give the folder that octjepa segment wrote")
     manifest = read_manifest(folder)
     settings = RECIPES.read(manifest["settings"], f"of {folder}")
-    results = _read_results(path)
+    segmented = _read_results(path, SegmentationResult)
     about = {
         "name": settings.name,
         "head": settings.head,
         "classes": manifest["classes"],
         "encoder": manifest["encoder_recipe"]["name"],
-        "store": results.get("store"),
+        "store": None if segmented is None else segmented.store,
         **{key: manifest["contract"][key] for key in ("contract_hash", "weights")},
     }
-    return Training(path, about, to_yaml(settings), results={**results, "checkpoint": str(folder)})
+    return Training(path, about, to_yaml(settings), segmented=segmented, checkpoint=str(folder))
 
 
 def _read_text(path: Path) -> str:
@@ -281,12 +305,12 @@ def _read_text(path: Path) -> str:
         raise UsageError(f"{path} cannot be read: {error}") from None
 
 
-def _read_results(path: Path) -> dict[str, Any]:
-    """results.json; empty if it is absent or damaged, which the probe's section reports."""
+def _read_results(path: Path, kind: type[R]) -> R | None:
+    """results.json; None if it is absent or damaged, which the probe's section reports."""
     try:
-        return read_json_object(path / "results.json", _REMEDY)
-    except OctjepaError:
-        return {}
+        return kind.from_json(read_json_object(path / "results.json", _REMEDY))
+    except (OctjepaError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:

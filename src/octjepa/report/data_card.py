@@ -205,7 +205,7 @@ def _doubts(table: pd.DataFrame) -> list[tuple[str, str]]:
 def _leaks(table: pd.DataFrame) -> str:
     if (text_column(table["split"]) == "").all():
         return "No person has a split yet."
-    kinds = Counter(str(leak["kind"]).replace("_", " ") for leak in find_leaks(table))
+    kinds = Counter(leak.kind.replace("_", " ") for leak in find_leaks(table))
     if kinds:
         return f"**In two splits:** {_listed(kinds)}. What is measured on test people is too good."
     text = "No person, content or SOP instance UID is in two splits"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from octjepa.errors import counted
-from octjepa.evaluate.results import Paired, ProbePaired, Row, TunedPaired, read_paired
+from octjepa.evaluate.results import Paired, ProbePaired, Row, TunedPaired
 from octjepa.metrics.findings import BASELINES, FEWEST_TEST_PEOPLE, Fault
 from octjepa.metrics.intervals import LOWER_IS_BETTER
 from octjepa.recipe.objectives import FACTS
@@ -131,7 +131,8 @@ def _files(cohort: Cohort) -> Headline:
 
 def _pairs(training: Training) -> list[Paired]:
     """The paired differences of a fine-tuning or a segmentation."""
-    return [read_paired(pair) for pair in training.results.get("paired") or ()]
+    results = training.tuned or training.segmented
+    return [] if results is None else list(results.paired)
 
 
 def _tuning(tuning: Training | None) -> list[Headline]:

@@ -3,17 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int, Num
 from scipy import ndimage, stats
 
 from octjepa import keys
+from octjepa.record import Record
 
 _RESAMPLES = 1000
 _PIXEL_EPS = 1e-6  # as in the objective mae
 _OFF_AXIS = 1e4  # distance of a token step off the axis: farther than any grid is long
+
+
+@dataclass(frozen=True)
+class RatioInterval(Record):
+    """A ratio of two sums with a 95 % interval over people; None if there is no ratio, or a single person."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class AxisBias(Record):
+    """How often the borders and the centre of an axis are hidden.
+
+    edge, centre: hiding rates of the two outermost and of the one or two central positions over the mean rate; 1 is
+    fair. spread: standard deviation over positions of the mean rate over the share. expected_spread: by chance alone,
+    after so many draws. p: of Hotelling's T2 test with the covariance of the draws, by its chi-squared limit; None if
+    nothing varies. With a small p and a ratio near 1 the bias is too small to matter.
+    """
+
+    edge: RatioInterval
+    centre: RatioInterval
+    spread: float
+    expected_spread: float
+    p: float | None
 
 
 def axis_bias(
@@ -21,17 +49,12 @@ def axis_bias(
     selected: Num[np.ndarray, "draws positions"],
     share: float,
     people: Sequence[str],
-) -> dict[str, Any]:
+) -> AxisBias:
     """Whether borders or the centre of an axis are hidden more often than they should be.
 
     A fair mask hides every selected token with the same probability. `hidden` and `selected` count the tokens of each
     draw at each position along the axis; `share` is the share of selected tokens that is hidden over the whole grid.
     Tokens of one draw are hidden together, so a draw counts once, and intervals are over people.
-
-    Returns `edge` and `centre`, the hiding rates of the two outermost and of the one or two central positions over
-    `share` (1 is fair). `spread`, the standard deviation over positions of the mean rate over `share`.
-    `expected_spread`, what chance alone gives after so many draws. And `p` of Hotelling's T2 test with the draws' own
-    covariance, by its chi-squared limit. With a small p and a ratio near 1 the bias is too small to matter.
     """
     count = hidden.shape[1]
     centre = [(count - 1) // 2, count // 2]
@@ -45,36 +68,33 @@ def axis_bias(
     values, vectors = np.linalg.eigh(covariance)
     varying = values > floor
     statistic = float(((mean @ vectors[:, varying]) ** 2 / values[varying]).sum())
-    rates = {
-        name: ratio_interval(hidden[:, part].sum(1), share * selected[:, part].sum(1), people)
-        for name, part in (("edge", [0, -1]), ("centre", centre))
-    }
-    return {
-        **rates,
-        "spread": float((mean / scale).std()),
-        "expected_spread": float(np.sqrt((np.diag(covariance) / scale**2).mean())),
-        "p": float(stats.chi2.sf(statistic, int(varying.sum()))) if varying.any() else None,
-    }
+    edge_rate, centre_rate = (
+        ratio_interval(hidden[:, part].sum(1), share * selected[:, part].sum(1), people) for part in ([0, -1], centre)
+    )
+    return AxisBias(
+        edge=edge_rate,
+        centre=centre_rate,
+        spread=float((mean / scale).std()),
+        expected_spread=float(np.sqrt((np.diag(covariance) / scale**2).mean())),
+        p=float(stats.chi2.sf(statistic, int(varying.sum()))) if varying.any() else None,
+    )
 
 
 def ratio_interval(
     numerators: Num[np.ndarray, " draws"], denominators: Num[np.ndarray, " draws"], people: Sequence[str]
-) -> dict[str, float | None]:
-    """Ratio of two sums as {value, low, high}, with a 95 % interval by resampling people.
-
-    The interval is None for a single person, the value None where the denominators sum to nothing.
-    """
+) -> RatioInterval:
+    """Ratio of two sums, with an interval by resampling people; no value if the denominators sum to nothing."""
     groups, group = np.unique(np.asarray(people), return_inverse=True)
     above, below = (np.bincount(group, weights=part, minlength=len(groups)) for part in (numerators, denominators))
     if below.sum() <= 0:
-        return {"value": None, "low": None, "high": None}
+        return RatioInterval(None)
     value = float(above.sum() / below.sum())
     if len(groups) < 2:
-        return {"value": value, "low": None, "high": None}
+        return RatioInterval(value)
     rng = keys.generator("mask report", "people", len(groups))
     resampled = rng.multinomial(len(groups), np.full(len(groups), 1 / len(groups)), size=_RESAMPLES)
     low, high = np.percentile((resampled @ above) / np.maximum(resampled @ below, 1e-12), [2.5, 97.5])
-    return {"value": value, "low": float(low), "high": float(high)}
+    return RatioInterval(value, float(low), float(high))
 
 
 class CopyErrors(NamedTuple):

@@ -1,4 +1,4 @@
-"""Statistics of a recipe's masks, measured on the samples that training draws, as a dictionary for JSON and figures.
+"""Statistics of a recipe's masks, measured on the samples that training draws, as records for JSON and figures.
 
 The input is a recipe and volumes of a store, or no store: then tissue bands are simulated in the recipe's grid and no
 pixel statistics are given. The output describes the recipe's mix and each mask family alone: how often each position is
@@ -9,8 +9,9 @@ copied. Intensity augmentation is off. See docs/masks.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float32, Int
@@ -18,8 +19,11 @@ from jaxtyping import Float32, Int
 from octjepa import keys
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
+from octjepa.record import Record
 from octjepa.report.mask_metrics import (
+    AxisBias,
     CopyErrors,
+    RatioInterval,
     axis_bias,
     copy_errors,
     nearest_visible,
@@ -41,6 +45,130 @@ _MOST_TOKENS = 1 << 20  # of all samples together, about
 _RETINA_MM, _PIT_MM, _CHOROID_MM = 0.30, 0.10, 0.15  # simulated: thickness, foveal pit, tissue below Bruch's membrane
 
 
+@dataclass(frozen=True)
+class Distribution(Record):
+    """Mean, percentiles and maximum of a quantity."""
+
+    mean: float
+    p5: float
+    median: float
+    p95: float
+    max: float
+
+
+@dataclass(frozen=True)
+class TargetDistances(Record):
+    """From each target to its nearest visible token, in token steps and in mm."""
+
+    steps: Distribution
+    mm: Distribution
+
+
+@dataclass(frozen=True)
+class TargetShares(Record):
+    """Shares of targets: on tissue, without any tissue, farther than `FAR_STEPS`, of constant pixels (with pixels)."""
+
+    on_tissue: float
+    without_tissue: float
+    far: float
+    blank: float | None = None
+    OMITTED: ClassVar[tuple[str, ...]] = ("blank",)
+
+
+@dataclass(frozen=True)
+class CopyAlong(Record):
+    """Copying along one axis: the share of targets with a visible token on their line, and the error there."""
+
+    share: float
+    error: RatioInterval
+
+
+@dataclass(frozen=True)
+class CopyStatistics(Record):
+    """Squared errors of normalised pixels when the nearest visible patch is copied, as in mae.
+
+    0 is a perfect copy, 1 a prediction of zero, 2 chance. empty_guess: of predicting zero. brightness_unexplained: of
+    the mean brightness. along: by axis.
+    """
+
+    error: RatioInterval
+    error_on_tissue: RatioInterval
+    empty_guess: RatioInterval
+    brightness_unexplained: RatioInterval
+    along: Mapping[str, CopyAlong]
+
+
+@dataclass(frozen=True)
+class FamilyStatistics(Record):
+    """The masks of one family. exact: every mask had the requested counts, without a token twice.
+
+    map: by state, the share of draws of each position of the grid. coverage: by axis and state, the same along the
+    axis. bias: by axis with more than two positions. copy_nearest: None without pixels.
+    """
+
+    exact: bool
+    weights: Mapping[str, float]
+    map: Mapping[str, list[list[list[float]]]]
+    coverage: Mapping[str, Mapping[str, list[float]]]
+    bias: Mapping[str, AxisBias]
+    distance: TargetDistances
+    targets: TargetShares
+    copy_nearest: CopyStatistics | None = None
+    OMITTED: ClassVar[tuple[str, ...]] = ("copy_nearest",)
+
+
+@dataclass(frozen=True)
+class TokenCounts(Record):
+    """Tokens of a sample: in all, visible, to be predicted, and all that are not visible."""
+
+    tokens: int
+    context: int
+    target: int
+    hidden: int
+
+
+@dataclass(frozen=True)
+class TissueShares(Record):
+    """Shares of tissue: in the grid, in the selected tokens, and of the grid's tissue that was not selected."""
+
+    of_grid: float
+    of_tokens: float
+    left_out: float
+
+
+@dataclass(frozen=True)
+class MaskStatistics(Record):
+    """Statistics of the masks of a recipe, by family and of their mix; synthetic: on simulated tissue bands."""
+
+    recipe: str
+    volumes: int
+    samples: int
+    synthetic: bool
+    grid: tuple[int, ...]
+    token_mm: tuple[float, ...]
+    counts: TokenCounts
+    tissue: TissueShares
+    far_steps: float
+    families: Mapping[str, FamilyStatistics]
+
+
+@dataclass(frozen=True)
+class MaskSummary(Record):
+    """The few statistics that `octjepa plan` prints.
+
+    biased: edges and centres whose hiding rate is off by more than `BIAS` with their whole interval. copy_nearest: by
+    family, the error of copying; None without pixels.
+    """
+
+    samples: int
+    exact: bool
+    biased: Mapping[str, float | None]
+    targets_on_tissue: float
+    targets_far: float
+    copy_nearest: Mapping[str, float | None] | None = None
+    OMITTED: ClassVar[tuple[str, ...]] = ("copy_nearest",)
+
+
 def single_family(recipe: Recipe, family: str) -> Recipe:
     """A copy of the recipe that draws `family` alone; `MIX` is the recipe itself."""
     if family == MIX:
@@ -51,7 +179,7 @@ def single_family(recipe: Recipe, family: str) -> Recipe:
 
 def measure_store(
     recipe: Recipe, store: Store, volume_ids: Sequence[str], samples: int | None = None
-) -> dict[str, Any]:
+) -> MaskStatistics:
     """`measure` on at most `MOST_VOLUMES` of `volume_ids`, chosen by key; intervals are over people."""
     chosen = sorted(volume_ids, key=lambda volume_id: keys.key(recipe.train.seed, "mask report", volume_id))
     chosen = chosen[:MOST_VOLUMES]
@@ -60,7 +188,7 @@ def measure_store(
     return measure(recipe, volumes, len(chosen), samples)
 
 
-def measure_synthetic(recipe: Recipe, samples: int | None = None) -> dict[str, Any]:
+def measure_synthetic(recipe: Recipe, samples: int | None = None) -> MaskStatistics:
     """`measure` on simulated tissue bands, without pixel statistics."""
     volumes = ((str(number), synthetic_band(recipe, number)) for number in range(MOST_VOLUMES))
     return measure(recipe, volumes, MOST_VOLUMES, samples, pixels=False)
@@ -72,12 +200,12 @@ def measure(
     number: int,
     samples: int | None = None,
     pixels: bool = True,
-) -> dict[str, Any]:
+) -> MaskStatistics:
     """Statistics over `number` (person, volume) pairs, in epochs 0, 1, ... until `samples` samples are drawn."""
     if samples is None:
         samples = min(SAMPLES, _MOST_TOKENS // recipe.token_count)
     epochs = max(1, -(-samples // number))
-    families = {name: _FamilyStatistics(single_family(recipe, name), pixels) for name in (MIX, *masks.FAMILIES)}
+    families = {name: _FamilyCounts(single_family(recipe, name), pixels) for name in (MIX, *masks.FAMILIES)}
     tissue_shares: list[tuple[float, float, float]] = []
     with bar("masks", number, "volume") as progress:
         for person, volume in volumes:
@@ -103,43 +231,41 @@ def measure(
     context, target = recipe.mask_counts
     token_mm = np.asarray(recipe.tokens.patch_size) * np.asarray(recipe.preprocessing.target_spacing_mm)
     hidden = recipe.token_count - context
-    return {
-        "recipe": recipe.name,
-        "volumes": number,
-        "samples": epochs * number,
-        "synthetic": not pixels,
-        "grid": list(recipe.grid),
-        "token_mm": [round(float(mm), 6) for mm in token_mm],
-        "counts": {"tokens": recipe.token_count, "context": context, "target": target, "hidden": hidden},
-        "tissue": {"of_grid": float(of_grid), "of_tokens": float(of_tokens), "left_out": float(left_out_share)},
-        "far_steps": FAR_STEPS,
-        "families": {name: family.statistics() for name, family in families.items()},
-    }
+    return MaskStatistics(
+        recipe=recipe.name,
+        volumes=number,
+        samples=epochs * number,
+        synthetic=not pixels,
+        grid=recipe.grid,
+        token_mm=tuple(round(float(mm), 6) for mm in token_mm),
+        counts=TokenCounts(recipe.token_count, context, target, hidden),
+        tissue=TissueShares(float(of_grid), float(of_tokens), float(left_out_share)),
+        far_steps=FAR_STEPS,
+        families={name: family.statistics() for name, family in families.items()},
+    )
 
 
-def summary(measured: dict[str, Any]) -> dict[str, Any]:
-    """The few statistics of `measure` that `octjepa plan` prints.
-
-    `biased` names edges and centres whose hiding rate is off by more than `BIAS` with their whole interval.
-    """
-    families = measured["families"]
+def summary(measured: MaskStatistics) -> MaskSummary:
+    """The few statistics of `measure` that `octjepa plan` prints."""
+    families = measured.families
     biased = {
-        f"{name}, {axis}, {part}": rates[part]["value"]
+        f"{name}, {axis}, {part}": rate.value
         for name, family in families.items()
-        for axis, rates in family["bias"].items()
-        for part in ("edge", "centre")
-        if rates[part]["low"] is not None and not rates[part]["low"] - BIAS <= 1 <= rates[part]["high"] + BIAS
+        for axis, rates in family.bias.items()
+        for part, rate in (("edge", rates.edge), ("centre", rates.centre))
+        if rate.low is not None and rate.high is not None and not rate.low - BIAS <= 1 <= rate.high + BIAS
     }
-    result = {
-        "samples": measured["samples"],
-        "exact": all(family["exact"] for family in families.values()),
-        "biased": biased,
-        "targets_on_tissue": families[MIX]["targets"]["on_tissue"],
-        "targets_far": families[MIX]["targets"]["far"],
-    }
-    if not measured["synthetic"]:
-        result["copy_nearest"] = {name: families[name]["copy_nearest"]["error"]["value"] for name in masks.FAMILIES}
-    return result
+    copies = {name: families[name].copy_nearest for name in masks.FAMILIES}
+    return MaskSummary(
+        samples=measured.samples,
+        exact=all(family.exact for family in families.values()),
+        biased=biased,
+        targets_on_tissue=families[MIX].targets.on_tissue,
+        targets_far=families[MIX].targets.far,
+        copy_nearest=(
+            None if measured.synthetic else {name: one.error.value for name, one in copies.items() if one is not None}
+        ),
+    )
 
 
 def synthetic_band(recipe: Recipe, number: int) -> CanonicalVolume:
@@ -168,7 +294,7 @@ def _samples(
         yield *select_tokens(volume, recipe, transform, keys.generator(seed, "tokens", epoch, volume.volume_id)), epoch
 
 
-class _FamilyStatistics:
+class _FamilyCounts:
     """Accumulates the masks of one family and computes their statistics."""
 
     def __init__(self, recipe: Recipe, pixels: bool) -> None:
@@ -220,8 +346,8 @@ class _FamilyStatistics:
                 copy_errors(*visible_pixels, tissue, target, token_at, cubes["context"], positions, nearest)
             )
 
-    def statistics(self) -> dict[str, Any]:
-        """All measured figures as plain data."""
+    def statistics(self) -> FamilyStatistics:
+        """The statistics of all masks that were added."""
         draws = len(self.people)
         steps, mm = (np.concatenate(part) for part in zip(*self.distances, strict=True))
         hidden, selected = (
@@ -231,53 +357,50 @@ class _FamilyStatistics:
         shares["left_out"] = 1 - self.counts["selected"] / draws
         tissue, without = np.mean(self.on_tissue, axis=0)
         hidden_share = float(self.counts["hidden"].sum() / self.counts["selected"].sum())
-        result: dict[str, Any] = {
-            "exact": bool(self.exact),
-            "weights": {name: getattr(self.recipe.masks, name) for name in masks.FAMILIES},
-            "map": {name: np.round(part, 4).tolist() for name, part in shares.items()},
-            "coverage": {
+        copies = self.copies
+        return FamilyStatistics(
+            exact=bool(self.exact),
+            weights={name: getattr(self.recipe.masks, name) for name in masks.FAMILIES},
+            map={name: np.round(part, 4).tolist() for name, part in shares.items()},
+            coverage={
                 axis: {name: _axis_means(part, number) for name, part in shares.items()}
                 for number, axis in enumerate(AXES)
             },
-            "bias": {
+            bias={
                 axis: axis_bias(hidden[number], selected[number], hidden_share, self.people)
                 for number, axis in enumerate(AXES)
                 if self.grid[number] > 2
             },
-            "distance": {"steps": _distribution(steps), "mm": _distribution(mm)},
-            "targets": {
-                "on_tissue": float(tissue),
-                "without_tissue": float(without),
-                "far": float((steps > FAR_STEPS).mean()),
-            },
-        }
-        if self.copies is not None:
-            result["targets"]["blank"] = float(np.mean([copy.blank for copy in self.copies]))
-            result["copy_nearest"] = self._copy_statistics(self.copies)
-        return result
+            distance=TargetDistances(_distribution(steps), _distribution(mm)),
+            targets=TargetShares(
+                on_tissue=float(tissue),
+                without_tissue=float(without),
+                far=float((steps > FAR_STEPS).mean()),
+                blank=None if copies is None else float(np.mean([copy.blank for copy in copies])),
+            ),
+            copy_nearest=None if copies is None else self._copy_statistics(copies),
+        )
 
-    def _copy_statistics(self, copies: list[CopyErrors]) -> dict[str, Any]:
-        """Squared errors of normalised pixels, as in mae: 0 is a perfect copy, 1 a prediction of zero, 2 chance."""
-
-        def over_people(part: str) -> dict[str, float | None]:
+    def _copy_statistics(self, copies: list[CopyErrors]) -> CopyStatistics:
+        def over_people(part: str) -> RatioInterval:
             pairs = np.array([getattr(copy, part) for copy in copies])
             return ratio_interval(pairs[:, 0], pairs[:, 1], self.people)
 
         along = np.array([copy.along for copy in copies])  # [draws, axis, (sum, visible targets, targets)]
         targets = along[:, 0, 2].sum()
-        return {
-            "error": over_people("error"),
-            "error_on_tissue": over_people("on_tissue"),
-            "empty_guess": over_people("empty"),
-            "brightness_unexplained": over_people("brightness"),
-            "along": {
-                axis: {
-                    "share": float(along[:, number, 1].sum() / targets),
-                    "error": ratio_interval(along[:, number, 0], along[:, number, 1], self.people),
-                }
+        return CopyStatistics(
+            error=over_people("error"),
+            error_on_tissue=over_people("on_tissue"),
+            empty_guess=over_people("empty"),
+            brightness_unexplained=over_people("brightness"),
+            along={
+                axis: CopyAlong(
+                    share=float(along[:, number, 1].sum() / targets),
+                    error=ratio_interval(along[:, number, 0], along[:, number, 1], self.people),
+                )
                 for number, axis in enumerate(AXES)
             },
-        }
+        )
 
 
 def _axis_counts(cube: np.ndarray) -> list[np.ndarray]:
@@ -290,7 +413,6 @@ def _axis_means(cube: np.ndarray, axis: int) -> list[float]:
     return means
 
 
-def _distribution(values: np.ndarray) -> dict[str, float]:
-    low, middle, high = np.percentile(values, [5, 50, 95])
-    named = {"mean": values.mean(), "p5": low, "median": middle, "p95": high, "max": values.max()}
-    return {name: float(value) for name, value in named.items()}
+def _distribution(values: np.ndarray) -> Distribution:
+    low, middle, high = (float(value) for value in np.percentile(values, [5, 50, 95]))
+    return Distribution(float(values.mean()), low, middle, high, float(values.max()))

@@ -152,7 +152,7 @@ def _masks(contents: Contents) -> Built:
     train = rasters[rasters["split"] == "train"]
     ids = list((train if len(train) else rasters)["volume_id"])
     measured = measure_store(run.recipe, store, ids[:samples], samples)
-    return {**values, "chart": masks.mask_chart(measured), "samples": measured["samples"]}, []
+    return {**values, "chart": masks.mask_chart(measured), "samples": measured.samples}, []
 
 
 def _different_contract(contents: Contents, store: Store, what: str) -> list[Missing]:

@@ -8,7 +8,7 @@ any more.
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ import numpy as np
 from markupsafe import Markup
 
 from octjepa.errors import OctjepaError, VolumeRejected
-from octjepa.evaluate.results import HeadPaired, TunedPaired
 from octjepa.report.contents import Missing, ProbeContents, Training
 from octjepa.report.figures import forest, svg
 from octjepa.tables import plain_cell
+from octjepa.tasks.segment.result import ChosenHead, ShownBScan
 
 _TUNING_REFERENCES = {
     "frozen": "a linear probe on the same encoder frozen",
@@ -54,7 +54,7 @@ class SectorThickness:
 
 def tuning_section(tuning: Training, probe: ProbeContents) -> dict[str, object]:
     """The results under the metric of each target's paired differences, and those differences."""
-    pairs = [TunedPaired.from_json(pair) for pair in tuning.results.get("paired") or ()]
+    pairs = () if tuning.tuned is None else tuning.tuned.paired
     shown = {(pair.target, pair.metric) for pair in pairs}
     encoder = tuning.about.get("encoder")
     rows = [row for row in probe.rows if (row.target, row.metric) in shown]
@@ -71,7 +71,7 @@ def tuning_section(tuning: Training, probe: ProbeContents) -> dict[str, object]:
 
 def segmentation_section(segmentation: Training, probe: ProbeContents) -> tuple[dict[str, object], list[Missing]]:
     """The values of the section, and the parts that cannot be read. Raises OctjepaError: results.json is damaged."""
-    about, results, missing = segmentation.about, segmentation.results, list[Missing]()
+    about, results, missing = segmentation.about, segmentation.segmented, list[Missing]()
     names = about["classes"]
     try:
         if any(not row.target for row in probe.rows):
@@ -87,14 +87,15 @@ def segmentation_section(segmentation: Training, probe: ProbeContents) -> tuple[
             forest.paired_difference(
                 "Mean Dice of the head minus " + _SEGMENTATION_REFERENCES.get(pair.reference, pair.reference), pair
             )
-            for pair in map(HeadPaired.from_json, results.get("paired", ()))
+            for pair in (() if results is None else results.paired)
         ]
-        selected = _selected_weights(results.get("chosen", {}).get(about["encoder"]))
+        selected = _selected_weights(None if results is None else results.chosen.get(about["encoder"]))
     except KeyError as error:
         raise OctjepaError(f"results.json is damaged: something lacks {error}") from None
+    bscans = None if results is None else results.bscans
     parts: dict[str, list[Any]] = {"b_scans": [], "sectors": []}
     for key, title, read in (
-        ("b_scans", "the B-scans", lambda: _b_scans(segmentation.path / "bscans.npz", results.get("bscans"))),
+        ("b_scans", "the B-scans", lambda: _b_scans(segmentation.path / "bscans.npz", bscans)),
         ("sectors", "the ETDRS sectors", lambda: _sectors(segmentation.path / "etdrs.tsv", names)),
     ):
         try:
@@ -109,24 +110,24 @@ def segmentation_section(segmentation: Training, probe: ProbeContents) -> tuple[
         "differences": differences,
         "selected": selected,
         "colours": {name: svg.class_colour(code) for code, name in enumerate(names, start=1)},
-        "labelled": results.get("labelled", {}),
+        "labelled": {} if results is None else results.labelled,
         "thickness": svg.data_uri(thickness.read_bytes(), "image/svg+xml") if thickness.is_file() else "",
     }, missing
 
 
-def _selected_weights(choice: Mapping[str, Any] | None) -> str:
+def _selected_weights(choice: ChosenHead | None) -> str:
     if choice is None:
         return ""
-    what = f"penalty {choice['penalty']:g}" if "penalty" in choice else f"the weights after update {choice['update']}"
-    dice = forest.finite(choice.get("val_dice"))
+    what = f"the weights after update {choice.update}" if choice.penalty is None else f"penalty {choice.penalty:g}"
+    dice = forest.finite(choice.val_dice)
     if dice is None:
         return f"{what}, with no class in val to choose by"
     return f"{what}, chosen on validation people (Dice there {dice:.3f})"
 
 
-def _b_scans(path: Path, entries: Sequence[Mapping[str, Any]] | None) -> list[BScan]:
+def _b_scans(path: Path, entries: Sequence[ShownBScan] | None) -> list[BScan]:
     if entries is None:
-        raise OctjepaError("results.json names none: the head was made by an older version")
+        raise OctjepaError("there is no results.json that names B-scans")
     if not entries:
         return []
     from octjepa.read.formats.arrays import check_npz
@@ -135,25 +136,25 @@ def _b_scans(path: Path, entries: Sequence[Mapping[str, Any]] | None) -> list[BS
     try:
         check_npz(path)
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return [_b_scan(entry, *(arrays[f"{entry['which']}_{part}"] for part in PARTS)) for entry in entries]
+            return [_b_scan(entry, *(arrays[f"{entry.which}_{part}"] for part in PARTS)) for entry in entries]
     except (OSError, ValueError, KeyError, BadZipFile, NotImplementedError, VolumeRejected) as error:
         raise OctjepaError(f"{path} cannot be read ({type(error).__name__})") from None
 
 
-def _b_scan(entry: Mapping[str, Any], pixels: np.ndarray, true: np.ndarray, predicted: np.ndarray) -> BScan:
+def _b_scan(entry: ShownBScan, pixels: np.ndarray, true: np.ndarray, predicted: np.ndarray) -> BScan:
     rule = {
-        "typical": f"Typical: the median Dice of {entry['test_scans']} test scans",
-        "worst": f"Worst: the lowest Dice of {entry['test_scans']} test scans",
-    }.get(entry["which"], "The only test scan that can be evaluated")
-    where = f"{entry['device']}, {entry['eye'] or 'eye unknown'}, volume {entry['volume_id']}, B-scan {entry['bscan']}"
-    bars = svg.scale_bars(pixels.shape, entry["spacing_mm"], (0.2, 1.0))
+        "typical": f"Typical: the median Dice of {entry.test_scans} test scans",
+        "worst": f"Worst: the lowest Dice of {entry.test_scans} test scans",
+    }.get(entry.which, "The only test scan that can be evaluated")
+    where = f"{entry.device}, {entry.eye or 'eye unknown'}, volume {entry.volume_id}, B-scan {entry.bscan}"
+    bars = svg.scale_bars(pixels.shape, entry.spacing_mm, (0.2, 1.0))
     pictures = (
         ("The B-scan", svg.scan(pixels, f"{rule}: {where}", [bars])),
         ("True", svg.scan(pixels, f"True labels: {where}", [svg.class_overlay(true)])),
         ("Predicted by the head", svg.scan(pixels, f"Predicted labels: {where}", [svg.class_overlay(predicted)])),
     )
-    sentence = f"{rule}, {entry['dice']:.3f}: {where.replace('_', ' ')} of {entry['of']}"
-    return BScan(sentence, pictures, svg.depth_stretch(pixels.shape, entry["spacing_mm"]))
+    sentence = f"{rule}, {entry.dice:.3f}: {where.replace('_', ' ')} of {entry.of}"
+    return BScan(sentence, pictures, svg.depth_stretch(pixels.shape, entry.spacing_mm))
 
 
 def _sectors(path: Path, names: Sequence[str]) -> list[SectorThickness]:

@@ -29,7 +29,7 @@ from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.store.index import text_column
 from octjepa.train.guards import SKIPPED_IN_A_ROW
-from octjepa.train.run_folder import check_data, last_saved, read_summary, record_code_change, record_saved
+from octjepa.train.run_folder import check_data, is_finished, last_saved, record_code_change, record_saved
 from octjepa.train.tracking import RunLogger
 
 _RETURNS = 3  # to one checkpoint; then excluding volumes is not a cure
@@ -169,7 +169,7 @@ def _read_start(
             raise UsageError("checkpoint.dir is null, so this run wrote no checkpoint and cannot be resumed")
         check_data(out, store, ids, recipe)
         start = _newest(out, checkpoint_dir, partial(_load, model, optimizer, recipe))
-        if read_summary(out) is None:
+        if not is_finished(out):
             record_code_change(out, start.update)
     inherited = set(start.inherited)
     if start.update == 0 and (recipe.model.warm_start or recipe.objective.teacher):

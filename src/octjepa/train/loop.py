@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from octjepa.checkpoint.state import Record
 from octjepa.distributed.signals import Interrupted, StepFlags, StopRequest, stop_request, sync_flags
@@ -35,17 +35,20 @@ from octjepa.train.guards import (
 from octjepa.train.metrics import MetricsBuffer, ThroughputMeter, slow_reading_message
 from octjepa.train.monitor import MonitorSet, run_monitor
 from octjepa.train.optimizer import learning_rate, momentum, set_learning_rate, update_target, warmup_updates
-from octjepa.train.run_folder import read_summary, write_summary
+from octjepa.train.run_folder import is_finished
 from octjepa.train.setup import Run, started_run
 from octjepa.train.step import PretrainingMemory, accumulate
 from octjepa.train.tracking import RunLogger, open_logger
-from octjepa.train.validate import summary_metrics, without_augmentation
+from octjepa.train.validate import without_augmentation
 from octjepa.views.loader import Batch
+
+if TYPE_CHECKING:
+    from octjepa.train.summary import RunSummary
 
 _log = logging.getLogger(__name__)
 
 
-def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> dict[str, Any]:
+def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> RunSummary:
     """Runs or resumes `recipe` on `store`'s training people into the run folder `out`; returns its summary.
 
     Under torchrun every process calls it alike: rank 0 writes and tracks, all return the same. Raises UsageError (no
@@ -54,7 +57,7 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
     """
     with started_run(recipe, store, out, resume) as run:
         if run.start.update == run.total:
-            finished = run.runtime.run_on_rank_zero(partial(read_summary, out))
+            finished = run.runtime.run_on_rank_zero(partial(_finished_summary, out))
             if finished is not None:
                 return finished
         run.print_choices()
@@ -62,7 +65,7 @@ def pretrain(recipe: Recipe, store: Store, out: Path, resume: bool = False) -> d
         return _train(run)
 
 
-def _train(run: Run) -> dict[str, Any]:
+def _train(run: Run) -> RunSummary:
     """All updates that are left, the final validation, the summary."""
     recipe, start, runtime = run.recipe, run.start, run.runtime
     guard = SpikeGuard(recipe.train.spike_factor)
@@ -82,27 +85,36 @@ def _train(run: Run) -> dict[str, Any]:
         result, centred = trainer.final_validation()
         runtime.run_on_rank_zero(writer.wait)
 
-    def summarise() -> dict[str, Any]:
+    def summarise() -> RunSummary:
+        from octjepa.train.summary import RunSummary, validation_summary
+
         relative_dir = recipe.checkpoint.dir
-        summary = {
-            "updates": run.total,
-            "validated_on": run.validated_on,
-            **summary_metrics(result),
-            "centred": summary_metrics(centred),
-            "rankme": result["rankme"],
-            "encoder": trainer.encoder,
-            "volumes": len(run.training_ids),
-            "unreadable_volumes": trainer.unreadable.count,
+        summary = RunSummary(
+            **vars(validation_summary(result)),
             **trainer.throughput.summary(),
-            "skipped_updates": metrics.skipped,
-            "alarms": alarms.tripped,
-            "best": best_checkpoint(run.checkpoint_dir),
-            "checkpoint": None if relative_dir is None else f"{relative_dir.rstrip('/')}/step-{run.total:08d}",
-        }
-        write_summary(run.out, summary)
+            updates=run.total,
+            validated_on=run.validated_on,
+            centred=validation_summary(centred),
+            rankme=result["rankme"],
+            encoder=trainer.encoder,
+            volumes=len(run.training_ids),
+            unreadable_volumes=trainer.unreadable.count,
+            skipped_updates=metrics.skipped,
+            alarms=alarms.tripped,
+            best=best_checkpoint(run.checkpoint_dir),
+            checkpoint=None if relative_dir is None else f"{relative_dir.rstrip('/')}/step-{run.total:08d}",
+        )
+        summary.write(run.out)
         return summary
 
     return runtime.run_on_rank_zero(summarise)
+
+
+def _finished_summary(out: Path) -> RunSummary | None:
+    """The summary of a run that has ended before; None while it is not finished."""
+    from octjepa.train.summary import read_summary  # as above: only the end of a run needs it
+
+    return read_summary(out) if is_finished(out) else None
 
 
 class Trainer:

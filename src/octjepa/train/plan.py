@@ -10,7 +10,8 @@ import math
 import statistics
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from octjepa.model import VJEPA3D
 from octjepa.objectives.loss import training_loss
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
+from octjepa.record import Record
 from octjepa.train.data import batch_shares
 from octjepa.train.engine import is_out_of_memory, take_step
 from octjepa.train.machine import choose_for_machine, compiles, describe_choices, loader_workers
@@ -48,13 +50,98 @@ _WARMUP, _FEWEST, _MOST = 2, 3, 20  # micro-batches: not counted, at least, at m
 SECONDS = 15.0  # after which the fewest are enough
 
 
-def plan(recipe: Recipe, volumes: int | None = None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class BatchDivision(Record):
+    """How the global batch is divided: volumes of a micro-batch, devices, and micro-batches of an update on each."""
+
+    micro: int
+    devices: int
+    accumulation: int
+
+
+@dataclass(frozen=True)
+class LearningRates(Record):
+    """The learning rate of the first and the last update, and the highest."""
+
+    first: float
+    peak: float
+    last: float
+
+
+@dataclass(frozen=True)
+class Plan(Record):
+    """All numbers of a run before it runs.
+
+    precision, threads, compile, attention, loader_workers, data_on: what the run would take of this machine, each with
+    its reason. flops_per_volume: forward and backward. peak_memory_bytes: of one device, weights, gradients, moments,
+    activations and views together (`peak_bytes` says of how many, and what is not in it; in sharded mode it is not
+    divided). disk_bytes: of checkpoints and metrics. volumes_known: whether `volumes` was counted or stated, else it is
+    a batch. ema_half_life_samples: None if a teacher is the target.
+    """
+
+    recipe: str
+    precision: str
+    precision_reason: str
+    threads: int
+    threads_reason: str
+    compile: bool
+    compile_reason: str
+    attention: str
+    attention_reason: str
+    loader_workers: int
+    loader_workers_reason: str
+    data_on: str
+    data_on_reason: str
+    tokens: int
+    grid: tuple[int, int, int]
+    grid_tokens: int
+    context_tokens: int
+    target_tokens: int
+    parameters: int
+    trainable: int
+    parameters_by_part: Mapping[str, int]
+    flops_per_volume: int
+    peak_memory_bytes: int
+    disk_bytes: int
+    volumes: int
+    volumes_known: bool
+    updates: int
+    warmup_updates: int
+    effective_batch: int
+    batch: BatchDivision
+    epochs: float
+    lr: LearningRates
+    ema_half_life_samples: float | None
+    ema_random_start: float | None
+
+
+@dataclass(frozen=True)
+class TimedParts(Record):
+    """What the seconds of an update are made of: medians over `laps` micro-batches on a device."""
+
+    device: str
+    threads: int
+    micro_batch: int
+    load_seconds: float
+    work_seconds: float
+    step_seconds: float
+    laps: int
+
+
+@dataclass(frozen=True)
+class Timing(Record):
+    """Seconds of an update and hours of a run, measured on this machine."""
+
+    seconds_per_update: float
+    hours: float
+    measured: TimedParts
+
+
+def plan(recipe: Recipe, volumes: int | None = None) -> Plan:
     """All numbers of a run. `volumes` counts training volumes; without it `data.expected_volumes`, then a batch.
 
-    `peak_memory_bytes` is of one device: weights, gradients, moments, activations and views together (`peak_bytes` says
-    of how many, and what is not in it; in sharded mode it is not divided). `precision`, `threads`, `compile`,
-    `attention`, `loader_workers` and `data_on` are what the run would take of this machine. Raises UsageError when the
-    batch cannot be divided over `machine.devices`, or the views cannot be made where the recipe wants them.
+    Raises UsageError when the batch cannot be divided over `machine.devices`, or the views cannot be made where the
+    recipe wants them.
     """
     device = Runtime("fp32").device
     precision, reason = choose_precision(recipe.train.precision, device)
@@ -73,33 +160,34 @@ def plan(recipe: Recipe, volumes: int | None = None) -> dict[str, Any]:
     updates = total_updates(recipe.train, counted)
     curve = lr_curve(recipe.train, updates)
     context, target = recipe.mask_counts
-    return {
-        "recipe": recipe.name,
-        "precision": precision,
-        "precision_reason": reason,
-        **describe_choices(choose_for_machine(recipe, device, updates, counted)),
-        "tokens": recipe.token_count,
-        "grid": list(recipe.grid),
-        "grid_tokens": recipe.grid_tokens,
-        "context_tokens": context,
-        "target_tokens": target,
-        "parameters": every,
-        "trainable": trainable,
-        "parameters_by_part": {name: _count(part) for name, part in model.named_children()},
-        "flops_per_volume": flops,
-        "peak_memory_bytes": peak_bytes(recipe, micro, share),
-        "disk_bytes": _disk_bytes(recipe, every, trainable, updates),
-        "volumes": counted,
-        "volumes_known": known is not None,
-        "updates": updates,
-        "warmup_updates": warmup_updates(recipe.train, updates),
-        "effective_batch": recipe.train.global_batch,
-        "batch": {"micro": micro, "devices": devices, "accumulation": accumulation},
-        "epochs": updates * recipe.train.global_batch / counted,
-        "lr": {"first": curve[0], "peak": max(curve), "last": curve[-1]},
-        "ema_half_life_samples": _half_life(recipe, updates),
-        "ema_random_start": None if recipe.objective.teacher else random_start_share(updates, recipe.objective),
-    }
+    choices: Mapping[str, Any] = describe_choices(choose_for_machine(recipe, device, updates, counted))
+    return Plan(
+        recipe=recipe.name,
+        precision=precision,
+        precision_reason=reason,
+        **choices,
+        tokens=recipe.token_count,
+        grid=recipe.grid,
+        grid_tokens=recipe.grid_tokens,
+        context_tokens=context,
+        target_tokens=target,
+        parameters=every,
+        trainable=trainable,
+        parameters_by_part={name: _count(part) for name, part in model.named_children()},
+        flops_per_volume=flops,
+        peak_memory_bytes=peak_bytes(recipe, micro, share),
+        disk_bytes=_disk_bytes(recipe, every, trainable, updates),
+        volumes=counted,
+        volumes_known=known is not None,
+        updates=updates,
+        warmup_updates=warmup_updates(recipe.train, updates),
+        effective_batch=recipe.train.global_batch,
+        batch=BatchDivision(micro, devices, accumulation),
+        epochs=updates * recipe.train.global_batch / counted,
+        lr=LearningRates(curve[0], max(curve), curve[-1]),
+        ema_half_life_samples=_half_life(recipe, updates),
+        ema_random_start=None if recipe.objective.teacher else random_start_share(updates, recipe.objective),
+    )
 
 
 def _disk_bytes(recipe: Recipe, parameters: int, trainable: int, updates: int) -> int:
@@ -217,10 +305,8 @@ def peak_bytes(recipe: Recipe, micro: int, share: int | None = None) -> int:
     return storages.peak
 
 
-def time_run(
-    recipe: Recipe, dataset: TrainingDataset, updates: int, enough_seconds: float | None = None
-) -> dict[str, Any]:
-    """`seconds_per_update` and `hours` of `updates` on devices like this one, and what they are made of (medians).
+def time_run(recipe: Recipe, dataset: TrainingDataset, updates: int, enough_seconds: float | None = None) -> Timing:
+    """Seconds of an update and hours of `updates` on devices like this one.
 
     Only one of `machine.devices` is timed, with its share of the global batch; communication is not in it, nor are
     validation, the monitor and checkpoints. With loader processes, loading costs what it exceeds the arithmetic by.
@@ -259,16 +345,5 @@ def time_run(
     workers = loader_workers(recipe, runtime.device)
     each = max(work, load / workers) if workers else load + work
     seconds = accumulation * each + step
-    return {
-        "seconds_per_update": seconds,
-        "hours": updates * seconds / 3600,
-        "measured": {
-            "device": str(runtime.device),
-            "threads": torch.get_num_threads(),
-            "micro_batch": micro,
-            "load_seconds": load,
-            "work_seconds": work,
-            "step_seconds": step,
-            "laps": len(laps) - _WARMUP,
-        },
-    }
+    parts = TimedParts(str(runtime.device), torch.get_num_threads(), micro, load, work, step, len(laps) - _WARMUP)
+    return Timing(seconds, updates * seconds / 3600, parts)

@@ -86,7 +86,7 @@ def code_and_versions() -> dict[str, Any]:
 
 def record_code_change(out: Path, update: int) -> None:
     """Logs, and records in run.json, that a run continues from `update` with other code or libraries."""
-    about, now = _read_json(out / _RUN_FILE), code_and_versions()
+    about, now = read_run_file(out / _RUN_FILE), code_and_versions()
     before = about.get("continued", [about])[-1]
     changed = [
         f"{name} {before['versions'].get(name)} -> {version}"
@@ -127,7 +127,7 @@ def check_recipe(out: Path, recipe: Recipe) -> None:
 
 def check_data(out: Path, store: Store, volume_ids: Sequence[str], recipe: Recipe) -> None:
     """Raises UsageError when a resumed run would see other volumes than it began with, or the same in another form."""
-    started = _read_json(out / _RUN_FILE)
+    started = read_run_file(out / _RUN_FILE)
     hashes = data_hash(store, volume_ids), chunks_hash(store, volume_ids, recipe)
     if (started.get("data_hash"), started.get("chunks_hash")) != hashes:
         raise UsageError(
@@ -137,14 +137,9 @@ def check_data(out: Path, store: Store, volume_ids: Sequence[str], recipe: Recip
         )
 
 
-def write_summary(out: Path, summary: Mapping[str, Any]) -> None:
-    """Writes the summary of a finished run."""
-    write_json(out / SUMMARY, summary)
-
-
-def read_summary(out: Path) -> dict[str, Any] | None:
-    """The summary of a finished run; None while it is not finished."""
-    return _read_json(out / SUMMARY) if (out / SUMMARY).is_file() else None
+def is_finished(out: Path) -> bool:
+    """Whether the run wrote its summary (`train.summary`)."""
+    return (out / SUMMARY).is_file()
 
 
 def reached_update(out: Path) -> int:
@@ -160,10 +155,11 @@ def record_saved(out: Path, update: int, checkpoint: Location) -> None:
 
 def last_saved(out: Path) -> dict[str, Any] | None:
     """The last record of `record_saved`; None before the first checkpoint."""
-    return _read_json(out / _SAVED_FILE) if (out / _SAVED_FILE).is_file() else None
+    return read_run_file(out / _SAVED_FILE) if (out / _SAVED_FILE).is_file() else None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_run_file(path: Path) -> dict[str, Any]:
+    """A JSON file of a run folder. Raises OctjepaError: damaged."""
     return read_json_object(path, "start a new run with another --out")
 
 

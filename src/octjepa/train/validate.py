@@ -8,8 +8,7 @@ B-scans are nearly copies, a mask that this solves teaches nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from jaxtyping import Float, Int
@@ -116,20 +115,6 @@ def without_augmentation(recipe: Recipe) -> Recipe:
     """The recipe with every view centred: there the mean of a position predicts best, and is hardest to beat."""
     centred = {"crop": False, "flip_slow": 0.0, "flip_fast": 0.0, "rotation_degrees": 0.0, "zoom": 0.0}
     return recipe.model_copy(update={"views": recipe.views.model_copy(update=centred)})
-
-
-def summary_metrics(result: Mapping[str, float]) -> dict[str, Any]:
-    """The metrics of a validation that are in a run's summary."""
-    return {
-        "loss": result["loss"],
-        "cosine": result["cosine"],
-        "baseline_cosine": _with_prefix(result, "baseline/"),
-        "baseline_loss": _with_prefix(result, "baseline_loss/"),
-    }
-
-
-def _with_prefix(values: Mapping[str, float], prefix: str) -> dict[str, float]:
-    return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
 
 
 class PositionMeans:

@@ -59,7 +59,7 @@ def tune(planted: PlantedStore, source: Path) -> Callable[..., dict[str, Any]]:
         }
         if not resume and not more.keys() & {"checkpoint", "store"}:
             given["frozen"] = source / "frozen.parquet"
-        return finetune_store(quick(*overrides, name=name), FinetuneInputs(**given), out, resume)
+        return finetune_store(quick(*overrides, name=name), FinetuneInputs(**given), out, resume).to_json()
 
     return run
 

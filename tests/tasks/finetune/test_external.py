@@ -131,15 +131,15 @@ def test_a_module_of_a_package_is_tuned_written_predicted_and_embedded(tune, pla
     answer = tuned.predict(planted.read(row["volume_id"]))
     assert list(answer["mark"]["balanced"].values()) == pytest.approx(list(row["scores"]), abs=1e-5)
     made = predict_store(out, planted, tmp_path / "predicted")
-    assert made["cases"] == made["volumes"] == len(planted.table)
-    assert made["trained_on"] == 40
+    assert made.cases == made.volumes == len(planted.table)
+    assert made.trained_on == 40
     # It is an encoder like any other, and nobody is tested on people whom it was tuned on.
     embed_store(out, planted, tmp_path / "tuned.parquet")
     assert read_embeddings(tmp_path / "tuned.parquet").leaked == 0
     planted.table = planted.table.assign(split="test")
     caplog.clear()
     try:
-        assert embed_store(out, planted, tmp_path / "leaky.parquet")["leaked"] == 20
+        assert embed_store(out, planted, tmp_path / "leaky.parquet").leaked == 20
         assert "fine-tuned on eyes of people who are now in val or test (20 of them)" in caplog.text
     finally:
         planted.table = PlantedStore().table

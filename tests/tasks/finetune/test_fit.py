@@ -18,6 +18,7 @@ from octjepa.encoders import load_encoder
 from octjepa.errors import ContractError, UsageError, WrongCheckpointError
 from octjepa.evaluate.subgroups import parse_subgroups
 from octjepa.files import read_json_lines
+from octjepa.record import plain
 from octjepa.report import write_report
 from octjepa.report.html import number, signed
 from octjepa.store import Store
@@ -317,11 +318,12 @@ def test_fewer_labels_tune_a_network_each_beside_the_whole_run(planted, source, 
     inputs = FinetuneInputs(source / "encoder.safetensors", planted, write_labels(tmp_path / "labels.tsv"), ["mark"])
     by_site = replace(inputs, subgroups=parse_subgroups("eye,clinical_site"))
     whole = finetune_store(settings, by_site, tmp_path / "out")
-    scored = {(one["name"], one["probe"], one["column"]) for one in whole["subgroups"]}
+    scored = {(one.name, one.probe, one.column) for one in whole.subgroups}
     assert {("small", "tuned", "eye"), ("small", "linear", "eye"), ("untrained", "linear", "clinical_site")} <= scored
     with pytest.raises(UsageError, match="was not measured by age: tune into a new --out"):
         finetune_store(settings, replace(inputs, subgroups=parse_subgroups("age:50")), tmp_path / "out", resume=True)
-    found = finetune_with_fewer_labels(settings, (6, 999), inputs, tmp_path / "out")
+    made = finetune_with_fewer_labels(settings, (6, 999), inputs, tmp_path / "out")
+    found = plain(made)
     assert json.loads((tmp_path / "out" / "labelled.json").read_text()) == found
     tuned = figure(found["6"], "small", "tuned")
     assert tuned["low"] <= tuned["value"] <= tuned["high"]
@@ -333,5 +335,5 @@ def test_fewer_labels_tune_a_network_each_beside_the_whole_run(planted, source, 
     assert found["999"]["rows"] == []
     assert "999 labelled people were requested, train has 20" in found["999"]["left_out"][0]
     assert finetune_with_fewer_labels(settings, (6,), inputs, tmp_path / "out") == {
-        "6": found["6"]
+        "6": made["6"]
     }  # what is finished is not redone

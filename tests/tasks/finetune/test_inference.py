@@ -13,13 +13,13 @@ from command_line import call
 from oct_dicom import make_dataset, retina, save
 from octjepa.errors import UsageError
 from octjepa.recipe import Preprocessing
-from octjepa.tasks.finetune.inference import predict_store
+from octjepa.tasks.finetune.inference import StorePredictions, predict_store
 from octjepa.tasks.finetune.predict import load_tuned
 from planted import PlantedStore
 
 
-def table_of(made: dict[str, object]) -> pd.DataFrame:
-    return pd.read_csv(str(made["predictions"]), sep="\t", dtype={"person_id": str}, keep_default_na=False)
+def table_of(made: StorePredictions) -> pd.DataFrame:
+    return pd.read_csv(made.predictions, sep="\t", dtype={"person_id": str}, keep_default_na=False)
 
 
 @pytest.mark.slow
@@ -27,8 +27,8 @@ def test_a_line_for_each_case_says_what_the_model_says_of_it(done, planted, tmp_
     out, _ = done
     made = predict_store(out, planted, tmp_path)
     table = table_of(made)
-    assert (made["level"], made["cases"], made["volumes"]) == ("person", 40, 80)
-    assert sum(made["predicted"]["mark"].values()) == 40
+    assert (made.level, made.cases, made.volumes) == ("person", 40, 80)
+    assert sum(made.predicted["mark"].values()) == 40
     line = table[table["person_id"] == "1003"].iloc[0]
     scans = planted.table.loc[planted.table["person_id"] == "1003", "volume_id"].tolist()
     answer = load_tuned(out).predict(*map(planted.read, scans))["mark"]
@@ -52,7 +52,7 @@ def test_scans_unlike_those_of_the_tuning_are_marked(done, planted, tmp_path: Pa
     for name, volume in other.volumes.items():
         other.volumes[name] = replace(volume, pixels=np.ascontiguousarray(255 - volume.pixels[:, ::-1]))
     made = predict_store(out, other, tmp_path)
-    assert made["unlike_training"] == {"device": 40, "features": 40}
+    assert made.unlike_training == {"device": 40, "features": 40}
 
 
 @pytest.mark.slow

@@ -202,7 +202,7 @@ def tune(out, *more):
     inputs = FinetuneInputs(
         source_folder / "encoder.safetensors", PlantedStore(), source_folder / "labels.tsv", ["mark"]
     )
-    return finetune_store(recipe, inputs, Path(out))
+    return finetune_store(recipe, inputs, Path(out)).to_json()
 told["said"] = tune(out)
 for name, more in (("again", ()), ("odd", ("batch=7",))):
     try:

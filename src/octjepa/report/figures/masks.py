@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from jaxtyping import Int
@@ -20,7 +20,17 @@ from octjepa.locks import writer_lock
 from octjepa.recipe import Recipe
 from octjepa.report.figures import svg
 from octjepa.report.figures.eyes import central_slice
-from octjepa.report.mask_statistics import MIX, measure_store, measure_synthetic, single_family, summary
+from octjepa.report.mask_metrics import RatioInterval
+from octjepa.report.mask_statistics import (
+    MIX,
+    FamilyStatistics,
+    MaskStatistics,
+    MaskSummary,
+    measure_store,
+    measure_synthetic,
+    single_family,
+    summary,
+)
 from octjepa.views import geometry
 from octjepa.views.sample import draw_sample
 
@@ -87,42 +97,53 @@ def mask_picture(volume: CanonicalVolume, recipe: Recipe, family: str) -> MaskPi
     return MaskPicture(family, FAMILIES[family], tuple(slabs), counts, getattr(recipe.masks, family) > 0)
 
 
-def report_masks(recipe: Recipe, store: Store | None, volume_ids: Sequence[str] | None, folder: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class MaskReport(MaskSummary):
+    """The summary, and the files with all statistics and their chart."""
+
+    report: str = ""
+    figure: str = ""
+    KEYS: ClassVar[tuple[str, ...]] = (
+        *("report", "figure", "samples", "exact", "biased", "targets_on_tissue", "targets_far", "copy_nearest"),
+    )
+
+
+def report_masks(recipe: Recipe, store: Store | None, volume_ids: Sequence[str] | None, folder: Path) -> MaskReport:
     """Measures the masks of `recipe` on `volume_ids` of `store`, or without a store on simulated tissue bands.
 
-    Writes `masks.json` and `masks.png` into `folder`, created if absent; returns their paths and the statistics of
-    `mask_statistics.summary`. Raises UsageError where `folder` is a file, or another process writes to it.
+    Writes `masks.json` and `masks.png` into `folder`, created if absent. Raises UsageError where `folder` is a file, or
+    another process writes to it.
     """
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     with writer_lock(folder):
         measured = measure_synthetic(recipe) if store is None else measure_store(recipe, store, volume_ids or ())
-        write_json(folder / "masks.json", measured)
+        write_json(folder / "masks.json", measured.to_json())
         with mpl.rc_context({"font.size": 8}):
             figure = _statistics_figure(measured, _PAPER)
         FigureCanvasAgg(figure)
         write_atomic(folder / "masks.png", lambda file: figure.savefig(file, format="png", dpi=150, facecolor="white"))
-    return {"report": str(folder / "masks.json"), "figure": str(folder / "masks.png"), **summary(measured)}
+    return MaskReport(**vars(summary(measured)), report=str(folder / "masks.json"), figure=str(folder / "masks.png"))
 
 
-def mask_chart(measured: Mapping[str, Any]) -> Markup:
+def mask_chart(measured: MaskStatistics) -> Markup:
     """The statistics of `mask_statistics.measure` as an element of the page."""
     alt = "How often each position is hidden, how far targets are from visible tokens, how well copying does"
     with svg.page_style("mask-report", 8):
         return svg.figure_svg(_statistics_figure(measured, svg.PAGE_COLOURS), alt, "mask-report")
 
 
-def _statistics_figure(measured: Mapping[str, Any], colours: Mapping[str, str]) -> Figure:
+def _statistics_figure(measured: MaskStatistics, colours: Mapping[str, str]) -> Figure:
     from matplotlib.figure import Figure
 
-    families = measured["families"]
+    families = measured.families
     figure = Figure(figsize=(9.2, 4.6), layout="constrained")
     panels = figure.subplots(2, 3)
-    for panel, (axis, coverage) in zip(panels[0], families[MIX]["coverage"].items(), strict=True):
+    for panel, (axis, coverage) in zip(panels[0], families[MIX].coverage.items(), strict=True):
         _draw_coverage(panel, axis, coverage, colours)
     _draw_bias(panels[1][0], families, colours)
-    _draw_distance(panels[1][1], families, measured["far_steps"], colours)
+    _draw_distance(panels[1][1], families, measured.far_steps, colours)
     _draw_copying(panels[1][2], families, colours)
     for panel in panels.flat:
         panel.tick_params(colors=colours["ink"], length=0)
@@ -157,55 +178,56 @@ def _draw_coverage(panel: Axes, axis: str, coverage: Mapping[str, list[float]], 
         panel.legend(fontsize=7, frameon=False, labelcolor=colours["ink"], loc="upper center", ncols=3)
 
 
-def _draw_bias(panel: Axes, families: Mapping[str, Any], colours: Mapping[str, str]) -> None:
+def _draw_bias(panel: Axes, families: Mapping[str, FamilyStatistics], colours: Mapping[str, str]) -> None:
     """Hiding rate of edges (diamonds) and of the middle (circles) over the mean; 1 is fair."""
-    rates = {f"{name}, {axis}": bias for name in FAMILIES for axis, bias in families[name]["bias"].items()}
+    rates = {f"{name}, {axis}": bias for name in FAMILIES for axis, bias in families[name].bias.items()}
     for y, bias in enumerate(rates.values()):
-        _draw_estimate(panel, bias["edge"], y + 0.15, "D", 3.5, colours["other"])
-        _draw_estimate(panel, bias["centre"], y - 0.15, "o", 3.5, colours["line"])
+        _draw_estimate(panel, bias.edge, y + 0.15, "D", 3.5, colours["other"])
+        _draw_estimate(panel, bias.centre, y - 0.15, "o", 3.5, colours["line"])
     _label_rows(panel, list(rates), 1, colours)
     panel.set_xlabel("diamond: edge, circle: middle")
     panel.set_title("hiding rate over its mean")
 
 
-def _draw_distance(panel: Axes, families: Mapping[str, Any], far: float, colours: Mapping[str, str]) -> None:
+def _draw_distance(
+    panel: Axes, families: Mapping[str, FamilyStatistics], far: float, colours: Mapping[str, str]
+) -> None:
     """From a target to its nearest visible token: 5th to 95th percentile, tick at the median, circle at the mean."""
     for y, name in enumerate(FAMILIES):
-        steps = families[name]["distance"]["steps"]
-        panel.plot([steps["p5"], steps["p95"]], [y, y], color=colours["line"], linewidth=1.5)
-        panel.plot(steps["median"], y, marker="|", markersize=11, color=colours["line"])
-        panel.plot(steps["mean"], y, marker="o", markersize=4, color=colours["line"])
+        steps = families[name].distance.steps
+        panel.plot([steps.p5, steps.p95], [y, y], color=colours["line"], linewidth=1.5)
+        panel.plot(steps.median, y, marker="|", markersize=11, color=colours["line"])
+        panel.plot(steps.mean, y, marker="o", markersize=4, color=colours["line"])
     _label_rows(panel, list(FAMILIES), far, colours)
     panel.set_xlim(left=0)
     panel.set_xlabel("token steps: 5 to 95 %, median, mean")
     panel.set_title("target to nearest visible token")
 
 
-def _draw_copying(panel: Axes, families: Mapping[str, Any], colours: Mapping[str, str]) -> None:
+def _draw_copying(panel: Axes, families: Mapping[str, FamilyStatistics], colours: Mapping[str, str]) -> None:
     """Error of the copied patch in normalised pixels; the line is the error of predicting zero."""
     panel.set_title("error of copying that token")
-    if "copy_nearest" not in families[MIX]:
+    if families[MIX].copy_nearest is None:
         panel.set_xticks([])
         panel.set_yticks([])
         panel.text(0.5, 0.5, "no pixels without a store", ha="center", transform=panel.transAxes, color=colours["ink"])
         return
     for y, name in enumerate(FAMILIES):
-        copied = families[name]["copy_nearest"]
-        _draw_estimate(panel, copied["error"], y - 0.12, "o", 4, colours["line"])
-        _draw_estimate(panel, copied["brightness_unexplained"], y + 0.12, "D", 4, colours["other"])
+        copied = families[name].copy_nearest
+        assert copied is not None  # as of the mix
+        _draw_estimate(panel, copied.error, y - 0.12, "o", 4, colours["line"])
+        _draw_estimate(panel, copied.brightness_unexplained, y + 0.12, "D", 4, colours["other"])
     _label_rows(panel, list(FAMILIES), 1, colours)
     panel.set_xlim(left=0)
     panel.set_xlabel("circle: pixels, diamond: brightness")
 
 
-def _draw_estimate(
-    panel: Axes, estimate: Mapping[str, float | None], y: float, marker: str, size: float, colour: str
-) -> None:
-    if estimate["value"] is None:
+def _draw_estimate(panel: Axes, estimate: RatioInterval, y: float, marker: str, size: float, colour: str) -> None:
+    if estimate.value is None:
         return
-    if estimate["low"] is not None and estimate["high"] is not None:
-        panel.plot([estimate["low"], estimate["high"]], [y, y], color=colour, linewidth=1.2)
-    panel.plot(estimate["value"], y, marker=marker, markersize=size, color=colour, linestyle="")
+    if estimate.low is not None and estimate.high is not None:
+        panel.plot([estimate.low, estimate.high], [y, y], color=colour, linewidth=1.2)
+    panel.plot(estimate.value, y, marker=marker, markersize=size, color=colour, linestyle="")
 
 
 def _label_rows(panel: Axes, labels: list[str], mark: float, colours: Mapping[str, str]) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -33,7 +32,7 @@ from octjepa.evaluate.subgroups import SubgroupColumn
 from octjepa.files import write_json
 from octjepa.locks import writer_lock
 from octjepa.metrics import test_set_ledger
-from octjepa.record import to_json
+from octjepa.record import plain
 from octjepa.store import Store
 from octjepa.tasks.finetune.evaluation import TUNED, Scores, Shifts, evaluate, write_predictions
 from octjepa.tasks.finetune.external import TunableExternal, load_start, tuned_network
@@ -49,6 +48,7 @@ from octjepa.tasks.finetune.folder import (
 from octjepa.tasks.finetune.network import TUNED_POOL, TunableEncoder, TunedNetwork
 from octjepa.tasks.finetune.predict import predict_split, set_reference, validation_loss
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
+from octjepa.tasks.finetune.result import FinetuneResult, TunedWithFewerLabels
 from octjepa.tasks.finetune.training import tune
 from octjepa.tasks.finetune.tuning_data import TuningData, prepare_tuning_data
 from octjepa.train.learner import STATES
@@ -80,7 +80,7 @@ class FinetuneInputs:
     subgroups: Sequence[SubgroupColumn] = ()
 
 
-def finetune_store(recipe: FinetuneRecipe, inputs: FinetuneInputs, out: Path, resume: bool = False) -> dict[str, Any]:
+def finetune_store(recipe: FinetuneRecipe, inputs: FinetuneInputs, out: Path, resume: bool = False) -> FinetuneResult:
     """Tunes the encoder of `inputs` into the folder `out` and returns the results.
 
     Under torchrun every process calls it alike: rank 0 writes, all return the same. Raises UsageError (people, labels
@@ -99,9 +99,9 @@ def finetune_store(recipe: FinetuneRecipe, inputs: FinetuneInputs, out: Path, re
         return _finetune(recipe, inputs, out, runtime)
 
 
-def _check_measured(subgroups: Sequence[SubgroupColumn], results: dict[str, Any], out: Path) -> None:
+def _check_measured(subgroups: Sequence[SubgroupColumn], results: FinetuneResult, out: Path) -> None:
     """Raises UsageError where finished results lack a subgroup column: the test set is read once."""
-    measured = {one["column"] for one in results.get("subgroups", ())}
+    measured = {one.column for one in results.subgroups}
     if lacking := [column.name for column in subgroups if column.name not in measured]:
         raise UsageError(
             f"{out} is finished and was not measured by {', '.join(lacking)}: tune into a new --out with --subgroups"
@@ -116,28 +116,28 @@ def _clean(out: Path) -> None:
 
 def finetune_with_fewer_labels(
     recipe: FinetuneRecipe, counts: Sequence[int], inputs: FinetuneInputs, out: Path
-) -> dict[str, Any]:
+) -> dict[str, TunedWithFewerLabels]:
     """`finetune_store` with labels of each of `counts` training people, in `out/labelled-<count>`.
 
     Returns by count, as text, the rows and paired differences, or why there are none; `out/labelled.json` holds the
     same. What is finished there is not tuned again, and what was stopped continues.
     """
-    by_count: dict[str, Any] = {}
+    by_count: dict[str, TunedWithFewerLabels] = {}
     for count in counts:
         folder, limited = out / f"labelled-{count}", recipe.model_copy(update={"labelled": count})
         try:
             shared = replace(inputs, frozen=out / _FROZEN, subgroups=())
             made = finetune_store(limited, shared, folder, is_begun(folder))
         except TooFewLabelsError as error:
-            by_count[str(count)] = {"rows": [], "paired": [], "left_out": [str(error)]}
+            by_count[str(count)] = TunedWithFewerLabels(left_out=(str(error),))
             continue
-        left_out = [note for note in made["notes"] if note.startswith(f"{count} labelled people: ")]
-        by_count[str(count)] = {"rows": made["rows"], "paired": made["paired"], "left_out": left_out}
-    write_json(out / LABELLED, by_count)
+        left_out = tuple(note for note in made.notes if note.startswith(f"{count} labelled people: "))
+        by_count[str(count)] = TunedWithFewerLabels(made.rows, made.paired, left_out)
+    write_json(out / LABELLED, plain(by_count))
     return by_count
 
 
-def _finetune(recipe: FinetuneRecipe, inputs: FinetuneInputs, out: Path, runtime: Runtime) -> dict[str, Any]:
+def _finetune(recipe: FinetuneRecipe, inputs: FinetuneInputs, out: Path, runtime: Runtime) -> FinetuneResult:
     checkpoint, store = inputs.checkpoint, inputs.store
     if recipe.batch % runtime.world_size:
         raise UsageError(
@@ -149,7 +149,7 @@ def _finetune(recipe: FinetuneRecipe, inputs: FinetuneInputs, out: Path, runtime
     frozen = encoder.weights_hash()
     found = ProbeResult()
 
-    def prepare() -> tuple[Ledger, TuningData, dict[str, Any] | None]:
+    def prepare() -> tuple[Ledger, TuningData, FinetuneResult | None]:
         ledger = Ledger.of(inputs.labels, inputs.ledger_folder, COMMAND)
         prepared = prepare_tuning_data(
             recipe, encoder, checkpoint, store, inputs.labels, inputs.targets, found, inputs.subgroups
@@ -161,7 +161,7 @@ def _finetune(recipe: FinetuneRecipe, inputs: FinetuneInputs, out: Path, runtime
     if finished is not None:  # by a call of the same recipe, encoder and labels, as open_folder found
         runtime.run_on_rank_zero(lambda: _clean(out))  # a kill may have come in between
         _check_measured(inputs.subgroups, finished, out)
-        return dict(finished)
+        return finished
     tuned = [_tune(data.name, encoder, out, recipe, data, store, runtime, found)]
     if recipe.scratch:
         untrained = encoder.untrained().to(runtime.device)
@@ -173,14 +173,14 @@ def _finetune(recipe: FinetuneRecipe, inputs: FinetuneInputs, out: Path, runtime
     test_set = runtime.run_on_rank_zero(lambda: data.evaluation.open_test_set(ledger, used, found))
     test = {run.name: (predict_split(run.network, data, store, "test", runtime), run.shifts) for run in tuned}
 
-    def finish() -> dict[str, Any]:
+    def finish() -> FinetuneResult:
         paired = evaluate(data, table, test, test_set, found)
         ours = {"val": (tuned[0].val, tuned[0].shifts), "test": test[data.name]}
         write_predictions(out / _PREDICTIONS, data, recipe.level, ours)
-        payload = _payload(data, found, paired, tuned[0].saved, out)
-        write_json(out / RESULTS, payload)
+        result = _result(data, found, paired, tuned[0].saved, out)
+        write_json(out / RESULTS, result.to_json())
         _clean(out)
-        return payload
+        return result
 
     return runtime.run_on_rank_zero(finish)
 
@@ -247,26 +247,33 @@ def _measured(data: TuningData, tuned: Sequence[_TunedRun], table: Embeddings) -
     return dict.fromkeys(data.evaluation.test_sets, read)
 
 
-def _payload(
+def _result(
     data: TuningData, found: ProbeResult, paired: Sequence[TunedPaired], saved: Path, out: Path
-) -> dict[str, Any]:
+) -> FinetuneResult:
     mine = [row for row in found.rows if row.name == data.name and row.probe == TUNED]
     one_target = len(data.targets) == 1
     metrics = {
-        row.metric if one_target or row.target == MACRO else f"{row.metric}_{row.target}": {
-            key: getattr(row, key) for key in ("value", "low", "high", "n", "n_people")
-        }
+        row.metric if one_target or row.target == MACRO else f"{row.metric}_{row.target}": row.measured()
         for row in mine
     }
-    return {
-        "summary": _summary(mine, paired[0]),
-        "metrics": metrics,
-        "checkpoint": str(saved),
-        "paired": to_json(paired),
-        **{name: value for name, value in found.payload().items() if name not in ("paired", "comparisons")},
-        "predictions": str(out / _PREDICTIONS),
-        "results": str(out / RESULTS),
-    }
+    return FinetuneResult(
+        summary=_summary(mine, paired[0]),
+        metrics=metrics,
+        checkpoint=str(saved),
+        paired=tuple(paired),
+        faults=tuple(found.faults),
+        notes=tuple(found.notes),
+        uses=tuple(found.uses),
+        rows=tuple(found.rows),
+        baselines=tuple(found.baselines),
+        choices=tuple(found.choices),
+        confusions=tuple(found.confusions),
+        targets=tuple(found.targets),
+        protocol=found.protocol,
+        subgroups=tuple(found.subgroups),
+        predictions=str(out / _PREDICTIONS),
+        results=str(out / RESULTS),
+    )
 
 
 def _summary(mine: Sequence[Row], first: TunedPaired) -> str:

@@ -23,18 +23,20 @@ from octjepa.checkpoint.weights import PREFIXES, TUNED
 from octjepa.config import science_hash, to_yaml
 from octjepa.distributed.runtime import Runtime
 from octjepa.encoders.external.saved import WEIGHTS, describe_encoder
-from octjepa.errors import UsageError, WrongCheckpointError
+from octjepa.errors import OctjepaError, UsageError, WrongCheckpointError
 from octjepa.evaluate.calibration import class_shares
-from octjepa.evaluate.results import TunedPaired, differences_by_name
+from octjepa.evaluate.results import differences_by_name
 from octjepa.files import read_json_object, write_atomic, write_json
 from octjepa.locks import LOCK
 from octjepa.metrics.scores import Task
+from octjepa.record import plain
 from octjepa.remote import is_remote
 from octjepa.store import Store
 from octjepa.tasks import TASKS
 from octjepa.tasks.finetune.external import TunableExternal
 from octjepa.tasks.finetune.network import TunableEncoder, TunedNetwork
 from octjepa.tasks.finetune.recipe import FinetuneRecipe, load_recipe
+from octjepa.tasks.finetune.result import FinetuneResult
 from octjepa.tasks.finetune.tuning_data import TuningData
 from octjepa.train.learner import STATES, host_weights
 from octjepa.train.run_folder import chunks_hash, code_and_versions, data_hash, reached_update
@@ -98,9 +100,9 @@ def read_about(out: Path) -> dict[str, Any]:
     return _read(out / _ABOUT)
 
 
-def read_results(out: Path) -> dict[str, Any] | None:
-    """results.json of a finished fine-tuning; None while it is not finished."""
-    return _read(out / RESULTS) if (out / RESULTS).is_file() else None
+def read_results(out: Path) -> FinetuneResult | None:
+    """The results of a finished fine-tuning; None while it is not finished. Raises OctjepaError: damaged."""
+    return FinetuneResult.from_json(_read(out / RESULTS)) if (out / RESULTS).is_file() else None
 
 
 def recorded_precision(out: Path) -> str | None:
@@ -227,20 +229,21 @@ def describe(out: Path) -> dict[str, object]:
     if results is None:
         shown |= {"finished": False, **_progress(out, load_recipe(out / "recipe.yaml"))}
     else:
-        choice = next(choice for choice in results["choices"] if choice["probe"] == "tuned")
-        paired = [TunedPaired.from_json(pair) for pair in results["paired"]]
+        choice, paired = results.tuned_choice(), results.paired
+        if choice is None:
+            raise OctjepaError(f"{out / RESULTS} is damaged: it names no selected update. Start a new run")
         several = len({pair.target for pair in paired}) > 1
         shown |= {
             "finished": True,
-            "faults": [fault["what"] for fault in results["faults"]],
-            "metrics": results["metrics"],
+            "faults": [fault.what for fault in results.faults],
+            "metrics": plain(results.metrics),
             "tuned_minus": differences_by_name(
                 paired, lambda pair: f"{pair.target} {pair.against}" if several else pair.against
             ),
-            "weights_of_update": choice["update"],
-            "chosen_by": choice["by"],
-            "updates": choice["of"],
-            "checkpoint": results["checkpoint"],
+            "weights_of_update": choice.update,
+            "chosen_by": choice.by,
+            "updates": choice.of,
+            "checkpoint": results.checkpoint,
         }
     return shown | {key: value for key, value in about.items() if key not in shown}
 

@@ -7,9 +7,10 @@ is unlike those of the tuning, or that the network was trained on it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -24,11 +25,33 @@ from octjepa.ingest.one_file import Spacing
 from octjepa.locks import writer_lock
 from octjepa.notes import write_codes
 from octjepa.progress import bar
+from octjepa.record import Record
 from octjepa.store import Store
 from octjepa.tables import format_table
 from octjepa.tasks.finetune.predict import VOLUMES_AT_ONCE, TunedModel, case_prediction, load_tuned
 
 PREDICTIONS, REFUSED, STORE = "predictions.tsv", "refused.tsv", "store"
+
+
+@dataclass(frozen=True)
+class StorePredictions(Record):
+    """The table of predictions and what it holds.
+
+    predictions: its file. level: the unit of a case. predicted: cases by target and class. unlike_training: cases by
+    what is unlike the scans of the tuning. trained_on: cases that hold a volume which trained the network. refused, by
+    reason, and store: of scans that were read for it.
+    """
+
+    predictions: str
+    cases: int
+    volumes: int
+    level: str
+    predicted: Mapping[str, Mapping[str, int]]
+    unlike_training: Mapping[str, int]
+    trained_on: int
+    refused: Mapping[str, int] | None = None
+    store: str | None = None
+    OMITTED: ClassVar[tuple[str, ...]] = ("refused", "store")
 
 
 def predict_scans(
@@ -40,7 +63,7 @@ def predict_scans(
     max_lost: float = 0.2,
     spacing_mm: Spacing = None,
     images: bool = False,
-) -> dict[str, Any]:
+) -> StorePredictions:
     """Predicts every scan of `sources`, as `octjepa ingest` takes them; returns what `predict_store` does.
 
     With `images` every picture and one-frame DICOM file is a single B-scan.
@@ -71,21 +94,19 @@ def predict_scans(
         write_frame(out / REFUSED, refused)
         if store.table.empty and lost is not None:
             raise lost
-        made = {**_write(model, store, out, level), "refused": read["by_reason"], "store": str(out / STORE)}
+        made = replace(_write(model, store, out, level), refused=read["by_reason"], store=str(out / STORE))
     if lost is not None:
-        raise TooManyLostError(str(lost), made)
+        raise TooManyLostError(str(lost), made.to_json())
     return made
 
 
-def predict_store(tuned: str | Path, store: Store, out: Path, level: str | None = None) -> dict[str, Any]:
+def predict_store(tuned: str | Path, store: Store, out: Path, level: str | None = None) -> StorePredictions:
     """Predicts every volume of `store` that the encoder knows the pattern of, and writes `out/predictions.tsv`.
 
     level: a case is a volume, eye or person, whose scans are averaged; None: as in the tuning. Of each target a line
     per case: its keys, `predicted`, the calibrated and the balanced probability of each class (columns
     `calibrated_CLASS`, `balanced_CLASS`) or the `value` of a quantity, the least `quality` of its scans, and
     `unlike_training`: why a scan is unlike those of the tuning ("device", "features"), empty if it is not.
-    Returns {predictions, cases, volumes, level, predicted, unlike_training, trained_on}: the path, counts, cases by
-    target and class, cases by what is unlike, cases that hold a volume which trained the network.
     Raises UsageError (no such volume), ContractError (a store prepared otherwise), CheckpointError.
     """
     model = load_tuned(tuned)
@@ -100,7 +121,7 @@ def write_frame(path: Path, table: pd.DataFrame) -> None:
     write_atomic(path, lambda file: file.write(text.encode()))
 
 
-def _write(model: TunedModel, store: Store, out: Path, level: str | None) -> dict[str, Any]:
+def _write(model: TunedModel, store: Store, out: Path, level: str | None) -> StorePredictions:
     level = level or model.level
     volumes = select_volumes(model.encoder, store).reset_index(drop=True)
     outputs, is_far = _outputs(model, store, volumes["volume_id"].tolist())
@@ -116,20 +137,20 @@ def _write(model: TunedModel, store: Store, out: Path, level: str | None) -> dic
     write_frame(out / PREDICTIONS, table)
     by_case = table[table["target"] == model.heads[0].target]
     classes = table[table["predicted"] != ""] if "predicted" in table else table.iloc[:0]
-    return {
-        "predictions": str(out / PREDICTIONS),
-        "cases": len(cases),
-        "volumes": len(volumes),
-        "level": level,
-        "predicted": {
-            target: {str(name): int(count) for name, count in some["predicted"].value_counts().items()}
+    return StorePredictions(
+        predictions=str(out / PREDICTIONS),
+        cases=len(cases),
+        volumes=len(volumes),
+        level=level,
+        predicted={
+            str(target): {str(name): int(count) for name, count in some["predicted"].value_counts().items()}
             for target, some in classes.groupby("target", sort=False)
         },
-        "unlike_training": {
+        unlike_training={
             why: int(by_case["unlike_training"].str.contains(why).sum()) for why in ("device", "features")
         },
-        "trained_on": int(by_case["trained_on"].sum()),
-    }
+        trained_on=int(by_case["trained_on"].sum()),
+    )
 
 
 def _outputs(model: TunedModel, store: Store, volume_ids: Sequence[str]) -> tuple[list[np.ndarray], np.ndarray]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -18,6 +17,7 @@ from octjepa.tasks.segment.dice import mean_dice
 from octjepa.tasks.segment.evaluation import ScanFigures
 from octjepa.tasks.segment.label_files import UNLABELLED
 from octjepa.tasks.segment.labelled_volumes import LabelledVolumes
+from octjepa.tasks.segment.result import ShownBScan
 from octjepa.volume import CanonicalVolume
 
 BSCANS = "bscans.npz"
@@ -44,7 +44,7 @@ def write_bscans(
     scores: Callable[[CanonicalVolume], Float[np.ndarray, "classes D H W"]],
     labelled: LabelledVolumes,
     scans: Sequence[ScanFigures],
-) -> list[dict[str, Any]]:
+) -> list[ShownBScan]:
     """Writes `WHICH_PART` arrays [H, W] of the stored geometry to `path`; returns what each shows, for results.json."""
     test, figures = labelled.in_split("test"), [mean_dice(scan.counts) for scan in scans]
     arrays: dict[str, np.ndarray] = {}
@@ -56,17 +56,17 @@ def write_bscans(
         planes = np.asarray(volume.pixels[at]), true[at], scores(volume)[:, at].argmax(axis=0).astype(np.uint8)
         arrays |= {f"{which}_{part}": plane for part, plane in zip(PARTS, planes, strict=True)}
         shown.append(
-            {
-                "which": which,
-                "volume_id": entry["volume_id"],
-                "eye": entry["eye"],
-                "device": entry["device"],
-                "bscan": at + 1,
-                "of": len(true),
-                "dice": figures[index],
-                "test_scans": len(test),
-                "spacing_mm": list(labelled.store.preprocessing.target_spacing_mm[1:]),
-            }
+            ShownBScan(
+                which=which,
+                volume_id=entry["volume_id"],
+                eye=entry["eye"],
+                device=entry["device"],
+                bscan=at + 1,
+                of=len(true),
+                dice=figures[index],
+                test_scans=len(test),
+                spacing_mm=labelled.store.preprocessing.target_spacing_mm[1:],
+            )
         )
     write_atomic(path, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
     return shown

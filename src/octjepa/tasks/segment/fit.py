@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,14 +24,13 @@ from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.encoders.external import refuse_external
 from octjepa.errors import UsageError
 from octjepa.evaluate.protocol import Ledger, TestSet, open_test_set, refuse_pretraining_subjects
-from octjepa.evaluate.results import HeadPaired, findings_json
+from octjepa.evaluate.results import HeadPaired
 from octjepa.files import write_json
 from octjepa.locks import writer_lock
 from octjepa.metrics.bootstrap import Draws
 from octjepa.metrics.comparisons import paired_difference
 from octjepa.metrics.findings import Findings
 from octjepa.progress import bar
-from octjepa.record import to_json
 from octjepa.remote import is_remote
 from octjepa.store import Store
 from octjepa.tasks.segment import decoder
@@ -42,6 +40,7 @@ from octjepa.tasks.segment.folder import HEAD_FOLDER, RESULTS, Head, is_head, sa
 from octjepa.tasks.segment.labelled_volumes import LabelledVolumes, NativeLabels
 from octjepa.tasks.segment.linear import fit_linear_head
 from octjepa.tasks.segment.recipe import SegmentRecipe
+from octjepa.tasks.segment.result import ChosenHead, SegmentationResult
 from octjepa.tasks.segment.thickness import SECTORS, draw_thickness, write_table
 from octjepa.tasks.segment.windows import PositionPrior, encoder_tokens, pixel_tokens
 from octjepa.train.learner import STATES
@@ -61,7 +60,7 @@ def segment_store(
     out: Path,
     classes: Sequence[str] = (),
     ledger_folder: Path | None = None,
-) -> dict[str, Any]:
+) -> SegmentationResult:
     """Makes and measures a head; writes it, results.json, etdrs.tsv and images into `out`; returns the results.
 
     A decoder whose training was stopped continues where the same call left it. ledger_folder: counts the uses of the
@@ -87,7 +86,7 @@ def _segment_store(
     out: Path,
     classes: Sequence[str],
     ledger_folder: Path | None,
-) -> dict[str, Any]:
+) -> SegmentationResult:
     device = Runtime("fp32").device
     encoder = load_encoder(checkpoint).to(device)
     if encoder.name in _REFERENCES:
@@ -132,24 +131,24 @@ def _segment_store(
     saved = save_head(out, heads[encoder.name], labelled.classes, recipe, encoder)
     rows = estimates.results()
     mine = {f"{row.metric}_{row.target}".removesuffix("_mean"): row for row in rows if row.name == encoder.name}
-    results = {
-        "metrics": {
-            key: {k: getattr(row, k) for k in ("value", "low", "high", "n", "n_people")} for key, row in mine.items()
-        },
-        "checkpoint": str(saved),
-        "classes": list(labelled.classes),
-        "encoder": encoder.name,
-        "labelled": labelled.counts(),
-        "store": store.location if is_remote(store.location) else os.path.relpath(store.path, out),
-        "chosen": chosen,
-        "paired": to_json([_paired(estimates, encoder.name, other) for other in _REFERENCES]),
-        "rows": to_json(rows),
-        **findings_json(findings),
-        "bscans": write_bscans(out / BSCANS, heads[encoder.name].scores, labelled, ours),
-        "etdrs": str(_write_etdrs(out / "etdrs.tsv", labelled, ours, truths)),
-        "figure": str(figure),
-    }
-    write_json(out / RESULTS, results)
+    results = SegmentationResult(
+        metrics={key: row.measured() for key, row in mine.items()},
+        checkpoint=str(saved),
+        classes=tuple(labelled.classes),
+        encoder=encoder.name,
+        labelled=labelled.counts(),
+        store=store.location if is_remote(store.location) else os.path.relpath(store.path, out),
+        chosen=chosen,
+        paired=tuple(_paired(estimates, encoder.name, other) for other in _REFERENCES),
+        rows=tuple(rows),
+        faults=tuple(findings.faults),
+        notes=tuple(findings.notes),
+        uses=tuple(findings.uses),
+        bscans=tuple(write_bscans(out / BSCANS, heads[encoder.name].scores, labelled, ours)),
+        etdrs=str(_write_etdrs(out / "etdrs.tsv", labelled, ours, truths)),
+        figure=str(figure),
+    )
+    write_json(out / RESULTS, results.to_json())
     return results
 
 
@@ -160,17 +159,17 @@ def _fit_heads(
     labelled: LabelledVolumes,
     prior: PositionPrior,
     out: Path,
-) -> tuple[dict[str, Head], dict[str, Any]]:
+) -> tuple[dict[str, Head], dict[str, ChosenHead]]:
     """Heads by name, and what validation chose for each."""
     heads: dict[str, Head] = {}
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, ChosenHead] = {}
     networks = {encoder.name: encoder, "untrained": untrained, "intensity": encoder}
     for name, network in networks.items():
         if recipe.decoder is None:
             extract = pixel_tokens(encoder.recipe) if name == "intensity" else encoder_tokens(network)
             train, val = ((read() for read in labelled.readers(split)) for split in ("train", "val"))
             heads[name], penalty, dice = fit_linear_head(extract, train, val, prior, encoder.recipe)
-            chosen[name] = {"head": recipe.head, "penalty": penalty, "val_dice": dice}
+            chosen[name] = ChosenHead(recipe.head, dice, penalty=penalty)
         else:
             folder = out / "training" / name
             folder.mkdir(parents=True, exist_ok=True)
@@ -185,8 +184,8 @@ def _fit_heads(
                 folder,
                 hashlib.sha256(origin.encode()).hexdigest(),
             )
-            chosen[name] = {"head": recipe.head, "update": update, "val_dice": dice}
-        log.info("%s: %s", name, chosen[name])
+            chosen[name] = ChosenHead(recipe.head, dice, update=update)
+        log.info("%s: %s", name, chosen[name].to_json())
     return heads, chosen
 
 

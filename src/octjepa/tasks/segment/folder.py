@@ -15,14 +15,16 @@ from octjepa.config import science_hash, stored_recipe
 from octjepa.distributed.runtime import Runtime
 from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.errors import ContractError, OctjepaError, UsageError, WrongCheckpointError
-from octjepa.evaluate.results import differences_by_name, read_paired
+from octjepa.evaluate.results import differences_by_name
 from octjepa.files import read_json_object
 from octjepa.model import VJEPA3D
+from octjepa.record import plain
 from octjepa.tasks import TASKS
 from octjepa.tasks.segment.decoder import DecoderHead
 from octjepa.tasks.segment.linear import LinearHead
 from octjepa.tasks.segment.network import Decoder
 from octjepa.tasks.segment.recipe import RECIPES, SegmentRecipe
+from octjepa.tasks.segment.result import SegmentationResult
 from octjepa.tasks.segment.windows import PositionPrior, encoder_tokens
 from octjepa.train.learner import load_weights
 
@@ -177,14 +179,15 @@ def describe(out: Path) -> dict[str, object]:
     }
     if not shown["finished"]:
         return shown | {"notes": [f"its results are missing ({RESULTS}): {_ANEW}"]}
-    results = read_json_object(out / RESULTS, _ANEW)
-    if not {"metrics", "paired", "notes"} <= results.keys():
-        raise OctjepaError(f"{out / RESULTS} is damaged: {_ANEW}")
+    try:
+        results = SegmentationResult.from_json(read_json_object(out / RESULTS, _ANEW))
+    except (UsageError, KeyError, TypeError, AttributeError):
+        raise OctjepaError(f"{out / RESULTS} is damaged: {_ANEW}") from None
     return shown | {
-        "faults": [fault["what"] for fault in results.get("faults", ())],
-        "metrics": results["metrics"],
-        "dice_minus": differences_by_name([*map(read_paired, results["paired"])], lambda pair: pair.reference),
-        "notes": results["notes"],
+        "faults": [fault.what for fault in results.faults],
+        "metrics": plain(results.metrics),
+        "dice_minus": differences_by_name(results.paired, lambda pair: pair.reference),
+        "notes": list(results.notes),
     }
 
 

@@ -21,6 +21,7 @@ from octjepa.notes import Note, read_notes
 from octjepa.recipe import Preprocessing, Recipe
 from octjepa.store import Store
 from octjepa.tasks.segment.label_files import UNLABELLED, LabelFolder, default_classes
+from octjepa.tasks.segment.result import SplitCounts
 from octjepa.tasks.segment.thickness import ScanOrientation, scan_centre
 from octjepa.tasks.segment.windows import LabelledVolume
 from octjepa.volume import OCTVolume
@@ -85,9 +86,9 @@ class LabelledVolumes:
         """The index entries of a split's labelled volumes, by volume id."""
         return [volume for volume in self.volumes if volume["split"] == split]
 
-    def counts(self) -> dict[str, Any]:
+    def counts(self) -> dict[str, SplitCounts]:
         """Of each split: labelled {volumes, people}, and of each class the volumes that hold it."""
-        counts: dict[str, Any] = {}
+        counts: dict[str, SplitCounts] = {}
         for split in SPLITS:
             volumes = self.in_split(split)
             codes = [set(np.unique(self.stored[volume["volume_id"]]).tolist()) for volume in volumes]
@@ -96,7 +97,7 @@ class LabelledVolumes:
                 for code, name in enumerate(self.classes, start=1)
             }
             people = len({volume["person_id"] for volume in volumes})
-            counts[split] = {"volumes": len(volumes), "people": people, "holding": holding}
+            counts[split] = SplitCounts(len(volumes), people, holding)
         return counts
 
     def test_set(self) -> str:
@@ -193,7 +194,7 @@ class LabelledVolumes:
             present[np.unique(self.stored[volume["volume_id"]])] = True
         if not present[: len(self.classes) + 1].sum() > 1:
             raise UsageError("the training labels hold one class only: nothing can be told apart")
-        if self.in_split("val") and not any(self.counts()["val"]["holding"].values()):
+        if self.in_split("val") and not any(self.counts()["val"].holding.values()):
             self.notes.append("no class is in the labels of val: nothing is chosen, as without people in val")
         absent = [name for code, name in enumerate(self.classes, start=1) if not present[code]]
         if absent:

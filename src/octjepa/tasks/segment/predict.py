@@ -6,10 +6,11 @@ scan is DICOM, thickness and ETDRS tables and a figure. Names are hashes of the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from octjepa.files import write_json
 from octjepa.locks import writer_lock
 from octjepa.progress import bar
 from octjepa.read.reader import read_volume
+from octjepa.record import Record
 from octjepa.tasks.nifti import write_nifti
 from octjepa.tasks.segment.dicom_seg import write_segmentation
 from octjepa.tasks.segment.folder import SavedHead, load_head
@@ -36,12 +38,49 @@ from octjepa.tasks.segment.thickness import (
 )
 from octjepa.volume import OCTVolume
 
+
+@dataclass(frozen=True)
+class SegmentedFile(Record):
+    """The files of a segmented scan (nifti, dicom, etdrs, figure) and the mean thickness of each class.
+
+    note: why there is no DICOM Segmentation.
+    """
+
+    volume_id: str
+    eye: str
+    etdrs: str
+    figure: str
+    mean_um: Mapping[str, float]
+    nifti: str | None = None
+    dicom: str | None = None
+    note: str | None = None
+    KEYS: ClassVar[tuple[str, ...]] = ("volume_id", "eye", "nifti", "dicom", "note", "etdrs", "figure", "mean_um")
+    OMITTED: ClassVar[tuple[str, ...]] = ("nifti", "dicom", "note")
+
+
+@dataclass(frozen=True)
+class FailedScan(Record):
+    """A scan that could not be segmented, by its number, and why."""
+
+    scan: str
+    why: str
+
+
+@dataclass(frozen=True)
+class SegmentedFiles(Record):
+    """All scans that a head was applied to."""
+
+    classes: tuple[str, ...]
+    scans: tuple[SegmentedFile, ...]
+    failed: tuple[FailedScan, ...]
+
+
 Forms = Sequence[Literal["nifti", "dicom"]]
 
 
 def segment_scans(
     head: str | Path, checkpoint: str | None, scans: Sequence[Path], out: Path, forms: Forms = ("nifti", "dicom")
-) -> dict[str, Any]:
+) -> SegmentedFiles:
     """Writes the prediction of `head` for each scan into `out`; returns the files and means.
 
     Raises UsageError (no scan, none could be read), ContractError, CheckpointError.
@@ -49,8 +88,8 @@ def segment_scans(
     if not scans:
         raise UsageError("no scan was named: give files with --scan, or --store and --labels to make a head")
     saved = load_head(head, checkpoint)
-    done: list[dict[str, Any]] = []
-    failed: list[dict[str, str]] = []
+    done: list[SegmentedFile] = []
+    failed: list[FailedScan] = []
     with writer_lock(out), bar("segment", len(scans), "scan") as progress:
         names = {str(code): name for code, name in enumerate(saved.classes, start=1)}
         write_json(out / "classes.json", {**names, SOURCE: f"made automatically by octjepa {version('octjepa')}"})
@@ -58,11 +97,11 @@ def segment_scans(
             try:
                 done.append(_segment_file(saved, scan, out, forms))
             except (VolumeRejected, UsageError) as error:
-                failed.append({"scan": f"number {number}", "why": str(error)})
+                failed.append(FailedScan(f"number {number}", str(error)))
             progress.advance()
     if not done:
-        raise UsageError(f"none of {len(scans)} scans could be segmented; the first: {failed[0]['why']}")
-    return {"classes": list(saved.classes), "scans": done, "failed": failed}
+        raise UsageError(f"none of {len(scans)} scans could be segmented; the first: {failed[0].why}")
+    return SegmentedFiles(tuple(saved.classes), tuple(done), tuple(failed))
 
 
 def segment_volume(saved: SavedHead, volume: OCTVolume) -> tuple[np.ndarray, str]:
@@ -79,7 +118,7 @@ def segment_volume(saved: SavedHead, volume: OCTVolume) -> tuple[np.ndarray, str
     return scores_to_scan(saved.head.scores(made.volume), native), made.volume.volume_id
 
 
-def _segment_file(saved: SavedHead, scan: Path, out: Path, forms: Forms) -> dict[str, Any]:
+def _segment_file(saved: SavedHead, scan: Path, out: Path, forms: Forms) -> SegmentedFile:
     """Writes all files of one scan; returns their names, the eye and the mean thickness of each class."""
     volume = read_volume(scan)
     patterns = saved.encoder.recipe.data.patterns
@@ -88,18 +127,18 @@ def _segment_file(saved: SavedHead, scan: Path, out: Path, forms: Forms) -> dict
     turned = frames_reversed(volume.notes)
     codes, name = segment_volume(saved, volume)
     in_file_order = np.ascontiguousarray(codes[::-1] if turned else codes)
-    answer: dict[str, Any] = {"volume_id": name, "eye": volume.laterality or ""}
+    files: dict[str, str] = {}
     if "nifti" in forms:
-        answer["nifti"] = str(out / f"{name}.nii.gz")
+        files["nifti"] = str(out / f"{name}.nii.gz")
         write_nifti(out / f"{name}.nii.gz", in_file_order, volume.spacing_mm)
     if "dicom" in forms and volume.format == "dicom":
         inside = np.where(in_file_order == UNLABELLED, np.uint8(0), in_file_order)
         if inside.any():
-            answer["dicom"] = str(out / f"{name}.dcm")
+            files["dicom"] = str(out / f"{name}.dcm")
             write_segmentation(out / f"{name}.dcm", inside, saved.classes, volume.spacing_mm, scan)
         else:  # a healthy eye, where the classes are lesions: the standard knows no segmentation without a frame
             (out / f"{name}.dcm").unlink(missing_ok=True)  # of another head
-            answer["note"] = "no class in any voxel, so there is no DICOM Segmentation of it"
+            files["note"] = "no class in any voxel, so there is no DICOM Segmentation of it"
     known = volume.provenance["slice"] in ("positions", "frame_location")
     first = "inferior" if known else saved.recipe.first_bscan
     orientation = ScanOrientation(volume.laterality or "", scan_centre(volume.shape, volume.spacing_mm), first)
@@ -113,7 +152,11 @@ def _segment_file(saved: SavedHead, scan: Path, out: Path, forms: Forms) -> dict
         for sector, value in zip(SECTORS, of_class, strict=True)
     ]
     columns = ("class", "sector", "predicted_um", "centre", "vertical")
-    answer["etdrs"] = str(write_table(out / f"{name}.etdrs.tsv", columns, table))
-    answer["figure"] = str(draw_thickness(out / f"{name}.svg", maps, means, saved.classes, spacing, orientation, name))
-    answer["mean_um"] = dict(zip(saved.classes, np.nanmean(maps, axis=(1, 2)).tolist(), strict=True))
-    return answer
+    return SegmentedFile(
+        **files,
+        volume_id=name,
+        eye=volume.laterality or "",
+        etdrs=str(write_table(out / f"{name}.etdrs.tsv", columns, table)),
+        figure=str(draw_thickness(out / f"{name}.svg", maps, means, saved.classes, spacing, orientation, name)),
+        mean_um=dict(zip(saved.classes, np.nanmean(maps, axis=(1, 2)).tolist(), strict=True)),
+    )
