@@ -11,9 +11,11 @@ import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.adapt_phantoms import Averaged
 from benchmarks.real_eyes import SHARED, development_eyes
 
 import octjepa
@@ -21,6 +23,7 @@ from octjepa.model.boundary_unet import BoundaryUNet, NetworkSize
 from octjepa.tasks.segment.layer_names import ANY_CLASS, FLUID
 from octjepa.tasks.segmenter.adapt import (
     AdaptSettings,
+    AdaptTask,
     LabelledScan,
     adapted_calibration,
     labelled_samples,
@@ -32,6 +35,7 @@ from octjepa.tasks.segmenter.inference import Segmenter, load_segmenter
 from octjepa.volume import OCTVolume
 
 CHOSEN = {1: (5,), 3: (2, 5, 8), 5: (1, 3, 5, 7, 9), 11: tuple(range(11))}
+WAYS = {"all weights": AdaptTask, "averaged weights": Averaged}  # compared in benchmarks/adapt_phantoms.py
 _BACKGROUND_OR_SUB_RPE = 0b1001  # the graders marked fluid, not sub-RPE material
 
 
@@ -52,12 +56,14 @@ class _Eye:
         return LabelledScan(self.name, self.volume, rows, allowed)
 
 
-def _line(eyes: list[_Eye], learned: _Eye, count: int, start: str, settings: AdaptSettings) -> dict[str, object]:
+def _line(
+    eyes: list[_Eye], learned: _Eye, count: int, start: str, settings: AdaptSettings, way: str
+) -> dict[str, object]:
     packaged = load_segmenter()
     training, held_out = split_samples(labelled_samples(learned.labelled(CHOSEN[count])))
     torch.manual_seed(settings.seed)
     network = packaged.network if start == "packaged" else BoundaryUNet(NetworkSize())
-    trained = train(network, training, held_out, settings)
+    trained = train(network, training, held_out, settings, task_class=WAYS[way])
     segmenter = Segmenter(trained.network, adapted_calibration(packaged.calibration, trained.step > 0))
     others = [eye for eye in eyes if eye is not learned]
     scores = [score_eye(segmenter.segment(eye.volume), eye.layers, eye.fluid) for eye in others]
@@ -65,7 +71,7 @@ def _line(eyes: list[_Eye], learned: _Eye, count: int, start: str, settings: Ada
     rounded = [[round(float(score.absolute_um.mean()), 2), round(score.dice, 3)] for score in scores]
     by_eye = dict(zip([eye.name for eye in others], rounded, strict=True))
     return {
-        "eye": learned.name, "bscans": count, "start": start, "seed": settings.seed, "um": pooled.mean_um,
+        "eye": learned.name, "bscans": count, "start": start, "way": way, "seed": settings.seed, "um": pooled.mean_um,
         "dice": pooled.dice, "ap": pooled.average_precision, "boundary_um": pooled.absolute_um,
         "signed_um": pooled.signed_um, "step": trained.step, "steps": trained.steps,
         "cpu_seconds": round(trained.cpu_seconds, 1), "losses": [round(v, 3) for v in trained.losses],
@@ -83,6 +89,7 @@ def main() -> None:
     parser.add_argument("--eyes", nargs="+")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--learning-rate", type=float, default=AdaptSettings.learning_rate)
+    parser.add_argument("--way", choices=sorted(WAYS), default="all weights")
     parser.add_argument("--table", action="store_true", help="print means of the file, compute nothing")
     arguments = parser.parse_args()
     lines = [json.loads(line) for line in arguments.out.read_text().splitlines()] if arguments.out.is_file() else []
@@ -94,21 +101,25 @@ def main() -> None:
         _Eye(name, octjepa.read_volume(scan), layers, fluid)
         for name, scan, layers, _, fluid in development_eyes(arguments.shared)
     ]
-    done = {(line["eye"], line["bscans"], line["start"], line["seed"]) for line in lines}
+    done = {
+        (line["eye"], line["bscans"], line["start"], line["seed"], line.get("way", "all weights")) for line in lines
+    }
     for count in arguments.bscans:
         for start in arguments.starts:
             for eye in eyes:
-                if (eye.name, count, start, settings.seed) in done or (
-                    arguments.eyes and eye.name not in arguments.eyes
-                ):
+                is_done = (eye.name, count, start, settings.seed, arguments.way) in done
+                if is_done or (arguments.eyes and eye.name not in arguments.eyes):
                     continue
                 with arguments.out.open("a") as file:
-                    file.write(json.dumps(_line(eyes, eye, count, start, settings)) + "\n")
+                    file.write(json.dumps(_line(eyes, eye, count, start, settings, arguments.way)) + "\n")
 
 
-def _print_table(lines: list[dict[str, float]]) -> None:
-    for key in sorted({(line["bscans"], line["start"]) for line in lines}):
-        group = [line for line in lines if (line["bscans"], line["start"]) == key]
+def _print_table(lines: list[dict[str, Any]]) -> None:
+    def kind(line: dict[str, Any]) -> tuple[int, str, str]:
+        return line["bscans"], line["start"], line.get("way", "all weights")
+
+    for key in sorted({kind(line) for line in lines}):
+        group = [line for line in lines if kind(line) == key]
         means = {
             name: round(float(np.mean([line[name] for line in group])), 3)
             for name in ("um", "dice", "ap", "cpu_seconds")

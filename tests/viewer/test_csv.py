@@ -23,8 +23,10 @@ CELLS: list[object] = [
 @pytest.mark.skipif(NODE is None, reason="no node on this machine")
 @pytest.mark.parametrize("delimiter", [",", "\t"])
 def test_the_page_writes_cells_as_octjepa_does(delimiter: str) -> None:
-    rows = [["id", "=head"], *([number, cell] for number, cell in enumerate(CELLS))]
-    assert _table_text(rows, delimiter) == format_table(rows[0], rows[1:], "," if delimiter == "," else "\t")
+    head = ["id", "=head"]
+    rows: list[list[object]] = [[number, cell] for number, cell in enumerate(CELLS)]
+    expected = format_table(head, rows, "," if delimiter == "," else "\t")
+    assert _table_text([[*head], *rows], delimiter) == expected
 
 
 @pytest.mark.skipif(NODE is None, reason="no node on this machine")
