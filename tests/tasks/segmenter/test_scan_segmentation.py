@@ -237,6 +237,8 @@ def test_notes_about_the_result() -> None:
     assert "low image quality" in notes(Preparation(0.1))
     assert "hardly recognised" in notes(Preparation(0.8, unique_notes(["retina_doubtful"])))
     assert "low confidence" in notes(expected_error_um=np.full_like(found.expected_error_um, 20))
+    assert "hardly recognised" in notes(expected_error_um=np.full_like(found.expected_error_um, 20))
+    assert "hardly recognised" not in notes(expected_error_um=np.full_like(found.expected_error_um, 18))
     assert "cut off" in notes(boundaries_px=found.boundaries_px - 110)
     thick = found.boundaries_px.copy()
     thick[0] = 5

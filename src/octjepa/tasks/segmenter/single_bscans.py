@@ -39,6 +39,7 @@ from octjepa.recipe import Preprocessing
 from octjepa.tables import format_table
 from octjepa.tasks.segment.layer_names import LAYERS
 from octjepa.tasks.segmenter.inference import Segmentation, Segmenter, load_segmenter
+from octjepa.tasks.segmenter.measurement import is_unrecognised
 from octjepa.tasks.segmenter.scan_picture import CLASS_COLOURS, LINE_COLOURS
 from octjepa.volume import OCTVolume
 
@@ -141,6 +142,7 @@ def _segment(
         segmentation = segmenter.predict(bscan.pixels[None], (SLICE_MM, depth_mm, column_mm), sparse=True)
     except OctjepaError as error:
         raise rejection("size_implausible", str(error)) from None
+    is_doubtful = is_doubtful or is_unrecognised(segmentation.expected_error_um)
     rows = segmentation.boundaries_px[:, 0]
     measured = (segmentation.expected_error_um[[0, 7], 0].max(0) < _UNKNOWN_UM) & (np.ptp(bscan.pixels, axis=0) > 0)
     if measured.mean() < _LEAST_MEASURED:
