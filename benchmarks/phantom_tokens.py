@@ -11,6 +11,9 @@ features, with the token's position, learns from 30 eyes.
 
 Each value is the mean over draws of the labelled eyes. Its 95 % interval resamples test eyes and draws. `with_drusen`
 is the mean over all lesions of a cohort, `without_drusen` leaves drusen out, because they hide in a mean.
+
+`--eyes` reads whole eyes instead: the default pooling of tokens, AUROC of each lesion that an eye has in at least one
+token, learned from all training eyes.
 """
 
 from __future__ import annotations
@@ -36,9 +39,10 @@ from benchmarks.exam.tokens import (
 )
 from benchmarks.exam.truth import lesion_shares
 from jaxtyping import Bool, Float, Int
-from sklearn.metrics import average_precision_score
+from sklearn.metrics import average_precision_score, roc_auc_score
 
 from octjepa.encoders import PretrainedEncoder, load_encoder
+from octjepa.encoders.pooling import DEFAULT_POOL, pool_tokens
 from octjepa.phantom import LESIONS
 from octjepa.phantom.random_scene import SHIFTED
 from octjepa.tasks.truth.volumes import LAYERS, draw_volume
@@ -132,6 +136,35 @@ def read_row(featurise: Featurise, cohort: TestCohort, draws: int) -> dict[str, 
     return found
 
 
+def read_whole_eyes(featurise: Featurise, cohort: TestCohort) -> dict[str, Value]:
+    """AUROC of every lesion by pooled tokens, and their mean; intervals resample test eyes."""
+    vectors, has = [], []
+    for number, volume in enumerate(cohort.volumes):
+        one = featurise([volume])[0]
+        vectors.append(pool_tokens(one, np.zeros(0, np.int64), (DEFAULT_POOL,)))
+        has.append((cohort.shares(number, one.grid_index) >= TOKEN_SHARE).any(axis=0))
+    x, y = np.stack(vectors), np.stack(has)
+    project = Projection(x[: cohort.train], LABELLED)
+    x = project(x)
+    count = len(x) - cohort.train
+    rng = np.random.default_rng(0)
+    picks = [np.arange(count), *rng.integers(count, size=(_RESAMPLES, count))]
+    samples = {}
+    for lesion, name in enumerate(cohort.lesions):
+        truth = y[: cohort.train, lesion]
+        if min(truth.sum(), (~truth).sum()) < 2:
+            continue
+        scores = logistic_scores(x[: cohort.train], truth, x[cohort.train :], _STRENGTH)
+        samples[name] = np.array([_auroc(y[cohort.train :, lesion][pick], scores[pick]) for pick in picks])
+    found = {name: _value(values) for name, values in samples.items()}
+    found["mean"] = _value(np.mean(list(samples.values()), axis=0))
+    return found
+
+
+def _auroc(truth: Bool[np.ndarray, " n"], scores: Float[np.ndarray, " n"]) -> float:
+    return float(roc_auc_score(truth, scores)) if truth.any() and not truth.all() else np.nan
+
+
 def _resampled(
     truth: Bool[np.ndarray, " k"], scores: Float[np.ndarray, "draws k"], eye_of: Int[np.ndarray, " k"]
 ) -> Float[np.ndarray, " n"]:
@@ -163,6 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--draws", type=int, default=15, help="draws of the labelled eyes")
     parser.add_argument("--only", nargs="*", help="names of rows")
     parser.add_argument("--cohorts", nargs="*", default=["exam", "shifted"])
+    parser.add_argument("--eyes", action="store_true", help="read whole eyes instead of tokens")
     options = parser.parse_args(arguments)
     packaged = load_encoder("phantom-tiny")
     makers: dict[str, Callable[[], Featurise]] = {
@@ -180,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in options.cohorts:
         cohort = cohorts[name]()
         out[name] = {
-            row: read_row(make(), cohort, options.draws)
+            row: read_whole_eyes(make(), cohort) if options.eyes else read_row(make(), cohort, options.draws)
             for row, make in makers.items()
             if not options.only or row in options.only
         }

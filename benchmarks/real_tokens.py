@@ -201,7 +201,7 @@ def read_surfaces(featurise: Featurise, eyes: Sequence[RealEye], encoder: Pretra
 
 
 @contextmanager
-def _recorded(segmenter: Segmenter) -> Iterator[list[torch.Tensor]]:
+def recorded_features(segmenter: Segmenter) -> Iterator[list[torch.Tensor]]:
     """Outputs of the last block of the network while it segments, `[N, 32, H / 2, W / 2]`."""
     found: list[torch.Tensor] = []
     block = segmenter.network.up[-1]  # type: ignore[union-attr,index]
@@ -225,7 +225,7 @@ def of_segmenter(
     by_volume: dict[str, np.ndarray] = {}
     for eye in eyes:
         frames = filled_up_frames(work, data, preprocessing, eye.name)
-        with _recorded(segmenter) as outputs:
+        with recorded_features(segmenter) as outputs:
             result = segmenter.predict(frames, PITCH_MM, sparse=True)
         features = torch.cat(outputs).numpy()  # [D, 32, h, w]
         at, inside = view_voxels(store.native_map(eye.volume.volume_id), preprocessing, 1)

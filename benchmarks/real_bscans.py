@@ -1,0 +1,469 @@
+"""Tasks 5 and 6: lesions in single real B-scans and the diagnosis of an eye, with groups of patients held out.
+
+`python -m benchmarks.real_bscans [NAME=ENCODER ...] [--out docs/real]` reads ../shared/real/macular_edema_bscans
+and writes bscans.json and bscans.md. These are development eyes; nothing is chosen with these numbers.
+
+The B-scans come without a spacing and without an order in space. Each is taken alone, as 2 mm deep and 6 mm wide
+(`octjepa.tasks.segmenter.single_bscans.ASSUMED_MM`), and four copies of it make a volume of eight slices for an
+encoder: two of its slices of tokens, whose mean is one map of 16 x 16 tokens. Every row describes the same tokens. The
+square that the device painted into every B-scan is replaced by a mirror image of what lies beside it. B-scans that
+ingest would refuse are left out and counted.
+
+Task 5: a token is positive where a lesion fills at least 2 % of it, in B-scans that were graded for this lesion. A
+logistic regression on 128 principal components of the features, with the token's position, learns from four of five
+folds of patient groups. Its threshold for Dice is the best one on the learned folds.
+Task 6: mean and maximum over the tokens of an eye, 32 principal components, logistic regression for each diagnosis.
+`biomarkers` are thickness of layers and shares of fluid by the segmentation network, as `octjepa embed biomarkers`.
+
+Each interval (95 %) resamples patient groups. Differences resample the same groups for both rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from benchmarks.exam.readings import STRENGTHS, Projection, interleave, logistic_scores
+from benchmarks.exam.tokens import Featurise, of_context, of_encoder, of_intensity, patches_of, positions_in_view
+from benchmarks.exam.truth import view_voxels
+from benchmarks.real_eyes import SHARED
+from benchmarks.real_tokens import recorded_features
+from jaxtyping import Bool, Float
+from sklearn.metrics import average_precision_score, roc_auc_score
+from sklearn.model_selection import GroupKFold
+
+from octjepa.canonical.native_mapping import NativeMap
+from octjepa.canonical.pipeline import canonicalise
+from octjepa.encoders import PretrainedEncoder, load_encoder
+from octjepa.files import write_json
+from octjepa.progress import bar
+from octjepa.reasons import VolumeRejected
+from octjepa.tasks.segmenter.inference import Segmenter, load_segmenter, with_calibration
+from octjepa.tasks.segmenter.single_bscans import ASSUMED_MM
+from octjepa.volume import CanonicalVolume, OCTVolume
+
+LESIONS: Final = ("cyst", "drusen", "fluid", "foci")  # by bit of the masks
+DIAGNOSES: Final = ("AMD", "DME", "RVO", "control")
+LEAST_SHARE: Final = 0.02  # of a token
+BASELINES: Final = ("random_init", "intensity", "context")
+FOLDS: Final = 5
+RESAMPLES: Final = 300
+_BURNED_IN: Final = (slice(317, 408), slice(16, 104))  # a square with letters, which could tell the eye
+_COPIES: Final = 4
+_SLICE_MM: Final = 0.72  # twice the slice pitch of the packaged encoders: the copies fill eight of its slices
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """A B-scan, its masks and its place in the encoder's view."""
+
+    eye: str
+    group: int
+    diagnoses: frozenset[str]
+    pixels: np.ndarray  # [H, W]
+    masks: Bool[np.ndarray, "4 H W"]
+    graded: tuple[bool, ...]
+    volume: CanonicalVolume
+    at: np.ndarray  # native voxel of each position of the view
+    inside: np.ndarray
+
+    @property
+    def spacing_mm(self) -> tuple[float, float, float]:
+        """The assumed spacing."""
+        height, width = self.pixels.shape
+        return _SLICE_MM, ASSUMED_MM[0] / height, ASSUMED_MM[1] / width
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """Tokens of all frames in a row, one after the other."""
+
+    features: Float[np.ndarray, "tokens f"]
+    index: np.ndarray  # in the raster order of one slice of the grid
+    frame: np.ndarray
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number with its 95 % interval over patient groups."""
+
+    value: float
+    low: float
+    high: float
+
+
+# --- frames
+
+
+def read_frames(folder: Path, encoder: PretrainedEncoder) -> tuple[list[Frame], dict[str, int]]:
+    """The B-scans of the data set, and how many were refused, by reason."""
+    frames, refused = [], {}
+    paths = sorted(folder.glob("*.npz"))
+    with bar("prepare real B-scans", len(paths), "eyes") as progress:
+        for path in paths:
+            with np.load(path) as data:
+                pixels, bits, graded = (data[name] for name in ("volume", "mask_bits", "mask_graded"))
+                group = int(data["patient_group"])
+                diagnoses = frozenset(str(data["eye_diagnosis"]).replace("|", "+").split("+"))
+            for number, (image, mask, known) in enumerate(zip(pixels, bits, graded, strict=True)):
+                clean = image.copy()
+                rows, columns = _BURNED_IN
+                clean[_BURNED_IN] = image[rows, columns.stop : 2 * columns.stop - columns.start][:, ::-1]
+                spacing = (_SLICE_MM, ASSUMED_MM[0] / image.shape[0], ASSUMED_MM[1] / image.shape[1])
+                copies = np.repeat(clean[None], _COPIES, axis=0)
+                scan = OCTVolume(copies, spacing, {"slice": "option"}, "", "", pattern="line")
+                try:
+                    volume = canonicalise(scan, encoder.preprocessing).volume
+                except VolumeRejected as error:
+                    refused[error.reason] = refused.get(error.reason, 0) + 1
+                    continue
+                assert volume.frame_shifts is not None
+                assert volume.frame_mm is not None
+                native = NativeMap(
+                    scan.shape, spacing, encoder.preprocessing, volume.frame_shifts, volume.frame_mm, mirrored=False
+                )
+                at, inside = view_voxels(native, encoder.preprocessing, 1)
+                middle = len(at) // 2
+                masks = np.stack([(mask >> bit & 1).astype(bool) for bit in range(len(LESIONS))])
+                known_bits = tuple(bool(known >> bit & 1) for bit in range(len(LESIONS)))
+                frames.append(
+                    Frame(
+                        f"{path.stem}",
+                        group,
+                        diagnoses,
+                        clean,
+                        masks,
+                        known_bits,
+                        _named(volume, f"{path.stem}-{number}"),
+                        at[middle],
+                        inside[middle],
+                    )
+                )
+            progress.advance()
+    return frames, refused
+
+
+def _named(volume: CanonicalVolume, name: str) -> CanonicalVolume:
+    return CanonicalVolume(name, volume.pixels, volume.band, volume.tissue_mean, volume.tissue_std, volume.shifts)
+
+
+def tiles(frame: Frame, native: np.ndarray, encoder: PretrainedEncoder) -> Float[np.ndarray, "tokens voxels"]:
+    """A native map `[H, W]` on the view, cut into the tokens of one slice."""
+    values = np.where(frame.inside, native[frame.at[..., 1], frame.at[..., 2]], 0)
+    grid, patch = encoder.recipe.grid, encoder.recipe.tokens.patch_size
+    return patches_of(values[None], (1, *grid[1:]), (1, *patch[1:]))
+
+
+# --- rows
+
+
+def tokens_of(featurise: Featurise, frames: Sequence[Frame], what: str) -> Tokens:
+    """Tokens of every frame: the mean over the two slices of tokens that hold the copies."""
+    features, index, frame_of = [], [], []
+    with bar(what, len(frames), "B-scans") as progress:
+        for start in range(0, len(frames), 8):
+            part = frames[start : start + 8]
+            for number, found in enumerate(featurise([frame.volume for frame in part])):
+                _, height, width = found.grid
+                place = found.grid_index % (height * width)
+                unique, inverse = np.unique(place, return_inverse=True)
+                total = np.zeros((len(unique), found.features.shape[1]), np.float32)
+                np.add.at(total, inverse, found.features.astype(np.float32))
+                features.append(total / np.bincount(inverse)[:, None])
+                index.append(unique)
+                frame_of.append(np.full(len(unique), start + number))
+                progress.advance()
+    return Tokens(np.concatenate(features), np.concatenate(index), np.concatenate(frame_of))
+
+
+def segmenter_tokens(segmenter: Segmenter, frames: Sequence[Frame], like: Tokens, encoder: PretrainedEncoder) -> Tokens:
+    """Mean and maximum, over each token, of the last features and the fluid of the segmentation network."""
+    features = np.zeros((len(like.index), 0), np.float32)
+    with bar("segmentation network", len(frames), "B-scans") as progress:
+        for number, frame in enumerate(frames):
+            with recorded_features(segmenter) as outputs:
+                result = segmenter.predict(frame.pixels[None], frame.spacing_mm, sparse=True)
+            last = torch.cat(outputs).numpy()[0]  # [32, h, w]
+            height, width = frame.pixels.shape
+            rows = np.minimum(np.arange(height) * last.shape[1] // height, last.shape[1] - 1)
+            columns = np.minimum(np.arange(width) * last.shape[2] // width, last.shape[2] - 1)
+            maps = [channel[rows][:, columns] for channel in last] + [result.fluid[0].astype(np.float32)]
+            cut = [tiles(frame, one, encoder) for one in maps]
+            values = np.stack([value for one in cut for value in (one.mean(axis=1), one.max(axis=1))], axis=1)
+            if not features.shape[1]:
+                features = np.zeros((len(like.index), values.shape[1]), np.float32)
+            mine = like.frame == number
+            features[mine] = values[like.index[mine]]
+            progress.advance()
+    return Tokens(features, like.index, like.frame)
+
+
+def biomarkers(segmenter: Segmenter, frames: Sequence[Frame]) -> Float[np.ndarray, "frames f"]:
+    """Mean and spread of the thickness of seven layers, and shares of the classes in the retina."""
+    out = []
+    for frame in frames:
+        result = segmenter.predict(frame.pixels[None], frame.spacing_mm, sparse=True)
+        thickness = np.diff(result.boundaries_um[:, 0], axis=0)
+        retina = max(float((result.boundaries_px[-1, 0] - result.boundaries_px[0, 0]).sum()), 1.0)
+        shares = [np.count_nonzero(result.classes[0] == kind) / retina for kind in range(1, len(result.class_names))]
+        out.append([*thickness.mean(axis=1), *thickness.std(axis=1), *shares])
+    return np.array(out, np.float32)
+
+
+# --- task 5
+
+
+def lesion_truth(frames: Sequence[Frame], tokens: Tokens, encoder: PretrainedEncoder) -> np.ndarray:
+    """Whether each lesion fills at least `LEAST_SHARE` of a token: 1, 0, or -1 where nobody looked, `[4, tokens]`."""
+    truth = np.full((len(LESIONS), len(tokens.index)), -1, np.int8)
+    for number, frame in enumerate(frames):
+        mine = np.flatnonzero(tokens.frame == number)
+        for lesion, known in enumerate(frame.graded):
+            if known:
+                share = tiles(frame, frame.masks[lesion].astype(np.float32), encoder).mean(axis=1)
+                truth[lesion, mine] = share[tokens.index[mine]] >= LEAST_SHARE
+    return truth
+
+
+def held_out_scores(
+    features: np.ndarray, truth: Bool[np.ndarray, " n"], groups: np.ndarray, components: int
+) -> tuple[Float[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
+    """(log-odds of every sample from folds without its group, whether it is above the best threshold for Dice)."""
+    scores, marked = np.zeros(len(truth)), np.zeros(len(truth), bool)
+    for train, test in GroupKFold(FOLDS).split(features, truth, groups):
+        project = Projection(features[train], components)
+        x = project(features[train])
+        scores[test] = logistic_scores(x, truth[train], project(features[test]), STRENGTHS[2])
+        marked[test] = scores[test] >= best_threshold(logistic_scores(x, truth[train], x, STRENGTHS[2]), truth[train])
+    return scores, marked
+
+
+def best_threshold(scores: Float[np.ndarray, " n"], truth: Bool[np.ndarray, " n"]) -> float:
+    """The threshold with the best Dice."""
+    order = np.argsort(-scores)
+    hits = np.cumsum(truth[order])
+    dice = 2 * hits / (np.arange(1, len(scores) + 1) + truth.sum())
+    return float(scores[order[int(np.argmax(dice))]])
+
+
+def dice(marked: Bool[np.ndarray, " n"], truth: Bool[np.ndarray, " n"]) -> float:
+    """Dice of two sets."""
+    return float(2 * (marked & truth).sum() / max(marked.sum() + truth.sum(), 1))
+
+
+def resampled_groups(groups: np.ndarray) -> Iterator[np.ndarray]:
+    """Indices of the samples of groups drawn with replacement."""
+    rng = np.random.default_rng(0)
+    members = [np.flatnonzero(groups == group) for group in np.unique(groups)]
+    for _ in range(RESAMPLES):
+        yield np.concatenate([members[k] for k in rng.integers(len(members), size=len(members))])
+
+
+def interval(whole: float, values: Sequence[float]) -> Value:
+    """`whole` with the percentiles of the values that exist."""
+    finite = np.array(values)[np.isfinite(values)]
+    low, high = np.percentile(finite, [2.5, 97.5]) if len(finite) else (np.nan, np.nan)
+    return Value(round(whole, 3), round(float(low), 3), round(float(high), 3))
+
+
+Outcome = tuple[np.ndarray, np.ndarray]  # scores of all samples, and which are marked
+
+
+def compare(outcomes: Mapping[str, Outcome], truth: np.ndarray, groups: np.ndarray, kind: str) -> dict[str, object]:
+    """Each row's metric, its Dice, and its difference from each baseline."""
+    metric = average_precision_score if kind == "ap" else roc_auc_score
+
+    def measured(name: str, at: np.ndarray) -> tuple[float, float]:
+        if truth[at].all() or not truth[at].any():
+            return np.nan, np.nan
+        scores, marked = outcomes[name]
+        return float(metric(truth[at], scores[at])), dice(marked[at], truth[at])
+
+    everything = np.arange(len(truth))
+    whole = {name: measured(name, everything) for name in outcomes}
+    drawn = {name: [] for name in outcomes}  # type: dict[str, list[tuple[float, float]]]
+    for at in resampled_groups(groups):
+        for name in outcomes:
+            drawn[name].append(measured(name, at))
+    arrays = {name: np.array(values) for name, values in drawn.items()}
+    out: dict[str, object] = {}
+    for name in outcomes:
+        row = {kind: asdict(interval(whole[name][0], arrays[name][:, 0]))}
+        if kind == "ap":
+            row["dice"] = asdict(interval(whole[name][1], arrays[name][:, 1]))
+        for baseline in BASELINES:
+            if name not in BASELINES and baseline in outcomes:
+                difference = arrays[name][:, 0] - arrays[baseline][:, 0]
+                row[f"less_{baseline}"] = asdict(interval(whole[name][0] - whole[baseline][0], difference))
+        out[name] = row
+    return out
+
+
+def lesions(rows: Mapping[str, Tokens], frames: Sequence[Frame], encoder: PretrainedEncoder) -> dict[str, object]:
+    """Task 5: results of every lesion and row."""
+    any_row = next(iter(rows.values()))
+    truth = lesion_truth(frames, any_row, encoder)
+    groups = np.array([frame.group for frame in frames])[any_row.frame]
+    position = positions_in_view(any_row.index, (1, *encoder.recipe.grid[1:]))
+    out: dict[str, object] = {}
+    for lesion, name in enumerate(LESIONS):
+        known = truth[lesion] >= 0
+        positive = truth[lesion][known] == 1
+        outcomes = {
+            row: held_out_scores(interleave([tokens.features[known], position[known]]), positive, groups[known], 128)
+            for row, tokens in rows.items()
+        }
+        out[name] = {
+            "tokens": int(known.sum()),
+            "positive": int(positive.sum()),
+            "b_scans": len(np.unique(any_row.frame[known])),
+            "rows": compare(outcomes, positive, groups[known], "ap"),
+        }
+        print(name, json.dumps(out[name]), file=sys.stderr)
+    return out
+
+
+# --- task 6
+
+
+def diagnoses(eyes: Mapping[str, np.ndarray], frames: Sequence[Frame]) -> dict[str, object]:
+    """Task 6: results of every diagnosis and row. `eyes` holds one vector per eye, in the order of their names."""
+    names = sorted({frame.eye for frame in frames})
+    of_eye = {frame.eye: frame for frame in frames}
+    known = np.array([bool(of_eye[name].diagnoses & set(DIAGNOSES)) for name in names])
+    groups = np.array([of_eye[name].group for name in names])[known]
+    out: dict[str, object] = {}
+    for diagnosis in DIAGNOSES:
+        truth = np.array([diagnosis in of_eye[name].diagnoses for name in names])[known]
+        outcomes = {row: held_out_scores(values[known], truth, groups, 32) for row, values in eyes.items()}
+        out[diagnosis] = {
+            "eyes": int(known.sum()),
+            "positive": int(truth.sum()),
+            "groups_with_it": len(np.unique(groups[truth])),
+            "rows": compare(outcomes, truth, groups, "auroc"),
+        }
+        print(diagnosis, json.dumps(out[diagnosis]), file=sys.stderr)
+    return out
+
+
+def pooled(values: np.ndarray, sample_eye: Sequence[str]) -> Float[np.ndarray, "eyes f"]:
+    """Mean and maximum over the samples of each eye, eyes by name."""
+    eye_of = np.array(sample_eye)
+    parts = [values[eye_of == name] for name in sorted(set(sample_eye))]
+    return np.stack([np.concatenate([part.mean(axis=0), part.max(axis=0)]) for part in parts])
+
+
+# --- the page
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """The results as a page of tables."""
+
+    def cell(entry: Mapping[str, float]) -> str:
+        return f"{entry['value']:.2f} ({entry['low']:.2f} to {entry['high']:.2f})"
+
+    lines = [
+        "# Real B-scans without a spacing",
+        "",
+        "What frozen features know of lesions and diagnoses in single real B-scans.",
+        "`python -m benchmarks.real_bscans --out docs/real` writes this page.",
+        f"{results['frames']} B-scans of {results['eyes']} eye-visits in {results['groups']} groups of patients:",
+        "AMD, DME, RVO, and frames without disease of the same clinic.",
+        "Groups are held out; intervals (95 %) resample groups. Left out, because ingest refuses them:",
+        f"{', '.join(f'{count} {reason}' for reason, count in results['refused'].items()) or 'none'}.",
+        "These are development eyes. Nothing was chosen with them.",
+        "",
+        "`phantom-truth` and `phantom-tiny` are the packaged encoders. `segmenter` is the last features of the",
+        "packaged segmentation network, `biomarkers` thickness and fluid by it. `random_segmenter` and `random_init`",
+        "are the same networks with random weights. `context` and `intensity` are hand-made features.",
+        "",
+    ]
+    sections = (
+        ("Lesions by token (task 5)", "lesions", "ap", "Average precision; a token is positive from 2 % of its area."),
+        ("Diagnosis of an eye (task 6)", "diagnoses", "auroc", "AUROC, each diagnosis against the others."),
+    )
+    for title, key, metric, what in sections:
+        found = results[key]
+        lines += [f"## {title}", "", what, "", f"| | {' | '.join(found)} |", f"|---|{'---|' * len(found)}"]
+        rows = list(next(iter(found.values()))["rows"])
+        lines += [
+            f"| {row} | {' | '.join(cell(entry['rows'][row][metric]) for entry in found.values())} |" for row in rows
+        ]
+        lines += ["", "Difference from a baseline, in the same groups:", ""]
+        lines += [f"| | {' | '.join(found)} |", f"|---|{'---|' * len(found)}"]
+        for row in rows:
+            for baseline in BASELINES:
+                if row not in BASELINES:
+                    cells = [cell(entry["rows"][row][f"less_{baseline}"]) for entry in found.values()]
+                    lines.append(f"| {row} less {baseline} | {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measures and writes the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("encoders", nargs="*", metavar="NAME=ENCODER", help="more rows")
+    parser.add_argument("--shared", type=Path, default=SHARED)
+    parser.add_argument("--out", type=Path, help="folder of the page; default: print the results")
+    parser.add_argument("--limit", type=int, help="read this many eyes only, to try the command")
+    arguments = parser.parse_args()
+    folder = arguments.shared / "real" / "macular_edema_bscans"
+    if not folder.is_dir():
+        print(f"{folder} is absent: nothing is measured")
+        return 0
+    packaged = load_encoder("phantom-tiny")
+    with tempfile.TemporaryDirectory() as temporary:
+        if arguments.limit:
+            for path in sorted(folder.glob("*.npz"))[:: max(1, 79 // arguments.limit)]:
+                (Path(temporary) / path.name).symlink_to(path)
+            folder = Path(temporary)
+        frames, refused = read_frames(folder, packaged)
+    makers = {
+        "phantom-truth": partial(of_encoder, load_encoder("phantom-truth")),
+        "phantom-tiny": partial(of_encoder, packaged),
+        "random_init": partial(of_encoder, packaged.untrained()),
+        "intensity": partial(of_intensity, packaged),
+        "context": partial(of_context, packaged),
+    }
+    for argument in arguments.encoders:
+        name, _, path = argument.partition("=")
+        makers[name] = partial(of_encoder, load_encoder(path))
+    rows = {name: tokens_of(make(), frames, name) for name, make in makers.items()}
+    like = rows["phantom-tiny"]
+    segmenter = with_calibration(load_segmenter(), flip=False)
+    rows["segmenter"] = segmenter_tokens(segmenter, frames, like, packaged)
+    torch.manual_seed(0)
+    untrained = Segmenter(type(segmenter.network)(segmenter.network.size), segmenter.calibration)
+    rows["random_segmenter"] = segmenter_tokens(untrained, frames, like, packaged)
+    token_eye = [frames[number].eye for number in like.frame]
+    eyes = {name: pooled(tokens.features, token_eye) for name, tokens in rows.items()}
+    eyes["biomarkers"] = pooled(biomarkers(segmenter, frames), [frame.eye for frame in frames])
+    results = {
+        "frames": len(frames),
+        "eyes": len({frame.eye for frame in frames}),
+        "groups": len({frame.group for frame in frames}),
+        "refused": refused,
+        "lesions": lesions(rows, frames, packaged),
+        "diagnoses": diagnoses(eyes, frames),
+    }
+    if arguments.out is None:
+        print(json.dumps(results, indent=1))
+    else:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        write_json(arguments.out / "bscans.json", results)
+        (arguments.out / "bscans.md").write_text(page(results), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
