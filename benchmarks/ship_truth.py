@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.encoders.export import CARD, SUMS, WEIGHTS, export_encoder
 from octjepa.errors import UsageError
-from octjepa.files import read_json_lines, write_json
+from octjepa.files import read_json_lines, read_json_object, write_json
 from octjepa.tasks.truth.training import TruthSettings
 
 NAME = "phantom-truth"
@@ -41,7 +41,7 @@ def ship(run: Path, about: str, target: Path = TARGET) -> None:
         trained.which,
     )
     lines = [line for line in read_json_lines(run / "metrics.jsonl") if "loss" in line]
-    settings = TruthSettings(updates=int(lines[-1]["update"]))
+    settings = TruthSettings(**read_json_object(run / "settings.json", "run the training again"))
     with tempfile.TemporaryDirectory() as temporary:
         made = Path(temporary) / NAME
         export_encoder(named, "safetensors", made, licence="apache-2.0")
@@ -60,7 +60,7 @@ def ship(run: Path, about: str, target: Path = TARGET) -> None:
             "start": "phantom-tiny",
             "loss": lines[-1]["loss"],
             "validation": read_json_lines(run / "validation.jsonl")[-1],
-            "settings": {**asdict(settings), "learning_rate": max(line["lr"] for line in lines)},
+            "settings": asdict(settings),
             "alarms": {},
         }
         write_json(made / "run.json", record)

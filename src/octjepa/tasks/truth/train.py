@@ -20,6 +20,7 @@ from octjepa.distributed.signals import Interrupted
 from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.encoders.export import export_encoder
 from octjepa.errors import OctjepaError
+from octjepa.files import write_json
 from octjepa.tasks.truth.network import TruthNetwork
 from octjepa.tasks.truth.training import TruthSettings, train_on_truth
 
@@ -52,6 +53,8 @@ def main() -> int:
             learning_rate=arguments.learning_rate,
             seed=arguments.seed,
         )
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        write_json(arguments.out / "settings.json", asdict(settings))
         runtime = Runtime(arguments.precision)
         encoder.network.requires_grad_(True).train()
         network = TruthNetwork(encoder.network, encoder.recipe.tokens.patch_size).to(runtime.device)
