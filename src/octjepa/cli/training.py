@@ -146,7 +146,7 @@ def _warn_of_few_people(store: Store) -> None:
     if people < FEWEST_PEOPLE:
         _log.warning(
             "%s has %s, and an encoder needs at least %d to learn anything and to be validated. Add scans, or use "
-            "the packaged encoder: octjepa embed phantom-tiny --store %s --out embeddings.parquet",
+            "the packaged encoder: octjepa embed phantom-truth --store %s --out embeddings.parquet",
             *(store.location, counted(people, "person"), FEWEST_PEOPLE, store.location),
         )
 

@@ -167,7 +167,7 @@ def load_encoder(path: str | Path, which: Which | None = None) -> PretrainedEnco
 
     Returns a PretrainedEncoder. Raises WrongCheckpointError if there is no encoder, CheckpointError if it is damaged.
 
-        encoder = octjepa.load_encoder("phantom-tiny")
+        encoder = octjepa.load_encoder("phantom-truth")
         vector = encoder.embed("scan.dcm", pool="mean_std_max")
     """
     weights = read_weights(path, which)
