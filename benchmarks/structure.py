@@ -283,7 +283,7 @@ WALKS = {
 def traced(walk: Walk) -> Iterator[set[str]]:
     """Collects the source files of octjepa in which a function runs in this walk.
 
-    The body of a module or class that is imported on the way is not a function of the walk.
+    What runs because a module is imported on the way (its body, classes and `__getattr__`) is not part of the walk.
     """
     files: set[str] = set()
     package = str(SRC / "octjepa") + "/"
@@ -297,7 +297,7 @@ def traced(walk: Walk) -> Iterator[set[str]]:
         step = 1 if event == "call" else -1
         depth.within = getattr(depth, "within", 0) + step * (name in walk.within)
         depth.without = getattr(depth, "without", 0) + step * (name in walk.without)
-        is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
+        is_function = bool(code.co_flags & inspect.CO_OPTIMIZED) and code.co_qualname != "__getattr__"
         if event == "call" and is_function and depth.within > 0 and depth.without == 0:
             files.add(code.co_filename)
 

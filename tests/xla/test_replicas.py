@@ -17,13 +17,14 @@ _REPLICA = """
 import time
 import torch, torch_xla
 import torch_xla.debug.metrics as metrics
+import torch_xla.runtime
 from octjepa.distributed import xla
 
 def work(number):
-    device = xla.device()
-    mine = [torch.full((2, 3), 1.0 + xla.rank()).to(device), torch.tensor([10.0 * xla.rank()]).to(device)]
+    device, rank = xla.device(), torch_xla.runtime.global_ordinal()
+    mine = [torch.full((2, 3), 1.0 + rank).to(device), torch.tensor([10.0 * rank]).to(device)]
     xla.sum_over_ranks(mine)
-    while xla.rank() and metrics.metric_data("CompileTime") is None:
+    while rank and metrics.metric_data("CompileTime") is None:
         time.sleep(0.1)
     xla.sync()
     print(xla.world_size(), [one.cpu().flatten().tolist() for one in mine], flush=True)
