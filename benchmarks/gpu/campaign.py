@@ -157,11 +157,11 @@ class Campaign:
     ) -> subprocess.Popen[bytes] | None:
         """A process of its own for a job, its log beside the results; where `wait`, ended with exit code 0.
 
-        With the setting `in_process`, a job that is waited for and needs no `environment` runs in this process: None.
+        With the setting `in_process`, a job that is waited for runs in this process, without `environment`: None.
 
         Raises Unfinished at the deadline (the job is sent SIGTERM first), OctjepaError with its last line.
         """
-        if wait and not environment and self.settings.in_process:
+        if wait and self.settings.in_process:
             jobs = importlib.import_module("benchmarks.gpu.child").JOBS  # that module imports this one
             jobs[job](self.settings, self.work, *arguments)
             return None

@@ -28,7 +28,7 @@ class Settings:
     of which updates are timed; peers: recipe of the comparison with other implementations. encoders: name -> overrides
     of the exam's recipe. `views` times each of `milestones` are the views after which an encoder is read. tests: what
     pytest runs on the device. read_processes: 0 reads the rows of the exam in this process. compiled: blocks are timed
-    compiled, too. in_process: jobs that need no process of their own run in the campaign's, which saves their starts.
+    compiled, too. in_process: jobs that are waited for run in the campaign's process, which saves their starts.
     """
 
     name: str
