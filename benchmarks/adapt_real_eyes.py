@@ -2,7 +2,8 @@
 
 `python -m benchmarks.adapt_real_eyes --out FILE` learns each eye of ../shared from 1, 3, 5 and 11 labelled B-scans,
 from the packaged weights and from random ones, and appends a line of JSON for each to FILE. What FILE holds already is
-not computed again. `--table` prints the means. Nothing is chosen with these numbers.
+not computed again. `--table` prints the means. `--record docs/real/adaptation.json` writes the means over all
+five eyes, and `make real` shows them on its page. Nothing is chosen with these numbers.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from benchmarks.adapt_phantoms import Averaged
 from benchmarks.real_eyes import SHARED, development_eyes
 
 import octjepa
+from octjepa.files import write_json
 from octjepa.model.boundary_unet import BoundaryUNet, NetworkSize
 from octjepa.tasks.segment.layer_names import ANY_CLASS, FLUID
 from octjepa.tasks.segmenter.adapt import (
@@ -34,6 +36,7 @@ from octjepa.tasks.segmenter.evaluation import pooled_score, score_eye
 from octjepa.tasks.segmenter.inference import Segmenter, load_segmenter
 from octjepa.volume import OCTVolume
 
+_EYES = 5
 CHOSEN = {1: (5,), 3: (2, 5, 8), 5: (1, 3, 5, 7, 9), 11: tuple(range(11))}
 WAYS = {"all weights": AdaptTask, "averaged weights": Averaged}  # compared in benchmarks/adapt_phantoms.py
 _BACKGROUND_OR_SUB_RPE = 0b1001  # the graders marked fluid, not sub-RPE material
@@ -90,11 +93,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--learning-rate", type=float, default=AdaptSettings.learning_rate)
     parser.add_argument("--way", choices=sorted(WAYS), default="all weights")
+    parser.add_argument("--record", type=Path, help="write means of the file as JSON, compute nothing")
     parser.add_argument("--table", action="store_true", help="print means of the file, compute nothing")
     arguments = parser.parse_args()
     lines = [json.loads(line) for line in arguments.out.read_text().splitlines()] if arguments.out.is_file() else []
     if arguments.table:
         _print_table(lines)
+        return
+    if arguments.record is not None:
+        write_json(arguments.record, {"rows": _means(lines, least=_EYES)})
         return
     settings = AdaptSettings(seed=arguments.seed, learning_rate=arguments.learning_rate)
     eyes = [
@@ -114,17 +121,27 @@ def main() -> None:
                     file.write(json.dumps(_line(eyes, eye, count, start, settings, arguments.way)) + "\n")
 
 
-def _print_table(lines: list[dict[str, Any]]) -> None:
+def _means(lines: list[dict[str, Any]], least: int = 1) -> list[dict[str, Any]]:
+    """Means over the eyes that were learned from, of each kind of adaptation that has at least `least` of them."""
+
     def kind(line: dict[str, Any]) -> tuple[int, str, str]:
         return line["bscans"], line["start"], line.get("way", "all weights")
 
-    for key in sorted({kind(line) for line in lines}):
-        group = [line for line in lines if kind(line) == key]
+    rows = []
+    for count, start, way in sorted({kind(line) for line in lines}):
+        group = [line for line in lines if kind(line) == (count, start, way)]
         means = {
             name: round(float(np.mean([line[name] for line in group])), 3)
             for name in ("um", "dice", "ap", "cpu_seconds")
         }
-        print(*key, len(group), means)
+        if len(group) >= least:
+            rows.append({"bscans": count, "start": start, "way": way, "eyes": len(group), **means})
+    return rows
+
+
+def _print_table(lines: list[dict[str, Any]]) -> None:
+    for row in _means(lines):
+        print(*row.values())
 
 
 if __name__ == "__main__":

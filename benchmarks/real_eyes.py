@@ -353,7 +353,31 @@ def page(results: dict[str, Any]) -> str:
             f"| {words[kind]} | {value['mean']:.1f} | {value['largest']:.1f} | {value['sectors']} |"
             for kind, value in found["task_4_um"].items()
         ]
-    return "\n".join([*lines, "", SOURCE, ""])
+    return "\n".join([*lines, *_adaptation(results), "", SOURCE, ""])
+
+
+def _adaptation(results: dict[str, Any]) -> list[str]:
+    """The section about adaptation to one labelled eye; nothing if it was not measured."""
+    rows = results.get("adaptation") or []
+    if not rows:
+        return []
+    packaged, fluid = np.mean(results["tasks"]["task_1_um"]["octjepa"]), results["tasks"]["task_2"]["octjepa"]
+    return [
+        "",
+        "## After one labelled eye",
+        "",
+        "`octjepa segment adapt` learns the labels of one Duke eye; the four others are scored. Means over the five",
+        "eyes, each learned from in turn (`python -m benchmarks.adapt_real_eyes`). One seed.",
+        "",
+        "| labelled B-scans | start | mean of eight boundaries, um | fluid Dice | average precision | CPU-seconds |",
+        "|---|---|---|---|---|---|",
+        f"| none | packaged | {packaged:.1f} | {fluid['dice']:.2f} | {fluid['average_precision']:.2f} | |",
+        *(
+            f"| {row['bscans']} | {row['start']} | {row['um']:.1f} | {row['dice']:.2f} | {row['ap']:.2f} "
+            f"| {row['cpu_seconds']:.0f} |"
+            for row in rows
+        ),
+    ]
 
 
 def main() -> int:
@@ -382,6 +406,9 @@ def main() -> int:
         print(f"HEYEX {name}: done", flush=True)
     results = {"weights": code, "tasks": tasks(duke, heyex), "duke": {}, "heyex": heyex, "source": SOURCE}
     short = ("shown_um", "signed_um", "network_um", "finder_um", "graders_um", "bscans_um", "dice")
+    adaptation = options.out / "adaptation.json"
+    if adaptation.is_file():
+        results["adaptation"] = json.loads(adaptation.read_text())["rows"]
     results["duke"] = {name: {key: eye[key] for key in short} for name, eye in duke.items()}
     write_json(options.out / "results.json", results)
     (options.out / "README.md").write_text(page(results), encoding="utf-8")
