@@ -73,7 +73,7 @@ class RecipeKind(Generic[Model]):
         if len(extended_by) > _MOST_EXTENDED:
             raise RecipeError(f"{path}: more than {_MOST_EXTENDED} recipes extend one another: put their keys together")
         if path.resolve() in extended_by:
-            circle = " -> ".join(one.name for one in (*extended_by, path))
+            circle = " -> ".join(recipe_file.name for recipe_file in (*extended_by, path))
             raise RecipeError(f"{path} extends itself ({circle}): take one `extends` out")
         data = self.read_keys(path)
         base = data.pop("extends", None)
@@ -81,8 +81,8 @@ class RecipeKind(Generic[Model]):
             if not isinstance(base, str):
                 raise RecipeError(f"{path}: extends names one recipe, by its name or path, not {shown(base)}")
             beside = path.parent / base  # absolute paths stay
-            found = beside if beside.suffix in _SUFFIXES else base
-            below = self.parse(found, (*extended_by, path.resolve()))
+            recipe_path = beside if beside.suffix in _SUFFIXES else base
+            below = self.parse(recipe_path, (*extended_by, path.resolve()))
             below.pop("name", None)
             data = _merged(below, data)
         data.setdefault("name", path.stem)
@@ -155,8 +155,8 @@ def _fault(model: type[BaseModel], item: dict[str, Any]) -> str:
         return f"{key}: missing"
     message = item["msg"].removeprefix("Value error, ")[:2000]
     value = item.get("input")
-    found = "" if isinstance(value, dict | BaseModel) else f" (found {shown(value)})"
-    return f"{key}: {message}{found}" if key else message
+    found_text = "" if isinstance(value, dict | BaseModel) else f" (found {shown(value)})"
+    return f"{key}: {message}{found_text}" if key else message
 
 
 def _nearest(model: type[BaseModel], location: list[str]) -> str:

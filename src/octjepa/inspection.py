@@ -57,8 +57,8 @@ def describe(path: str | Path, spacing_mm: SpacingOption = None, verify: bool = 
         return _store(path, verify)
     if (path / "run.json").is_file():
         return _run(path)
-    if (path / "head").is_dir() and (found := _task_folder(path)) is not None:
-        return found
+    if (path / "head").is_dir() and (task_folder := _task_folder(path)) is not None:
+        return task_folder
     if path.is_file() or any((path / name).is_file() for name in ("manifest.json", "model.safetensors")):
         return _checkpoint(path)
     if path.is_dir() and recognise(path) is not None:

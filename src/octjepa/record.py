@@ -42,13 +42,15 @@ class Record:
     def from_json(cls: type[R], data: Mapping[str, Any]) -> R:
         """The record with this JSON form; unknown keys are ignored. Raises UsageError: a required key is missing."""
         names = {key: cls.ALIASES.get(key, key) for key in data}
-        known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
+        known_fields = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
         hints: Mapping[str, Any] = _hints(cls)  # type: ignore[arg-type]  # classes are hashable
-        values = {names[key]: _typed(hints[names[key]], value) for key, value in data.items() if names[key] in known}
+        values = {
+            names[key]: _typed(hints[names[key]], value) for key, value in data.items() if names[key] in known_fields
+        }
         missing = [
             name
-            for name, one in known.items()
-            if name not in values and one.default is MISSING and one.default_factory is MISSING
+            for name, known_field in known_fields.items()
+            if name not in values and known_field.default is MISSING and known_field.default_factory is MISSING
         ]
         if missing:
             raise UsageError(f"a result lacks {', '.join(missing)}: it has {', '.join(map(str, data)) or 'no key'}")
@@ -65,9 +67,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, Record):
         return value.to_json()
     if isinstance(value, tuple | list):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if isinstance(value, Mapping):
-        return {key: plain(one) for key, one in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     return str(value) if isinstance(value, Path) else value
 
 
@@ -88,7 +90,7 @@ def _typed(hint: Any, value: Any) -> Any:
     if hint is Path:
         return Path(value)
     if origin in (tuple, list):
-        return origin(_typed(arguments[0], one) for one in value)
+        return origin(_typed(arguments[0], item) for item in value)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return {key: _typed(arguments[1], one) for key, one in value.items()}
+        return {key: _typed(arguments[1], item) for key, item in value.items()}
     return value

@@ -114,11 +114,11 @@ def _check_expanded(root: yaml.Node) -> None:
         nodes, characters = 1, 0
         if isinstance(node, yaml.ScalarNode):
             characters = len(node.value)
-            if any("\ud800" <= one <= "\udfff" for one in node.value):
+            if any("\ud800" <= character <= "\udfff" for character in node.value):
                 raise Malformed(f"line {node.start_mark.line + 1}: a text holds half of a surrogate pair")
         else:
             pairs = isinstance(node, yaml.MappingNode)
-            for child in (one for pair in node.value for one in pair) if pairs else node.value:
+            for child in (character for pair in node.value for character in pair) if pairs else node.value:
                 more = size(child)
                 nodes, characters = nodes + more[0], characters + more[1]
         if nodes > YAML_NODES or characters > YAML_CHARACTERS:

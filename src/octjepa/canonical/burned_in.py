@@ -98,14 +98,14 @@ def _strokes(pixels: UInt8[np.ndarray, "D H W"], lines: _Mask | None) -> Bool[np
     mask = None
     step = max(1, _AT_ONCE // (height * width))
     for first in range(0, depth, step):
-        some = pixels[first : first + step]
-        bright = np.flatnonzero((some.max(axis=2) >= _BRIGHT).any(axis=0))
+        block = pixels[first : first + step]
+        bright = np.flatnonzero((block.max(axis=2) >= _BRIGHT).any(axis=0))
         if len(bright) < _RUN:
             continue
         rows = slice(int(bright[0]), int(bright[-1]) + 1)  # no edge is above or below
         if rows.stop - rows.start < _RUN:
             continue
-        edges = _vertical_edges(some[:, rows])
+        edges = _vertical_edges(block[:, rows])
         if lines is not None:
             edges &= ~lines[rows, 1:-1]
         for index in np.flatnonzero(np.count_nonzero(_runs(edges), axis=(1, 2)) >= _EDGES):

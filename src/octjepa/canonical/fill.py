@@ -59,9 +59,9 @@ def runs_from_border(full: Bool[np.ndarray, "H W"]) -> tuple[Bool[np.ndarray, "H
         added = np.arange(full.shape[1]) < run[depths, None]
         if flip:
             added = added[:, ::-1]
-        known = joined[depths]
-        alone = alone and not (added & ~known).any()
-        joined[depths] = known | added
+        filled_depths = joined[depths]
+        alone = alone and not (added & ~filled_depths).any()
+        joined[depths] = filled_depths | added
     return joined, alone
 
 

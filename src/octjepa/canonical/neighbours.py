@@ -150,20 +150,20 @@ def looks_radial(
         part = values[..., inside]
         return np.asarray(part.reshape(*part.shape[:-1], -1, step).mean(axis=-1))
 
-    def distance(one: np.ndarray, other: np.ndarray) -> float:
-        return float(np.sqrt(((one - other) ** 2).mean()))
+    def distance(first: np.ndarray, other: np.ndarray) -> float:
+        return float(np.sqrt(((first - other) ** 2).mean()))
 
     thickness = blocks((surfaces.bm - surfaces.ilm) * (depth_mm * 1000))  # [D, c] um
-    near = float(np.median([distance(one, other) for one, other in pairwise(thickness)]))
+    near = float(np.median([distance(first, other) for first, other in pairwise(thickness)]))
     if distance(thickness[-1], thickness[0, ::-1]) >= _HALF_TURN * near:
         return False
     share = (np.arange(_PROFILE_DEPTHS) + 0.5) / _PROFILE_DEPTHS  # from ILM to Bruch's membrane
     at = surfaces.ilm[:, None] + (surfaces.bm - surfaces.ilm)[:, None] * share[:, None]
     profiles = np.take_along_axis(image, np.clip(np.rint(at), 0, image.shape[1] - 1).astype(np.int64), axis=1)
     profiles = gaussian_filter1d(blocks(profiles), 1, axis=2)  # [D, 16, c]
-    near = float(np.median([distance(one, other) for one, other in pairwise(profiles)]))
+    near = float(np.median([distance(first, other) for first, other in pairwise(profiles)]))
     subset = profiles[:: max(1, count // 12)]
-    pairs = [distance(one, other) for index, one in enumerate(subset) for other in subset[index + 1 :]]
+    pairs = [distance(first, other) for index, first in enumerate(subset) for other in subset[index + 1 :]]
     half_turn = distance(profiles[-1], profiles[0, :, ::-1])
     if half_turn >= _HALF_TURN * near or float(np.median(pairs)) < _APART * near:
         return False

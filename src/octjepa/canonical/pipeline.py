@@ -258,8 +258,8 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing, halves: bool =
         both = []
         for half in (slice(0, None, 2), slice(1, None, 2)):  # of the B-scans
             weights = resampling_matrix(positions[half], slices_mm[slices], tz, reach_mm=max(extent_z, tz))
-            own, own_covered = _average_valid(weights, flat[half], None if whole else valid[half])
-            both.append(np.where(own_covered, rescale_to_8_bit(own, covered, scale), inner).astype(np.int16))
+            half_average, own_covered = _average_valid(weights, flat[half], None if whole else valid[half])
+            both.append(np.where(own_covered, rescale_to_8_bit(half_average, covered, scale), inner).astype(np.int16))
         half_difference = np.zeros(preprocessing.stored_size, np.int8)
         half_difference[slices, :, columns] = (both[0] - both[1]) // 2  # -128 to 127
         notes.append(HALVES_NOTE)

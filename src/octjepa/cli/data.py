@@ -146,7 +146,7 @@ def ingest(
     )
     remember_sources(store, sources)
     try:
-        made = build_store(
+        summary = build_store(
             sources,
             store,
             settings.preprocessing,
@@ -156,7 +156,7 @@ def ingest(
             halves,
             options,
         )
-        print_result(made, as_json)
+        print_result(summary, as_json)
     except TooManyLostError as error:
         print_result(error.summary, as_json)  # the work is done: its numbers come before the exit code
         raise
@@ -193,17 +193,18 @@ def inspect(
     from octjepa.inspection import describe
     from octjepa.read.reader import parse_spacing
 
-    found = describe(path, None if spacing is None else parse_spacing(spacing), verify)
-    flow = {} if as_json else found.pop("flow", {})
-    print_result(found, as_json)
+    description = describe(path, None if spacing is None else parse_spacing(spacing), verify)
+    flow = {} if as_json else description.pop("flow", {})
+    print_result(description, as_json)
     if flow:
         from octjepa.cohort.flow import CohortFlow
 
         for cohort, stages in flow.items():
             print("\n".join([f"{cohort} cohort", *CohortFlow.from_json(stages).lines()]))
-    if found.get("damaged"):
+    if description.get("damaged"):
         raise OctjepaError(
-            f"{len(found['damaged'])} volumes of {path} are not what was written: delete their folders (chunks/aa/ID, "
+            f"{len(description['damaged'])} volumes of {path} are not what was written: delete their folders "
+            "(chunks/aa/ID, "
             "aa being the first two signs of ID; of a packed store the shards that hold them, which shards.parquet "
             "names) and run the same ingest again"
         )
@@ -228,16 +229,17 @@ def convert(
     from octjepa.read.reader import parse_spacing
 
     check_output_folder(out)
-    made = convert_sources(scans, out, to, layers, None if spacing is None else parse_spacing(spacing))
+    converted = convert_sources(scans, out, to, layers, None if spacing is None else parse_spacing(spacing))
     if as_json:
-        print_result(made.as_dict(), as_json)
+        print_result(converted.as_dict(), as_json)
     else:
-        print_converted(made)
-    if not made.scans:
-        raise NothingReadError(f"none of {len(made.refused)} scans could be converted", made.as_dict())
-    if made.lost_share > max_lost:
+        print_converted(converted)
+    if not converted.scans:
+        raise NothingReadError(f"none of {len(converted.refused)} scans could be converted", converted.as_dict())
+    if converted.lost_share > max_lost:
         raise TooManyLostError(
-            f"{made.lost_share:.0%} of the scans were refused, more than --max-lost {max_lost:.0%}", made.as_dict()
+            f"{converted.lost_share:.0%} of the scans were refused, more than --max-lost {max_lost:.0%}",
+            converted.as_dict(),
         )
 
 
@@ -252,11 +254,11 @@ def pack(
     from octjepa.store import Store
     from octjepa.store.shards import pack as pack_store
 
-    found = pack_store(Store.open(store), shard_mb)
-    print_result(found, as_json)
-    if found["damaged"]:
+    packed = pack_store(Store.open(store), shard_mb)
+    print_result(packed, as_json)
+    if packed["damaged"]:
         raise OctjepaError(
-            f"{len(found['damaged'])} volumes of {store} are not what was written and were left where they are: "
+            f"{len(packed['damaged'])} volumes of {store} are not what was written and were left where they are: "
             f"`octjepa inspect {store} --verify` says what to do"
         )
 

@@ -247,13 +247,14 @@ def _print_probe_table(results: Sequence[Mapping[str, Any]], primary: Collection
 def print_subgroups(scored: Iterable[tuple[tuple[str, str], ColumnScores]], primary: Collection[str]) -> None:
     """Prints a table of the metrics by group, with (name, target) of each. An unmeasured group has a reason instead."""
     lines: list[Sequence[str]] = [("name", "target", "subgroup", "metric", "value [95 %]", "people")]
-    for head, one in scored:
-        if one.metric in primary:
-            for group, value in one.groups.items():
-                cells = (f"{one.column} {group}", one.metric, interval(value.to_json()), str(value.n_people))
+    for head, result in scored:
+        if result.metric in primary:
+            for group, value in result.groups.items():
+                cells = (f"{result.column} {group}", result.metric, interval(value.to_json()), str(value.n_people))
                 lines.append((*head, *cells))
             lines += [
-                (*head, f"{one.column} {group}", one.metric, reason, "") for group, reason in one.left_out.items()
+                (*head, f"{result.column} {group}", result.metric, reason, "")
+                for group, reason in result.left_out.items()
             ]
     if len(lines) > 1:
         print_table(lines)
@@ -270,9 +271,9 @@ def _print_notes_and_refused(results: ConvertedScans | SegmentedScans) -> None:
 def print_converted(made: ConvertedScans) -> None:
     """Prints a line for each scan, its notes below it, and the refused scans."""
     lines: list[Sequence[str]] = [("file", "shape", "spacing mm", "eye", "device")]
-    for one in made.scans:
-        shape = " x ".join(map(str, one.shape))
-        lines.append((one.file, shape, ", ".join(f"{mm:.4g}" for mm in one.spacing_mm), one.eye or "-", one.device))
+    for scan in made.scans:
+        shape = " x ".join(map(str, scan.shape))
+        lines.append((scan.file, shape, ", ".join(f"{mm:.4g}" for mm in scan.spacing_mm), scan.eye or "-", scan.device))
     if made.scans:
         print_table(lines)
     _print_notes_and_refused(made)
@@ -282,10 +283,10 @@ def print_converted(made: ConvertedScans) -> None:
 def print_segmented(made: SegmentedScans, page: Path) -> None:
     """Prints a line for each scan, its notes below it, the refused scans, and where the page is."""
     lines: list[Sequence[str]] = [("scan", "eye", "central um", "intraretinal mm3", "subretinal mm3", "sub-RPE mm3")]
-    for one in made.scans:
-        central = one.thickness_um["central"]
-        volumes = ["-" if value is None else f"{value:.3f}" for value in one.fluid_mm3.values()]
-        lines.append((one.scan, one.eye or "-", "-" if central is None else f"{central:.0f}", *volumes))
+    for scan in made.scans:
+        central = scan.thickness_um["central"]
+        volumes = ["-" if value is None else f"{value:.3f}" for value in scan.fluid_mm3.values()]
+        lines.append((scan.scan, scan.eye or "-", "-" if central is None else f"{central:.0f}", *volumes))
     if made.scans:
         print_table(lines)
     _print_notes_and_refused(made)
@@ -313,14 +314,14 @@ def print_adapted(made: AdaptedFolder, as_json: bool) -> None:
 def print_segmented_bscans(made: SegmentedBScans) -> None:
     """Prints the first lines of the table, each note with its number of B-scans, the refused ones, and the table."""
     lines: list[Sequence[str]] = [("image", "retina", "fluid share", "measured")]
-    for one in made.images[:_MOST_TARGETS]:
-        retina = f"{one.thickness['retina']:.0f} {one.unit}"
-        lines.append((one.image, retina, f"{one.fluid_share:.1%}", f"{one.measured_share:.0%}"))
+    for image in made.images[:_MOST_TARGETS]:
+        retina = f"{image.thickness['retina']:.0f} {image.unit}"
+        lines.append((image.image, retina, f"{image.fluid_share:.1%}", f"{image.measured_share:.0%}"))
     if made.images:
         print_table(lines)
     if (more := len(made.images) - _MOST_TARGETS) > 0:
         print(f"... and {more} more")
-    notes = Counter(note.partition(":")[0] for one in made.images for note in one.notes)
+    notes = Counter(note.partition(":")[0] for image in made.images for note in image.notes)
     for note, count in notes.most_common():
         print(f"note on {count} of {len(made.images)}: {note}")
     for refused in made.refused:

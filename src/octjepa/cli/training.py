@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,7 +13,7 @@ import typer
 from octjepa.cli.options import AllowOutside, Json, Overrides, Quiet, StorePath
 from octjepa.cli.output import check_output_folder, is_verbose, print_result
 from octjepa.cli.root import app
-from octjepa.errors import UsageError, counted
+from octjepa.errors import ContractError, UsageError, counted
 
 if TYPE_CHECKING:
     from octjepa.recipe import Recipe
@@ -45,7 +46,7 @@ def plan(
     if measure and store is None:
         raise UsageError("--measure times micro-batches of a store: give it by --store")
     about: dict[str, Any] = {}
-    opened, ids, stream = None, None, None
+    opened, ids, stream, other_grid, volumes = None, None, None, "", None
     if store is not None:
         from octjepa.store import Store
 
@@ -54,28 +55,41 @@ def plan(
         from octjepa.canonical.grid_coverage import cohort_coverage, coverage_line
         from octjepa.train.data import choose_cohort
 
-        cohort, stream = choose_cohort(opened, resolved)
-        cohort.print_flow()
-        ids = cohort.train.volume_ids
-        about = cohort.about() if as_json else {}
-        coverage = cohort_coverage(opened.table, ids, opened.preprocessing)
-        if as_json:
-            about["tissue_outside"] = coverage
-        elif coverage:
-            about["tissue_outside"] = coverage_line(coverage)
+        try:
+            cohort, stream = choose_cohort(opened, resolved)
+        except ContractError as error:
+            if measure:  # its volumes cannot be read with this recipe
+                raise
+            other_grid, volumes = str(error), int((opened.table["split"] == "train").sum())
+        else:
+            cohort.print_flow()
+            ids = cohort.train.volume_ids
+            volumes = len(ids)
+            about = cohort.about() if as_json else {}
+            coverage = cohort_coverage(opened.table, ids, opened.preprocessing)
+            if as_json:
+                about["tissue_outside"] = coverage
+            elif coverage:
+                about["tissue_outside"] = coverage_line(coverage)
     if masks is not None:
         from octjepa.report.figures.masks import report_masks
 
-        about["masks"] = report_masks(resolved, opened, ids, masks).to_json()
+        about["masks"] = report_masks(resolved, None if other_grid else opened, ids, masks).to_json()
     from octjepa.train.plan import plan as plan_recipe
 
-    planned, timing = plan_recipe(resolved, None if ids is None else len(ids)), None
+    planned, timing = plan_recipe(resolved, volumes), None
     if measure and stream is not None:
         from octjepa.train.plan import time_run
 
         timing = time_run(resolved, stream, planned.updates)
     values = planned.to_json() | ({} if timing is None else timing.to_json())
-    if not as_json:
+    if other_grid and as_json:
+        about["other_grid"] = other_grid
+    elif other_grid:
+        values["volumes_known"] = ""
+        print(other_grid, file=sys.stderr)
+        about["verdict"] = f"the store has another grid: first ingest into a new store with --recipe {recipe}"
+    elif not as_json:
         values["volumes_known"] = "" if ids is not None else _whence(resolved, planned.volumes_known)
         validated = None if opened is None else len(cohort.val.volume_ids)
         about["verdict"] = _verdict(timing, validated, store)

@@ -116,7 +116,7 @@ class Embedder:
         """(name, an array for each volume) of every feature block of the embedding table."""
         for name, volume_tokens in tokens.items():
             pairs = zip(volumes, volume_tokens, strict=True)
-            yield name, [self.encoder.pool(volume, found, self.options.pools) for volume, found in pairs]
+            yield name, [self.encoder.pool(volume, features, self.options.pools) for volume, features in pairs]
         yield "histogram", [intensity_histogram(volume, self.encoder.preprocessing) for volume in volumes]
         patches = [one for one in selected if isinstance(one, SelectedTokens)]
         if patches:  # an encoder of another project is given images

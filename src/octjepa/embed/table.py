@@ -135,8 +135,8 @@ def _check(table: Embeddings, where: str) -> None:
     nameless = int((frame["person_id"].astype(str).str.strip() == "").sum())
     if nameless:
         raise UsageError(f"{where}: {nameless} row(s) have no person_id, so people cannot be kept apart")
-    for column, known, expected in (("split", SPLITS, "train, val, test"), ("eye", ("OD", "OS"), "OD, OS")):
-        strange = sorted(set(frame[column]) - {*known, ""})
+    for column, allowed, expected in (("split", SPLITS, "train, val, test"), ("eye", ("OD", "OS"), "OD, OS")):
+        strange = sorted(set(frame[column]) - {*allowed, ""})
         if strange:
             raise UsageError(f"{where}: {column} holds {strange}, expected {expected} or empty")
     widths = sum(pooling.POOL_WIDTHS[name] for name in pooling.check_pools(table.pools))
@@ -156,8 +156,8 @@ def _check(table: Embeddings, where: str) -> None:
 
 def complete_keys(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with KEY_COLUMNS and OPTIONAL_COLUMNS alone, absent optional ones unknown; their types as stored."""
-    known = [name for name in (*KEY_COLUMNS, *OPTIONAL_COLUMNS) if name in frame]
-    frame = frame[known].reindex(columns=[*known, *(name for name in OPTIONAL_COLUMNS if name not in known)])
+    columns = [name for name in (*KEY_COLUMNS, *OPTIONAL_COLUMNS) if name in frame]
+    frame = frame[columns].reindex(columns=[*columns, *(name for name in OPTIONAL_COLUMNS if name not in columns)])
     for name in frame:
         texts = frame[name].astype(object)
         numeric = name in NUMERIC_COLUMNS

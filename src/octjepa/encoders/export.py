@@ -104,12 +104,13 @@ def _write(data: bytes, file: IO[bytes]) -> None:
 def _remove_left_over(out: Path, files: Mapping[str, bytes]) -> None:
     """Removes halves of `files`, as a killed export leaves them. Raises UsageError where anything else is there."""
     halves = {f".{name}.tmp" for name in files}
-    found = [path for path in out.iterdir() if path.name != LOCK]
+    existing = [path for path in out.iterdir() if path.name != LOCK]
     if any(
-        path.name not in halves and not (path.is_file() and files.get(path.name) == path.read_bytes()) for path in found
+        path.name not in halves and not (path.is_file() and files.get(path.name) == path.read_bytes())
+        for path in existing
     ):
         raise _not_empty(out)
-    for path in found:
+    for path in existing:
         if path.name in halves:
             path.unlink()
 

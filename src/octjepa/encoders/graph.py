@@ -45,7 +45,7 @@ def graph_of(encoder: PretrainedEncoder, about: dict[str, str]) -> bytes:
     batch, count = torch.export.Dim("batch"), torch.export.Dim("tokens")
     try:
         with _quiet(), bar("export", 1, "graph") as progress:
-            made = torch.onnx.export(
+            program = torch.onnx.export(
                 encoder.encoder.cpu(),
                 (torch.randn(2, tokens, voxels, generator=torch.Generator().manual_seed(0)), positions),
                 input_names=["patches", "positions"],
@@ -59,8 +59,8 @@ def graph_of(encoder: PretrainedEncoder, about: dict[str, str]) -> bytes:
     except torch.onnx.OnnxExporterError as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(f"torch makes no graph of this encoder ({reason}): export with --format safetensors") from None
-    assert made is not None  # only of dynamo=False
-    model = made.model_proto
+    assert program is not None  # only of dynamo=False
+    model = program.model_proto
     _forget_sources(model)
     onnx.helper.set_model_props(model, about)
     onnx.checker.check_model(model)

@@ -48,9 +48,9 @@ class VolumeEncoder(nn.Module):
         """
         if images.shape[1:] != (1, *self.image_size):
             expected = " x ".join(map(str, ("B", 1, *self.image_size)))
-            found = " x ".join(map(str, images.shape))
+            shape_text = " x ".join(map(str, images.shape))
             raise UsageError(
-                f"images of {found}, and this encoder takes {expected} (batch, channel, slice, depth, column)"
+                f"images of {shape_text}, and this encoder takes {expected} (batch, channel, slice, depth, column)"
             )
         (d, h, w), (p, q, r) = self.grid, self.patch
         tiles = images.reshape(len(images), d, p, h, q, w, r).permute(0, 1, 3, 5, 2, 4, 6)  # [b, d, h, w, p, q, r]

@@ -99,8 +99,8 @@ class PretrainedEncoder(EncoderBase[SelectedTokens]):
 
         trainable: whether its parameters require gradients.
         """
-        made = VolumeEncoder(self.encoder, self.recipe).requires_grad_(trainable)
-        return made.train(trainable)
+        module = VolumeEncoder(self.encoder, self.recipe).requires_grad_(trainable)
+        return module.train(trainable)
 
     def collate(self, volumes: Sequence[CanonicalVolume]) -> Float[Tensor, "b 1 d h w"]:
         """Batches volumes of a store as images `[B, 1, D, H, W]`: the `collate_fn` of a DataLoader over a `Store`."""
@@ -137,7 +137,7 @@ class PretrainedEncoder(EncoderBase[SelectedTokens]):
         Volumes with equally many tokens share a forward pass of at most `FORWARD_TOKENS` tokens. Nothing is padded, so
         the features of a volume do not depend on the others.
         """
-        found: dict[int, TokenFeatures] = {}
+        features_by_index: dict[int, TokenFeatures] = {}
         for numbers in equal_counts([len(volume.grid_index) for volume in selected]):
             batch = [selected[number] for number in numbers]
             patches, positions = (
@@ -145,8 +145,8 @@ class PretrainedEncoder(EncoderBase[SelectedTokens]):
             )
             features = self.encoder(patches, positions).float().cpu().numpy()  # [volumes, k, dim]
             for number, volume, of_volume in zip(numbers, batch, features, strict=True):
-                found[number] = TokenFeatures(of_volume, volume.grid_index, volume.grid, volume.tissue)
-        return [found[number] for number in range(len(selected))]
+                features_by_index[number] = TokenFeatures(of_volume, volume.grid_index, volume.grid, volume.tissue)
+        return [features_by_index[number] for number in range(len(selected))]
 
 
 def equal_counts(counts: Sequence[int]) -> Iterator[list[int]]:

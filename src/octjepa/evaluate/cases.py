@@ -123,9 +123,9 @@ def group_cases(
     (`targets.check_people`), and so do the volumes of a case. Raises UsageError: an unknown level or rule, visits
     without a known order, no quality to select by, people as cases of labels by visit.
     """
-    for kind, name, known in (("level", level, LEVELS), ("rule for several volumes", several, tuple(RULES))):
-        if name not in known:
-            raise UsageError(f"no {kind} {name!r}: known are {', '.join(known)}")
+    for kind, name, allowed in (("level", level, LEVELS), ("rule for several volumes", several, tuple(RULES))):
+        if name not in allowed:
+            raise UsageError(f"no {kind} {name!r}: known are {', '.join(allowed)}")
     if by_visit and level == "person":
         raise UsageError("labels by visit are those of an eye at a visit: use --level volume or eye")
     in_split = np.arange(len(frame)) if level == "volume" else np.flatnonzero(frame["split"] != "")

@@ -176,8 +176,8 @@ def covariate_features(frame: pd.DataFrame, target: Target) -> tuple[Float[np.nd
         if name == "age":
             age = frame["age"].to_numpy(dtype=np.float64)
             unknown = np.isnan(age)
-            known = age[train][~unknown[train]]
-            encoded = [np.where(unknown, np.median(known) if len(known) else 0.0, age), unknown.astype(float)]
+            known_ages = age[train][~unknown[train]]
+            encoded = [np.where(unknown, np.median(known_ages) if len(known_ages) else 0.0, age), unknown.astype(float)]
         else:
             texts = frame[name].to_numpy(dtype=str)
             encoded = [(texts == value).astype(float) for value in np.unique(texts[train])]

@@ -52,10 +52,10 @@ def people_order(target: Target, person_ids: np.ndarray, seed: int) -> list[str]
     groups: list[list[str]] = []
     taken: set[str] = set()
     for code in sorted(of_class, key=lambda code: (len(of_class[code]), code)):
-        own = sorted(of_class[code] - taken)
+        candidates = sorted(of_class[code] - taken)
         taken |= of_class[code]
         rng = keys.generator(seed, "labelled people", target.name, code)
-        groups.append([own[position] for position in rng.permutation(len(own))])
+        groups.append([candidates[position] for position in rng.permutation(len(candidates))])
     return list(_in_turn(groups))
 
 
@@ -74,14 +74,14 @@ def limit_target(target: Target, person_ids: np.ndarray, count: int, seed: int) 
     if count > len(order):
         raise TooFewLabelsError(f"{target.name}: {count} labelled people were requested, train has {len(order)}")
     people, chosen = person_ids[target.indices["train"]], order[:count]
-    own = np.isin(people, chosen)
-    indices = target.indices | {"train": target.indices["train"][own], "val": target.indices["val"][:0]}
-    values = target.values | {"train": target.values["train"][own], "val": target.values["val"][:0]}
+    is_drawn = np.isin(people, chosen)
+    indices = target.indices | {"train": target.indices["train"][is_drawn], "val": target.indices["val"][:0]}
+    values = target.values | {"train": target.values["train"][is_drawn], "val": target.values["val"][:0]}
     for code, name in enumerate(target.classes):
-        found = len(set(people[own][values["train"] == code].tolist()))
-        if found < MIN_PEOPLE:
+        n_people = len(set(people[is_drawn][values["train"] == code].tolist()))
+        if n_people < MIN_PEOPLE:
             raise TooFewLabelsError(
-                f"{target.name}: of {count} labelled people {found} are of class {name}, at least {MIN_PEOPLE} are "
+                f"{target.name}: of {count} labelled people {n_people} are of class {name}, at least {MIN_PEOPLE} are "
                 "needed"
             )
     return replace(target, indices=indices, values=values)

@@ -133,7 +133,12 @@ def read_labels(path: str | Path, targets: Sequence[str]) -> LabelTable:
         for name, found in labelled.items()
     }
     visits = {
-        name: {(p, side, one): text for (p, side, cell), text in found.items() if cell for one in names[p, cell]}
+        name: {
+            (p, side, volume_name): text
+            for (p, side, cell), text in found.items()
+            if cell
+            for volume_name in names[p, cell]
+        }
         for name, found in labelled.items()
     }
     sites = {} if site is None else dict(zip(people, frame[site].str.strip(), strict=True))
@@ -174,12 +179,13 @@ def _without_placeholders(
     if all(number >= 0 for text, number in numbers.items() if text not in CODES) and len({*numbers} - CODES) > 1:
         no_value |= CODES
     no_value -= classes
-    found = sorted({text for text in column if text.lower() in no_value})
-    if found:
+    empty_words = sorted({text for text in column if text.lower() in no_value})
+    if empty_words:
         count = int(column.str.lower().isin(no_value).sum())
         notes.append(
-            f"{target}: {', '.join(map(repr, found))} ({count} cells) counts as no value; to make it a class, begin "
-            f"the file with the line `#classes: {found[0]}`"
+            f"{target}: {', '.join(map(repr, empty_words))} ({count} cells) counts as no value; to make it a class, "
+            "begin "
+            f"the file with the line `#classes: {empty_words[0]}`"
         )
         column = column.mask(column.str.lower().isin(no_value), "")
     strange = [
@@ -321,7 +327,7 @@ def _unique(
 
     Raises UsageError where two labels of a key differ.
     """
-    found: dict[tuple[str, str, str], str] = {}
+    label_of: dict[tuple[str, str, str], str] = {}
     disagreeing: set[tuple[str, str, str]] = set()
     repeated = missing = 0
     for (person, eye, visit), value in zip(rows.itertuples(index=False, name=None), column, strict=True):
@@ -330,27 +336,28 @@ def _unique(
             continue
         # Volumes of unknown laterality ("") take a label only from a row that speaks of the whole person.
         keys = [(person, side, visit) for side in ((eye,) if eye else ("OD", "OS", ""))]
-        repeated += any(key in found for key in keys)
+        repeated += any(key in label_of for key in keys)
         for key in keys:
-            if key in found:
-                if found[key] != value and not _same_number(found[key], value):
+            if key in label_of:
+                if label_of[key] != value and not _same_number(label_of[key], value):
                     disagreeing.add(key)
             else:
-                found[key] = value
+                label_of[key] = value
     if disagreeing:
         raise UsageError(
-            f"{path}: {target} is given twice with different values for {len(disagreeing)} of {len(found)} person-eye "
+            f"{path}: {target} is given twice with different values for {len(disagreeing)} of {len(label_of)} "
+            "person-eye "
             "keys; keep one row per person and eye, or name the visit of each row in a column visit"
         )
     if repeated:
         notes.append(f"{target}: {repeated} label(s) are given more than once with equal values; one of each is used")
     if missing:
         notes.append(f"{target}: {missing} of {len(column)} label rows are empty or NaN and are left out")
-    return found
+    return label_of
 
 
-def _same_number(one: str, other: str) -> bool:
-    numbers = numbers_of([one, other])
+def _same_number(first: str, other: str) -> bool:
+    numbers = numbers_of([first, other])
     return numbers is not None and bool(numbers[0] == numbers[1])
 
 

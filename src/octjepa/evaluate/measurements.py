@@ -97,11 +97,11 @@ def measure_predictions(
     rows: list[Row] = []
     confusions: list[Confusion] = []
     for key, (target, predictions) in predicted.items():
-        primary, known = PRIMARY_METRIC[target.task], TASK_METRICS[target.task]
-        shown = [name for name in known if metric_names is None or name in metric_names]
+        primary, all_metrics = PRIMARY_METRIC[target.task], TASK_METRICS[target.task]
+        shown = [name for name in all_metrics if metric_names is None or name in metric_names]
         if not shown and metric_names is not None:
             raise UsageError(
-                f"{target.name} is {target.task}: none of the requested metrics fits; it has {', '.join(known)}"
+                f"{target.name} is {target.task}: none of the requested metrics fits; it has {', '.join(all_metrics)}"
             )
         for metric in dict.fromkeys((*shown, primary)):
             estimate = estimate_metric(metric, predictions, draws, people[target.name], target.label_hash)
@@ -217,5 +217,5 @@ def best_by_test(values: Mapping[Any, float], metric: str) -> Any | None:
     Chosen by the test set, which favours it: comparisons with it are conservative and have no corrected p-value.
     """
     sign = -1 if metric in LOWER_IS_BETTER else 1
-    known = {key: sign * value for key, value in values.items() if np.isfinite(value)}
-    return max(known, key=lambda key: known[key]) if known else None
+    finite_values = {key: sign * value for key, value in values.items() if np.isfinite(value)}
+    return max(finite_values, key=lambda key: finite_values[key]) if finite_values else None

@@ -164,7 +164,7 @@ class ProbeResult(Findings):
             "confusions": to_json(self.confusions),
             "targets": to_json(self.targets),
             "protocol": {} if self.protocol is None else self.protocol.to_json(),
-            "labelled": {count: one.to_json() for count, one in self.labelled.items()},
+            "labelled": {count: fewer.to_json() for count, fewer in self.labelled.items()},
             "subgroups": to_json(self.subgroups),
         }
 
@@ -220,7 +220,7 @@ def run_probes(
     result.paired = next((pair for pair in result.comparisons if pair.key == headline), None)
     result.case_predictions = list_predictions(result.predicted, headline, evaluation.cases, evaluation.volumes)
     result.baselines = compare_with_baselines(result.paired, measured.estimates)
-    read_by = {key: found for key, found in result.predicted.items() if _is_read_by(key, headline)}
+    read_by = {key: predictions for key, predictions in result.predicted.items() if _is_read_by(key, headline)}
     result.subgroups = measure_subgroups(read_by, evaluation.groups, test_set.people, test_set.draws, settings.metrics)
     for count, (fewer, reasons) in with_fewer_labels.items():
         result.labelled[str(count)] = _measure_labelled(count, fewer, reasons, tables, test_set)
@@ -299,10 +299,13 @@ def _check_settings(embeddings: Sequence[Embeddings], settings: ProbeSettings) -
     if not embeddings:
         raise UsageError("no embeddings to probe: give at least one .parquet file of octjepa embed")
     known_probes = (*PROBES.names(), *TOKEN_PROBES.names())
-    for kind, given, known in (("probe", settings.probes, known_probes), ("metric", settings.metrics, tuple(METRICS))):
-        unknown = [name for name in given or () if name not in known]
-        if unknown or (given is not None and not given):
-            raise UsageError(f"no {kind} {', '.join(unknown) or 'given'}: known are {', '.join(known)}")
+    for kind, chosen, allowed in (
+        ("probe", settings.probes, known_probes),
+        ("metric", settings.metrics, tuple(METRICS)),
+    ):
+        unknown = [name for name in chosen or () if name not in allowed]
+        if unknown or (chosen is not None and not chosen):
+            raise UsageError(f"no {kind} {', '.join(unknown) or 'given'}: known are {', '.join(allowed)}")
     check_survival(settings.task, settings.event, settings.probes)
     if settings.attention and not set(settings.probes) & set(TOKEN_PROBES.names()):
         raise UsageError("only a probe on tokens attends to them: give --probe attentive, and --tokens FOLDER")
@@ -362,12 +365,12 @@ class ProbeInputs:
 
     def fingerprints(self) -> list[str]:
         """The identity of each measured encoder, for the ledger of test sets."""
-        found = [
+        identities = [
             test_set_ledger.fingerprint(features, probe)
             for _, _, features in feature_sets(self.tables, self.pools)
             for probe in self.feature_probes or ("linear",)
         ]
-        return found + [
+        return identities + [
             f"{folder.weights} {view} {probe}" for _, folder, view in self.token_sets for probe in self.token_probes
         ]
 

@@ -140,8 +140,8 @@ class ProbeTask(SupervisedTask[ProbeBatch]):
         fits = [self.fits[learner] for learner in learners]
         volumes = [np.sort(fit.held_out) for fit in fits]
         return [
-            fit.held_out_loss(some, scores) if len(some) else None
-            for fit, some, scores in zip(fits, volumes, predictions(self.read, fits, volumes), strict=True)
+            fit.held_out_loss(positions, scores) if len(positions) else None
+            for fit, positions, scores in zip(fits, volumes, predictions(self.read, fits, volumes), strict=True)
         ]
 
 
@@ -188,8 +188,8 @@ def attentive(
             torch.from_numpy(features.astype(np.float32)), torch.from_numpy(coordinates), torch.from_numpy(valid)
         )
 
-    some = train[np.unique(np.linspace(0, len(train) - 1, _VOLUMES_FOR_SCALE).astype(int))]
-    mean, std = _token_scale(tokens.features(view, volume_ids[volume]) for volume in some)
+    sample = train[np.unique(np.linspace(0, len(train) - 1, _VOLUMES_FOR_SCALE).astype(int))]
+    mean, std = _token_scale(tokens.features(view, volume_ids[volume]) for volume in sample)
 
     def build(task: Task, classes: int) -> nn.Module:
         return AttentiveProbe(mean, std, task, classes)
@@ -226,14 +226,17 @@ def predictions(read: Read, fits: Sequence[NetworkFit], volumes: Sequence[Volume
     everyone = np.unique(np.concatenate(volumes))
     parts: list[list[np.ndarray]] = [[np.zeros((0, max(1, len(fit.target.classes))))] for fit in fits]
     for block in np.unique(everyone // _BATCH):
-        some = everyone[everyone // _BATCH == block]
-        features = read(some)
-        for fit, own, found in zip(fits, volumes, parts, strict=True):
-            mask = np.isin(some, own)
+        block_volumes = everyone[everyone // _BATCH == block]
+        features = read(block_volumes)
+        for fit, positions, outputs in zip(fits, volumes, parts, strict=True):
+            mask = np.isin(block_volumes, positions)
             if mask.any():
-                found.append(fit.predict(features[torch.from_numpy(mask)]))
+                outputs.append(fit.predict(features[torch.from_numpy(mask)]))
     # Blocks come in ascending order: back to that of `volumes`.
-    return [np.concatenate(found)[np.argsort(np.argsort(own))] for found, own in zip(parts, volumes, strict=True)]
+    return [
+        np.concatenate(outputs)[np.argsort(np.argsort(positions))]
+        for outputs, positions in zip(parts, volumes, strict=True)
+    ]
 
 
 def _fit(
@@ -265,27 +268,30 @@ def _fit(
     test = dict(zip(fits, predictions(read, fits, [fit.target.indices["test"] for fit in fits]), strict=True))
     probe_fits = []
     for target, selection in zip(targets, selections, strict=True):
-        own = [fit for fit in fits if fit.target is target]
+        target_fits = [fit for fit in fits if fit.target is target]
         shift = np.zeros(max(1, len(target.classes)))
         if selection.by == "val":
-            _, shift = select_setting(target, target.values["val"], [held_out[own[0]]])
+            _, shift = select_setting(target, target.values["val"], [held_out[target_fits[0]]])
         elif selection.by == "cv":
-            order = np.argsort(np.concatenate([fit.held_out for fit in own]))
-            of_train = np.concatenate([held_out[fit] for fit in own])[order]  # of the training volumes, ascending
+            order = np.argsort(np.concatenate([fit.held_out for fit in target_fits]))
+            of_train = np.concatenate([held_out[fit] for fit in target_fits])[
+                order
+            ]  # of the training volumes, ascending
             back = np.argsort(np.argsort(target.indices["train"]))
             _, shift = select_setting(target, target.values["train"], [of_train[back]])
-        mean = np.mean([test[fit] for fit in own], axis=0)
+        mean = np.mean([test[fit] for fit in target_fits], axis=0)
         epochs = [
-            (fit.learner.best_update if len(fit.held_out) else fit.learner.updates) // epoch_updates for fit in own
+            (fit.learner.best_update if len(fit.held_out) else fit.learner.updates) // epoch_updates
+            for fit in target_fits
         ]
         predicted = calibrated_predictions(target, mean, shift)
-        attends = isinstance(own[0].learner.network, AttentiveProbe)
+        attends = isinstance(target_fits[0].learner.network, AttentiveProbe)
         probe_fits.append(
             ProbeFit(
                 predicted,
                 float(np.mean(epochs)),
                 epochs.count(EPOCHS),
-                partial(_attention, read, own) if attends else None,
+                partial(_attention, read, target_fits) if attends else None,
             )
         )
     return probe_fits

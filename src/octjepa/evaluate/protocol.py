@@ -136,7 +136,7 @@ class Evaluation:
     def people(self) -> dict[str, list[str]]:
         """By target, the people of its test cases, in order."""
         ids = self.frame["person_id"].to_numpy(dtype=str)
-        return {one.name: ids[one.test_target.indices["test"]].tolist() for one in self.targets}
+        return {target.name: ids[target.test_target.indices["test"]].tolist() for target in self.targets}
 
     @cached_property
     def draws(self) -> Draws:
@@ -209,7 +209,7 @@ class TestSet:
         self, candidates: Iterable[Candidate], metrics: Sequence[str] | None, findings: Findings
     ) -> tuple[PredictionsByKey, Measurements]:
         """Predictions by key, and their rows with intervals. `metrics`: None for all of the task."""
-        predicted = {one.key: (one.target.test_target, one.predictions) for one in candidates}
+        predicted = {candidate.key: (candidate.target.test_target, candidate.predictions) for candidate in candidates}
         return predicted, measure_predictions(predicted, self.people, self.draws, metrics, findings)
 
 

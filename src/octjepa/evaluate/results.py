@@ -426,7 +426,7 @@ class WithFewerLabels(Record):
 
 def read_fewer_labels(data: Mapping[str, Any]) -> dict[str, WithFewerLabels]:
     """By number of people, as text."""
-    return {str(count): WithFewerLabels.from_json(one) for count, one in data.items()}
+    return {str(count): WithFewerLabels.from_json(value) for count, value in data.items()}
 
 
 def findings_json(findings: Findings) -> dict[str, object]:

@@ -321,25 +321,25 @@ class SubgroupColumn:
 
 def parse_subgroups(text: str | None) -> tuple[SubgroupColumn, ...]:
     """The columns in a list such as "sex,age:50,65": numbers after a colon are edges of bands. Raises UsageError."""
-    found: list[tuple[str, list[float]]] = []
+    bands: list[tuple[str, list[float]]] = []
     for part in (text or "").split(",") if text is not None else ():
         name, colon, edge = (piece.strip() for piece in part.rpartition(":"))
-        is_edge = not colon and bool(found) and bool(found[-1][1])
+        is_edge = not colon and bool(bands) and bool(bands[-1][1])
         numbers = numbers_of([edge]) if colon or is_edge else None
         if numbers is not None and colon and name:
-            found.append((name, [float(numbers[0])]))
+            bands.append((name, [float(numbers[0])]))
         elif numbers is not None and is_edge:
-            found[-1][1].append(float(numbers[0]))
+            bands[-1][1].append(float(numbers[0]))
         elif not colon and edge:
-            found.append((edge, []))
+            bands.append((edge, []))
         else:
             raise UsageError(f"--subgroups {text!r}: give columns, with edges of bands after a colon, as sex,age:50,65")
-    for name, edges in found:
+    for name, edges in bands:
         if sorted(set(edges)) != edges:
             raise UsageError(f"--subgroups {name}: the edges of its bands do not rise")
-    if len({name for name, _ in found}) < len(found):
+    if len({name for name, _ in bands}) < len(bands):
         raise UsageError(f"--subgroups {text!r} names a column twice")
-    return tuple(SubgroupColumn(name, tuple(edges)) for name, edges in found)
+    return tuple(SubgroupColumn(name, tuple(edges)) for name, edges in bands)
 
 
 def read_groups(columns: Sequence[SubgroupColumn], labels_path: str | Path, frame: pd.DataFrame) -> Groups:
@@ -457,23 +457,23 @@ class SubgroupTable:
 def subgroup_tables(scored: Sequence[SubgroupResult]) -> list[SubgroupTable]:
     """A table for every target and column, in the target's primary metric."""
     tables: dict[tuple[str, str, str], list[SubgroupResult]] = {}
-    for one in scored:
-        if one.metric in PRIMARY_METRIC.values():
-            tables.setdefault((one.target, one.column, one.metric), []).append(one)
+    for result in scored:
+        if result.metric in PRIMARY_METRIC.values():
+            tables.setdefault((result.target, result.column, result.metric), []).append(result)
     made = []
     for (target, column, metric), members in tables.items():
-        groups = {group: value for one in members for group, value in one.groups.items()}
+        groups = {group: value for result in members for group, value in result.groups.items()}
         rows = tuple(
-            SubgroupTableRow(group, value.n_people, tuple(one.groups.get(group) for one in members))
+            SubgroupTableRow(group, value.n_people, tuple(result.groups.get(group) for result in members))
             for group, value in sorted(groups.items())
         )
-        names = tuple(_heading(one, members) for one in members)
-        left_out = {group: reason for one in members for group, reason in one.left_out.items()}
+        names = tuple(_heading(result, members) for result in members)
+        left_out = {group: reason for result in members for group, reason in result.left_out.items()}
         made.append(SubgroupTable(target, column, metric, names, rows, left_out))
     return made
 
 
-def _heading(one: SubgroupResult, members: Sequence[SubgroupResult]) -> str:
+def _heading(member: SubgroupResult, members: Sequence[SubgroupResult]) -> str:
     """The name of a result, with its probe if the name occurs twice (an encoder frozen and tuned)."""
-    twice = [other.name for other in members].count(one.name) > 1
-    return f"{one.name} ({one.probe})" if twice else one.name
+    twice = [other.name for other in members].count(member.name) > 1
+    return f"{member.name} ({member.probe})" if twice else member.name

@@ -63,11 +63,11 @@ def read_attention(path: Path, volume_ids: Sequence[str]) -> dict[str, list[Toke
         raise UsageError(f"{path} holds none of the {len(volume_ids)} eyes that are mapped: was it made of this store?")
     first = frame.loc[~frame["twin"], "name"]
     frame = frame[frame["twin"] | (frame["name"] == first.iloc[0])].drop_duplicates(["volume_id", "target", "twin"])
-    found: dict[str, list[TokenAttention]] = {}
+    attention_by_volume: dict[str, list[TokenAttention]] = {}
     for row in frame.to_dict("records"):
         d, h, w = (int(size) for size in row["grid"])
         index, attention = np.asarray(row["grid_index"], np.int64), np.asarray(row["attention"], np.float32)
-        found.setdefault(str(row["volume_id"]), []).append(
+        attention_by_volume.setdefault(str(row["volume_id"]), []).append(
             TokenAttention(str(row["target"]), bool(row["twin"]), (d, h, w), index, attention)
         )
-    return found
+    return attention_by_volume

@@ -24,35 +24,35 @@ def write_attention_maps(writer: NativeWriter, maps: Sequence[TokenAttention]) -
 
     The file holds multiples of an even share. Raises UsageError: the maps are of another token grid.
     """
-    twins = {found.target: found for found in maps if found.untrained}
-    for found in maps:
-        if found.untrained:
+    twins = {attention.target: attention for attention in maps if attention.untrained}
+    for attention in maps:
+        if attention.untrained:
             continue
-        if found.grid != writer.recipe.grid:
-            raise UsageError(f"attention of a token grid {found.grid}, the encoder's is {writer.recipe.grid}")
-        kind = f"attention.{re.sub(r'[^A-Za-z0-9_-]+', '_', found.target)}"
-        values = writer.write_map(kind, found.even_shares())
-        twin = twins.get(found.target)
+        if attention.grid != writer.recipe.grid:
+            raise UsageError(f"attention of a token grid {attention.grid}, the encoder's is {writer.recipe.grid}")
+        kind = f"attention.{re.sub(r'[^A-Za-z0-9_-]+', '_', attention.target)}"
+        values = writer.write_map(kind, attention.even_shares())
+        twin = twins.get(attention.target)
         other = None if twin is None else tokens_to_native(twin.even_shares(), writer.native, writer.recipe)
-        _write_attention_figure(writer, kind, found, values, other)
+        _write_attention_figure(writer, kind, attention, values, other)
 
 
 def _write_attention_figure(
     writer: NativeWriter,
     kind: str,
-    found: TokenAttention,
+    attention: TokenAttention,
     values: Float[np.ndarray, "N R C"],
     twin: Float[np.ndarray, "N R C"] | None,
 ) -> None:
     """En face the share of each column of tokens, and the B-scan of the token that gets the most."""
     from matplotlib.figure import Figure
 
-    strongest = np.unravel_index(int(np.nanargmax(found.even_shares())), found.grid)
+    strongest = np.unravel_index(int(np.nanargmax(attention.even_shares())), attention.grid)
     at = writer.centre((int(strongest[0]), int(strongest[1]), int(strongest[2])))
     number, (dz, dy, dx) = writer.nearest_b_scan(at), writer.native.spacing_mm
-    faces = {"trained": _en_face(values, found, writer)}
+    faces = {"trained": _en_face(values, attention, writer)}
     if twin is not None:
-        faces["untrained"] = _en_face(twin, found, writer)
+        faces["untrained"] = _en_face(twin, attention, writer)
     face_extent, extent = writer.extents()
     figure = Figure(figsize=(11 if twin is None else 14, 4.4), dpi=90, layout="constrained")
     axes = figure.subplot_mosaic([[*faces, "b_scan"]], width_ratios=[0.8] * len(faces) + [1.2])
@@ -71,7 +71,7 @@ def _write_attention_figure(
     axes["b_scan"].set(xlabel="mm", ylabel="mm, depth")
     figure.colorbar(laid, ax=axes["b_scan"], location="bottom", shrink=0.6, label="even shares")
     titles = {
-        "trained": f"{found.target}: attention of each\ncolumn of tokens",
+        "trained": f"{attention.target}: attention of each\ncolumn of tokens",
         "untrained": "The same probe on the\nuntrained encoder",
         "b_scan": f"Attention over B-scan {number + 1}; 1 is an even share.\nThe circle marks the token of the most",
     }
@@ -81,10 +81,10 @@ def _write_attention_figure(
 
 
 def _en_face(
-    values: Float[np.ndarray, "N R C"], found: TokenAttention, writer: NativeWriter
+    values: Float[np.ndarray, "N R C"], attention: TokenAttention, writer: NativeWriter
 ) -> Float[np.ndarray, "N C"]:
     """Per cent of the attention that the column of tokens at each A-scan gets; NaN if there is none."""
-    total = np.nansum(values, axis=1) * 100 / (writer.token_depth * len(found.attention))
+    total = np.nansum(values, axis=1) * 100 / (writer.token_depth * len(attention.attention))
     return np.where(np.isfinite(values).any(axis=1), total, np.nan)
 
 
@@ -106,8 +106,8 @@ def write_figure(
     changes: dict[str, Any] = {"cmap": "PuOr_r", "vmin": -most, "vmax": most}
     figure = Figure(figsize=(11, 4.4), dpi=110, layout="constrained")
     axes = figure.subplot_mosaic([["face", "occlusion"], ["face", "similarity"]], width_ratios=(0.8, 1))
-    known = np.isfinite(volumes["occlusion"])
-    total, count = np.nan_to_num(volumes["occlusion"]).sum(axis=1), known.sum(axis=1)
+    is_measured = np.isfinite(volumes["occlusion"])
+    total, count = np.nan_to_num(volumes["occlusion"]).sum(axis=1), is_measured.sum(axis=1)
     columnwise = np.where(count > 0, total / np.maximum(count, 1), np.nan)
     shown = axes["face"].imshow(columnwise, extent=face_extent, interpolation="nearest", **changes)
     axes["face"].axhline((number + 0.5) * dz, color="black", linewidth=0.8)

@@ -188,11 +188,13 @@ def predict_without(
     outputs: dict[int, np.ndarray] = {}
     for count in np.unique(counts):
         sets = np.flatnonzero(counts == count)
-        for some in np.split(sets, range(batch, len(sets), batch)):
-            index = torch.from_numpy(np.stack([np.flatnonzero(~left_out[number]) for number in some])).to(
+        for batch_sets in np.split(sets, range(batch, len(sets), batch)):
+            index = torch.from_numpy(np.stack([np.flatnonzero(~left_out[number]) for number in batch_sets])).to(
                 patches.device
             )
-            outputs |= zip(some.tolist(), predict(patches[index], positions[index]).cpu().double().numpy(), strict=True)
+            outputs |= zip(
+                batch_sets.tolist(), predict(patches[index], positions[index]).cpu().double().numpy(), strict=True
+            )
     return np.stack([outputs[number] for number in range(len(left_out))])
 
 
@@ -245,8 +247,8 @@ def _regions(
 ) -> tuple[np.ndarray, Bool[np.ndarray, "regions k"]]:
     """(centres, which tokens are within `radius` of each) of the regions that do not hold every token."""
     inside = (np.abs(centres[:, None] - tokens[None]) <= radius).all(axis=-1)
-    some = ~inside.all(axis=1)
-    return centres[some], inside[some]
+    is_partial = ~inside.all(axis=1)
+    return centres[is_partial], inside[is_partial]
 
 
 def _scattered(

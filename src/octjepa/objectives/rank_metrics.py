@@ -62,8 +62,8 @@ def lidar(groups: Float[Tensor, "volumes views w"]) -> float:
     level, basis = torch.linalg.eigh(shrunk)
     # B has rank below the number of volumes: its eigenvalues are those of a small Gram matrix.
     between = torch.linalg.svdvals(apart @ basis / level.sqrt()).square() / (volumes - 1)
-    (one, one_shrunk), (other, other_shrunk) = _within(values[::2]), _within(values[1::2])
-    noise = float((torch.linalg.solve(one_shrunk, other) + torch.linalg.solve(other_shrunk, one)).trace()) / 2
+    (first, one_shrunk), (other, other_shrunk) = _within(values[::2]), _within(values[1::2])
+    noise = float((torch.linalg.solve(one_shrunk, other) + torch.linalg.solve(other_shrunk, first)).trace()) / 2
     edge = (math.sqrt(noise / (volumes - 1)) + 1) ** 2 / views
     signal = (between - edge).clamp_min(0)
     if float(signal.sum()) == 0:

@@ -87,9 +87,9 @@ def make_anatomy(
     the eye is as in the scan of visit 0 by `home_dialect` (default: the same instrument).
     """
     shared = generator("phantom", seed, "anatomy", person)
-    own = generator("phantom", seed, "anatomy", person, laterality)
+    person_rng = generator("phantom", seed, "anatomy", person, laterality)
     # A draw of a person's traits, with a third of the standard deviation left to the single eye.
-    traits = shared.standard_normal(16) * 0.94 + own.standard_normal(16) * 0.34
+    traits = shared.standard_normal(16) * 0.94 + person_rng.standard_normal(16) * 0.34
     grid = dialect.grid(size)
     (slices, depth, columns), (dz, dy, dx) = grid.shape, grid.spacing_mm
     draws = first = draw_scan(seed, person, laterality, dialect, slices, visit)
@@ -112,7 +112,7 @@ def make_anatomy(
     surfaces[BM] = bruch
     surfaces[:BM] = bruch - np.cumsum(layers[::-1], axis=0)[::-1]
     surfaces[SCLERA] = bruch + np.maximum(choroid, 90)
-    return Anatomy(surfaces, u, v, draw_vessels(u, v, traits, own), fovea, scan, home)
+    return Anatomy(surfaces, u, v, draw_vessels(u, v, traits, person_rng), fovea, scan, home)
 
 
 def layer_thicknesses_um(u: Map, v: Map, traits: np.ndarray) -> Float[np.ndarray, "9 D W"]:

@@ -158,12 +158,12 @@ def make_person(seed: int, index: int, difficulty: Difficulty = "plain", group_e
     shared = rng.standard_normal(len(LESIONS))
     lesions: dict[Laterality, dict[str, float]] = {}
     for eye in EYES:
-        own = rng.standard_normal(len(LESIONS))
+        eye_part = rng.standard_normal(len(LESIONS))
         severity = rng.uniform(0.3, 1.0, len(LESIONS))
         if sizes.severity_power != 1:
             severity = ((severity - 0.3) / 0.7) ** sizes.severity_power
         # The weights make the liability's variance about 1 (0.2 burden, 0.4 shared, 0.4 own).
-        liability = 0.5 * burden + 0.62 * shared + 0.62 * own
+        liability = 0.5 * burden + 0.62 * shared + 0.62 * eye_part
         present = liability > sizes.thresholds
         lesions[eye] = {name: float(severity[k]) for k, name in enumerate(LESIONS) if present[k]}
     return Person(

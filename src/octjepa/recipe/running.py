@@ -166,11 +166,11 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _predictor_keys_are_used(self) -> Recipe:
         model, size = self.model, self.model.encoder_size
-        given = [key for key in ("width", "depth", "heads") if getattr(model, f"predictor_{key}") is not None]
-        if not given:
+        given_keys = [key for key in ("width", "depth", "heads") if getattr(model, f"predictor_{key}") is not None]
+        if not given_keys:
             return self
         mlp = objective_facts(self.objective.name).predictor == "mlp"
-        unused = [key for key in given if key != "width" and mlp]
+        unused = [key for key in given_keys if key != "width" and mlp]
         if unused:
             raise ValueError(
                 f"model.predictor_{unused[0]} is unused by objective {self.objective.name} (a 2-layer MLP); drop it"

@@ -183,10 +183,10 @@ def list_objects(url: str, recursive: bool = True) -> list[RemoteObject]:
     address = parse(url)
 
     def work(files: Any) -> list[RemoteObject]:
-        found = files.find(address.path, withdirs=False, detail=True, **({} if recursive else {"maxdepth": 1}))
-        if not found:
+        listed = files.find(address.path, withdirs=False, detail=True, **({} if recursive else {"maxdepth": 1}))
+        if not listed:
             _check_bucket(files, address)  # an absent bucket lists like an empty folder
-        objects = [info for info in found.values() if info["type"] == "file" and not info["name"].endswith("/")]
+        objects = [info for info in listed.values() if info["type"] == "file" and not info["name"].endswith("/")]
         return sorted((_object(address, info) for info in objects), key=lambda info: info.url)
 
     return _call(work, "list", address) or []
@@ -211,8 +211,8 @@ def info(url: str) -> RemoteObject | None:
             if address.scheme == "s3":
                 head = files.call_s3("head_object", Bucket=address.bucket, Key=address.key)
                 return _object(address, {**head, "name": address.path, "size": head["ContentLength"]})
-            found = files.call("GET", "b/{}/o/{}", address.bucket, address.key, json_out=True)
-            return _object(address, {**found, "name": address.path})
+            answer = files.call("GET", "b/{}/o/{}", address.bucket, address.key, json_out=True)
+            return _object(address, {**answer, "name": address.path})
         except Exception as error:
             if not is_absent(error):
                 raise

@@ -104,7 +104,7 @@ def remembered(kind: str, objects: Iterable[RemoteObject], find: Callable[[], tu
 
     `kind` names the question; the second value of `find()` is whether the answer may be remembered.
     """
-    versions = sorted((found.url, found.version, found.size) for found in objects)
+    versions = sorted((entry.url, entry.version, entry.size) for entry in objects)
     path = cache_folder(kind) / f"{hashlib.sha256(repr(versions).encode()).hexdigest()[:32]}.json"
     with suppress(OSError, ValueError):
         return read_json(path)

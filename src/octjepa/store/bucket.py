@@ -56,7 +56,7 @@ class BucketStorage:
 
     def create(self, marker: str) -> None:
         """Uploads store.json. Raises UsageError: other objects are there."""
-        if any(not found.url.endswith("/.lock") for found in self.index_objects()):
+        if any(not entry.url.endswith("/.lock") for entry in self.index_objects()):
             raise UsageError(f"{self.url} holds objects and is not a store: name an empty or a new place")
         remote.put_bytes(marker.encode(), remote.join(self.url, MARKER), only_if_absent=True)
 
@@ -65,10 +65,10 @@ class BucketStorage:
     def snapshot(self) -> Path | None:
         """A folder with the index files as they are now; None if there is no store. Raises as `octjepa.remote`."""
         for _ in range(8):
-            objects = [found for found in self.index_objects() if Path(found.url).suffix in _INDEX_SUFFIXES]
-            if not any(found.url.endswith(f"/{MARKER}") for found in objects):
+            objects = [entry for entry in self.index_objects() if Path(entry.url).suffix in _INDEX_SUFFIXES]
+            if not any(entry.url.endswith(f"/{MARKER}") for entry in objects):
                 return None
-            version = "\n".join(f"{found.url} {found.version} {found.size}" for found in objects)
+            version = "\n".join(f"{entry.url} {entry.version} {entry.size}" for entry in objects)
             folder = self._cache / hashlib.sha256(version.encode()).hexdigest()[:24]
             if folder.is_dir():
                 return folder
@@ -86,9 +86,9 @@ class BucketStorage:
                 shutil.rmtree(old, ignore_errors=True)
         arriving = Path(tempfile.mkdtemp(prefix=".new-", dir=self._cache))
         try:
-            for found in objects:
-                with remote.local_copy(found) as copy:
-                    shutil.copyfile(copy, arriving / found.url.rpartition("/")[2])
+            for entry in objects:
+                with remote.local_copy(entry) as copy:
+                    shutil.copyfile(copy, arriving / entry.url.rpartition("/")[2])
             try:
                 os.replace(arriving, folder)
             except OSError:
@@ -109,7 +109,7 @@ class BucketStorage:
         prefix = volume_id[:2]
         if prefix not in self._listings:
             objects = remote.list_objects(remote.join(self.url, "chunks", prefix))
-            self._listings[prefix] = {"/".join(found.url.rsplit("/", 2)[1:]): found for found in objects}
+            self._listings[prefix] = {"/".join(entry.url.rsplit("/", 2)[1:]): entry for entry in objects}
         listing = self._listings[prefix]
         return {name: listing[f"{volume_id}/{name}"] for name in CHUNK_FILES if f"{volume_id}/{name}" in listing}
 
@@ -128,11 +128,11 @@ class BucketStorage:
         if len(objects) < len(CHUNK_FILES):
             raise DamagedVolume(f"{self.url} lacks the chunk of volume {volume_id}: ingest its file again")
         with ExitStack() as stack:
-            yield {name: ChunkFile(stack.enter_context(remote.local_copy(found))) for name, found in objects.items()}
+            yield {name: ChunkFile(stack.enter_context(remote.local_copy(entry))) for name, entry in objects.items()}
 
     def shard_names(self) -> list[str]:
         """The shards that are there, whether or not the table names them."""
-        return [found.url.rpartition("/")[2] for found in remote.list_objects(remote.join(self.url, SHARDS))]
+        return [entry.url.rpartition("/")[2] for entry in remote.list_objects(remote.join(self.url, SHARDS))]
 
     def has_shard(self, name: str) -> bool:
         """Whether the shard is there; listed once."""
@@ -259,10 +259,10 @@ class BucketWriter:
         if (self.folder / "journal.jsonl").exists():
             return  # the index does not hold all of it yet
         self._lines.clear()
-        for found in self.bucket.index_objects():
-            name = found.url.rpartition("/")[2]
+        for entry in self.bucket.index_objects():
+            name = entry.url.rpartition("/")[2]
             if name.startswith("journal") and not (self.folder / name).exists():
-                remote.remove(found.url)
+                remote.remove(entry.url)
         for volume_id in self._dropped:
             for name in CHUNK_FILES:
                 remote.remove(self.bucket.chunk_url(volume_id, name))

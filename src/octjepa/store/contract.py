@@ -86,8 +86,12 @@ def contract_differences(preprocessing: Preprocessing, expected: Preprocessing, 
 
     As "field: store VALUE, recipe VALUE".
     """
-    ours, theirs = preprocessing.model_dump(), expected.model_dump()
-    return [f"{name}: {whose} {ours[name]}, recipe {theirs[name]}" for name in theirs if theirs[name] != ours[name]]
+    ours, expected_values = preprocessing.model_dump(), expected.model_dump()
+    return [
+        f"{name}: {whose} {ours[name]}, recipe {expected_values[name]}"
+        for name in expected_values
+        if expected_values[name] != ours[name]
+    ]
 
 
 def check_same_contract(
@@ -104,9 +108,11 @@ def check_same_contract(
         )
     if science_hash(preprocessing) == science_hash(requested):
         return
-    ours, theirs = preprocessing.model_dump(mode="json"), requested.model_dump(mode="json")
+    ours, requested_values = preprocessing.model_dump(mode="json"), requested.model_dump(mode="json")
     differing = "\n".join(
-        f"  preprocessing.{key}: store {ours[key]}, expected {theirs[key]}" for key in ours if ours[key] != theirs[key]
+        f"  preprocessing.{key}: store {ours[key]}, expected {requested_values[key]}"
+        for key in ours
+        if ours[key] != requested_values[key]
     )
     raise ContractError(
         f"the store {location} was made with another preprocessing contract:\n{differing}\n"

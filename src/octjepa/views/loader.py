@@ -226,7 +226,7 @@ def collate(items: Sequence[LoadedSample]) -> Batch:
         torch.from_numpy(np.stack(field)) for field in (context_views, *fields)
     )
     target_view = context_view  # without an augmentation both views are one: it is copied and sent once
-    if any(one is not other for one, other in zip(context_views, target_views, strict=True)):
+    if any(first is not other for first, other in zip(context_views, target_views, strict=True)):
         target_view = torch.from_numpy(np.stack(target_views))
     for mask in zip(*further_masks, strict=True):  # the same number of every sample
         further_context, further_target = (torch.from_numpy(np.stack(part)) for part in zip(*mask, strict=True))

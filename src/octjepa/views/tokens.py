@@ -74,14 +74,14 @@ def patch_layers(mask: Bool[np.ndarray, "d h w"], patch: tuple[int, int, int]) -
     top = np.where(with_tissue, mask.argmax(axis=1), np.nan)
     bottom = np.where(with_tissue, h - 1 - mask[:, ::-1].argmax(axis=1), np.nan)
     kinds = np.full((d // p, h // q, w // r), -1, np.int64)
-    known = np.asarray(with_tissue.reshape(d // p, p, w // r, r).any(axis=(1, 3)))
+    has_tissue = np.asarray(with_tissue.reshape(d // p, p, w // r, r).any(axis=(1, 3)))
     edges = [np.nan_to_num(e).reshape(d // p, p, w // r, r).sum(axis=(1, 3)) for e in (top, bottom)]
     count = np.maximum(with_tissue.reshape(d // p, p, w // r, r).sum(axis=(1, 3)), 1)
     first, last = (edge / count for edge in edges)
     centre = (np.arange(h // q) + 0.5)[None, :, None] * q - 0.5
     share = (centre - first[:, None]) / np.maximum(last - first, 1)[:, None]
     inside = np.digitize(share, (0.0, _RETINA / 2, _RETINA, 1.0))
-    return np.where(known[:, None], inside, kinds).reshape(-1)
+    return np.where(has_tissue[:, None], inside, kinds).reshape(-1)
 
 
 def select(

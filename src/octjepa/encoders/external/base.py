@@ -126,8 +126,8 @@ class ModuleEncoder(ExternalEncoder):
 
     @torch.inference_mode()
     def grid(self, view_shape: tuple[int, int, int]) -> tuple[int, int, int] | None:
-        if callable(own := getattr(self.network, "grid", None)):
-            slices, depth, columns = own(view_shape)
+        if callable(grid_of := getattr(self.network, "grid", None)):
+            slices, depth, columns = grid_of(view_shape)
             return int(slices), int(depth), int(columns)
         device = next((parameter.device for parameter in self.network.parameters()), None)
         output = self._output(torch.zeros(view_shape, device=device))
@@ -144,9 +144,9 @@ class ModuleEncoder(ExternalEncoder):
         output = self.network(view[None, None])
         output = output[0] if isinstance(output, tuple) else output
         if not isinstance(output, Tensor) or output.ndim not in (2, 3, 5) or len(output) != 1:
-            found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            output_text = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise UsageError(
-                f"{self.name} gives {found} of one image [1, 1, D, H, W]: expected tokens [1, T, dim], a vector "
+                f"{self.name} gives {output_text} of one image [1, 1, D, H, W]: expected tokens [1, T, dim], a vector "
                 "[1, dim] or a feature map [1, dim, d, h, w]"
             )
         return output

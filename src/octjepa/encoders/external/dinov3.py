@@ -81,6 +81,6 @@ def transformers_names(weights: StateDict, network: nn.Module) -> StateDict:
                 if (letter, kind) != ("k", "bias"):
                     renamed[f"{layers}{number}.attention.{letter}_proj.{kind}"] = third
             continue
-        own = next((own for own in _BLOCK if part.startswith(own)), "")
-        renamed[f"{layers}{number}.{_BLOCK.get(own, '')}{part.removeprefix(own)}"] = value
+        prefix = next((prefix for prefix in _BLOCK if part.startswith(prefix)), "")
+        renamed[f"{layers}{number}.{_BLOCK.get(prefix, '')}{part.removeprefix(prefix)}"] = value
     return renamed

@@ -85,9 +85,9 @@ class FolderEncoder(ExternalEncoder):
         with TemporaryDirectory(prefix="octjepa-") as folder:
             for name, content in files.items():
                 (Path(folder) / name).write_text(json.dumps(content), encoding="utf-8")
-            made = cls.build(Path(folder), trained=False)
-        made.files = files
-        return made
+            network = cls.build(Path(folder), trained=False)
+        network.files = files
+        return network
 
     def architecture(self) -> dict[str, Any]:
         if self.files is not None:

@@ -85,11 +85,11 @@ class Published:
         network = self.network(shape)
         converted = self.rename(converted, network)
         expected = {name: tuple(value.shape) for name, value in network.state_dict().items()}
-        found = {name: tuple(value.shape) for name, value in converted.items()}
-        if found != expected:
-            name = min(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+        shapes = {name: tuple(value.shape) for name, value in converted.items()}
+        if shapes != expected:
+            name = min(name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name))
             raise CheckpointError(
-                f"{path} does not fit {self.title}: {name} is {found.get(name, 'absent')} in the file, expected "
+                f"{path} does not fit {self.title}: {name} is {shapes.get(name, 'absent')} in the file, expected "
                 f"{expected.get(name, 'absent')}. It is another network than {self.source} describes"
             )
         network.load_state_dict(converted)
@@ -102,10 +102,10 @@ class Published:
         blocks, heads = self.sizes.get(width, (0, 0))
         patch = tuple(kernel.shape[2:])
         if blocks != depth or patch != self.patch:
-            known = ", ".join(f"width {size} with {blocks} blocks" for size, (blocks, _) in self.sizes.items())
+            sizes_text = ", ".join(f"width {size} with {blocks} blocks" for size, (blocks, _) in self.sizes.items())
             raise CheckpointError(
                 f"{path} has width {width}, {depth} blocks and patches of {patch}; {self.title} is published with "
-                f"{known} and patches of {self.patch}"
+                f"{sizes_text} and patches of {self.patch}"
             )
         gated = "blocks.0.mlp.w3.weight" in weights
         return ViTShape(

@@ -41,8 +41,10 @@ def read_state_dict(path: Path) -> StateDict:
     while not _is_state_dict(content):
         inner = next((content[key] for key in _CONTAINERS if isinstance(content.get(key), Mapping)), None)
         if inner is None:
-            found = ", ".join(map(str, list(content)[:5])) or "nothing"
-            raise CheckpointError(f"{path} holds no tensors, but {found}: expected them there or in model or teacher")
+            content_text = ", ".join(map(str, list(content)[:5])) or "nothing"
+            raise CheckpointError(
+                f"{path} holds no tensors, but {content_text}: expected them there or in model or teacher"
+            )
         content = inner
     check_weights({str(name): value for name, value in content.items() if isinstance(value, Tensor)}, str(path))
     tensors = ((str(name), value) for name, value in content.items() if isinstance(value, Tensor))
@@ -63,7 +65,7 @@ def _check_archive(path: Path) -> None:
     if not zipfile.is_zipfile(path):
         return
     with zipfile.ZipFile(path) as archive:
-        packed = next((one for one in archive.infolist() if one.compress_type != zipfile.ZIP_STORED), None)
+        packed = next((member for member in archive.infolist() if member.compress_type != zipfile.ZIP_STORED), None)
     if packed is not None:
         raise CheckpointError(f"{path} holds compressed data, which torch.save does not write: fetch the file again")
 

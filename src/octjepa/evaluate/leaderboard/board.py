@@ -109,7 +109,7 @@ class Board(Findings):
             "choices": to_json(self.choices),
             "details": to_json(self.details),
             "protocol": {} if self.protocol is None else self.protocol.to_json(),
-            "labelled": {count: one.to_json() for count, one in self.labelled.items()},
+            "labelled": {count: fewer.to_json() for count, fewer in self.labelled.items()},
         }
 
 
@@ -194,8 +194,8 @@ def run_board(
             board.add_note(selection_note(target, person_ids))
             selection = plan_selection(without_test(target), person_ids, settings.seed)
             choices[target.name] = {}
-            for key, own in views.items():
-                choices[target.name][key] = select_option(view_options(own, probes, token_ids), target, selection)
+            for key, view in views.items():
+                choices[target.name][key] = select_option(view_options(view, probes, token_ids), target, selection)
                 progress.advance()
         limited = {count: _limited_targets(evaluation, person_ids, count, board) for count in settings.labelled}
         test_set = evaluation.open_test_set(ledger, _fingerprints(choices, limited), board)
@@ -203,11 +203,13 @@ def run_board(
         for prepared in evaluation.targets:
             rows += _test_target(prepared.test_target, choices[prepared.name], measuring, board)
             progress.advance()
-        for count, (some, reasons) in limited.items():
-            found = [row for target in some for row in _rows(target, choices[target.name], measuring, Findings())]
+        for count, (limited_targets, reasons) in limited.items():
+            limited_rows = [
+                row for target in limited_targets for row in _rows(target, choices[target.name], measuring, Findings())
+            ]
             board.labelled[str(count)] = WithFewerLabels(
-                tuple(row for one in found for row in one.results()),
-                tuple(compare(found, board.reference)) if found else (),
+                tuple(row for limited_row in limited_rows for row in limited_row.results()),
+                tuple(compare(limited_rows, board.reference)) if limited_rows else (),
                 tuple(reasons),
             )
     board.comparisons = compare(rows, board.reference)
@@ -219,9 +221,9 @@ def _fingerprints(
     choices: Mapping[str, Choices], limited: Mapping[int, tuple[list[Target], list[str]]]
 ) -> dict[str, list[str]]:
     """By target, what the ledger knows the selected options by."""
-    read = {name: [choice.option.fingerprint for choice in made.values()] for name, made in choices.items()}
-    for count, (some, _) in limited.items():
-        for target in some:
+    read = {name: [choice.option.fingerprint for choice in by_target.values()] for name, by_target in choices.items()}
+    for count, (limited_targets, _) in limited.items():
+        for target in limited_targets:
             read[target.name] += [
                 f"{choice.option.fingerprint} labelled {count}" for choice in choices[target.name].values()
             ]
@@ -230,7 +232,9 @@ def _fingerprints(
 
 def _report_origins(candidates: Sequence[EmbeddedCandidate], board: Board) -> None:
     """Notes on encoders of other projects: where they come from, and that leaks cannot be checked."""
-    for name, about in {one.entry.name: one.about for one in candidates if one.about is not None}.items():
+    for name, about in {
+        candidate.entry.name: candidate.about for candidate in candidates if candidate.about is not None
+    }.items():
         board.add_note(
             f"{name}: its files do not say what it was pretrained on, so a leak of test people cannot be checked"
         )

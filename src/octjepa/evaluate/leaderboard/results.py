@@ -236,7 +236,7 @@ def compare_with_strongest(rows: Sequence[LeaderboardRow]) -> list[RecipePaired]
         strongest = next((row for row in members if row.name == best), None)
         if strongest is not None:
             differences += [row.difference(strongest) for row in members if not is_baseline(row.name)]
-    names = [one.name for one in fields(RecipePaired)]
+    names = [field.name for field in fields(RecipePaired)]
     return [RecipePaired(**{name: getattr(difference, name) for name in names}) for difference in differences]
 
 

@@ -100,10 +100,10 @@ class EvaluatedOption:
 
 def check_probes(probes: Sequence[str]) -> None:
     """Raises UsageError: none, or an unknown one."""
-    known = (*PROBES.names(), *TOKEN_PROBES.names())
-    unknown = [name for name in probes if name not in known]
+    names = (*PROBES.names(), *TOKEN_PROBES.names())
+    unknown = [name for name in probes if name not in names]
     if unknown or not probes:
-        raise UsageError(f"no probe {', '.join(unknown) or 'given'}: known are {', '.join(known)}")
+        raise UsageError(f"no probe {', '.join(unknown) or 'given'}: known are {', '.join(names)}")
 
 
 def token_volumes(cases: Cases, volumes: pd.DataFrame) -> list[str]:
@@ -141,15 +141,15 @@ def view_options(views: Sequence[FeatureView], probes: Sequence[str], token_ids:
     """Every pooling of every view by every probe; with `token_ids`, those of tokens last."""
     options = []
     vector_probes = [name for name in probes if name not in TOKEN_PROBES]
-    for checkpoint, one, view in views:
+    for checkpoint, candidate, view in views:
         unpooled = view in UNPOOLED
-        for pool in ("none",) if unpooled else tuple(reversed(pooling.readable_pools(one.table.pools))):
-            features = one.table.features(view, pool)
+        for pool in ("none",) if unpooled else tuple(reversed(pooling.readable_pools(candidate.table.pools))):
+            features = candidate.table.features(view, pool)
             # Intensities have no tokens: if no other probe is requested, the linear one reads them.
             options += [Option(checkpoint, pool, probe, features) for probe in vector_probes or ("linear",) * unpooled]
-        if token_ids is not None and one.tokens is not None and not unpooled:
-            train = np.flatnonzero((one.table.frame["split"] == "train").to_numpy())
-            tokens = TokenInput(one.tokens, view, token_ids, train)
+        if token_ids is not None and candidate.tokens is not None and not unpooled:
+            train = np.flatnonzero((candidate.table.frame["split"] == "train").to_numpy())
+            tokens = TokenInput(candidate.tokens, view, token_ids, train)
             options += [
                 Option(checkpoint, "attention", probe, np.zeros((0, 1)), tokens)
                 for probe in probes

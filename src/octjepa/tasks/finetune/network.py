@@ -133,9 +133,9 @@ class TunedNetwork(nn.Module):
         training, held_out = training.to(self.reference_mean), held_out.to(self.reference_mean)
         even, odd = training[0::2], training[1::2]
         distances = []
-        for known, others in ((even, odd), (odd, even), (training, held_out)):
-            self.reference_mean.copy_(known.mean(dim=0))
-            self.reference_std.copy_(known.std(dim=0, correction=0).clamp_min(1e-6))
+        for fitted, others in ((even, odd), (odd, even), (training, held_out)):
+            self.reference_mean.copy_(fitted.mean(dim=0))
+            self.reference_std.copy_(fitted.std(dim=0, correction=0).clamp_min(1e-6))
             distances.append(self.distance(others))
         compared = distances[2] if len(held_out) else torch.cat(distances[:2])
         self.reference_limit.copy_(compared.quantile(0.99))
@@ -148,8 +148,8 @@ class TunedNetwork(nn.Module):
         """Of each head, from tokens, none of them filling: log-probabilities of the classes, or the standardised
         quantity."""
         x = (pooled(tokens.features) - self.mean) / self.std
-        found = self.pooling(tokens)  # [b, heads, WIDTH]
-        return [head(torch.cat([x, found[:, number]], dim=1)) for number, head in enumerate(self.heads)]
+        attended = self.pooling(tokens)  # [b, heads, WIDTH]
+        return [head(torch.cat([x, attended[:, number]], dim=1)) for number, head in enumerate(self.heads)]
 
     @torch.no_grad()
     def pool(self, volumes: Sequence[CanonicalVolume]) -> Float[Tensor, "b features"]:
@@ -208,13 +208,13 @@ class TunedNetwork(nn.Module):
             early = recipe.stages.last > 0 and level > depth - recipe.last_blocks
             parts.append((group["params"], group["lr"], last if early else everything))
         return [
-            {"params": some, "lr": 0.0, "peak": rate, "start": start, "weight_decay": decay}
+            {"params": parameters, "lr": 0.0, "peak": rate, "start": start, "weight_decay": decay}
             for params, rate, start in parts
-            for some, decay in (
+            for parameters, decay in (
                 ([p for p in params if p.ndim >= 2], recipe.weight_decay),
                 ([p for p in params if p.ndim < 2], 0.0),
             )
-            if some
+            if parameters
         ]
 
 
@@ -241,9 +241,9 @@ def each_loss(
 
     weight: of each class, 1 on average over the training volumes; None: a standardised quantity, squared error.
     """
-    known = torch.isfinite(truth)
+    is_known = torch.isfinite(truth)
     if weight is None:
-        return torch.where(known, (outputs[:, 0] - truth.nan_to_num()) ** 2, 0.0)
+        return torch.where(is_known, (outputs[:, 0] - truth.nan_to_num()) ** 2, 0.0)
     codes = truth.nan_to_num().long()
     target = F.one_hot(codes, len(weight)) * (1 - smoothing) + smoothing / len(weight)
-    return torch.where(known, -weight[codes] * (target * outputs).sum(dim=1), 0.0)
+    return torch.where(is_known, -weight[codes] * (target * outputs).sum(dim=1), 0.0)

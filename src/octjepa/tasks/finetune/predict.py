@@ -55,8 +55,8 @@ def set_reference(network: TunedNetwork, data: TuningData, store: Store, runtime
 def _pooled_volumes(
     network: TunedNetwork, store: Store, ids: Sequence[str], runtime: Runtime, label: str
 ) -> Float[Tensor, "n features"]:
-    some = [ids[n] for n in np.unique(np.linspace(0, len(ids) - 1, _VOLUMES_FOR_SCALE).astype(int))]
-    return torch.from_numpy(_over_volumes(network.pool, store, some, len(network.mean), runtime, label))
+    sample = [ids[n] for n in np.unique(np.linspace(0, len(ids) - 1, _VOLUMES_FOR_SCALE).astype(int))]
+    return torch.from_numpy(_over_volumes(network.pool, store, sample, len(network.mean), runtime, label))
 
 
 def predict_split(
@@ -97,8 +97,8 @@ def _over_volumes(
     starts = range(runtime.rank * VOLUMES_AT_ONCE, len(volume_ids), runtime.world_size * VOLUMES_AT_ONCE)
     with bar(label, len(starts), "block") as progress:
         for start in starts:
-            some = volume_ids[start : start + VOLUMES_AT_ONCE]
-            table[start : start + len(some)] = compute([store.read(name) for name in some]).double().cpu()
+            ids = volume_ids[start : start + VOLUMES_AT_ONCE]
+            table[start : start + len(ids)] = compute([store.read(name) for name in ids]).double().cpu()
             progress.advance()
     return runtime.sum_over_ranks(table).numpy()
 

@@ -191,6 +191,8 @@ def _metrics(metric: str | None, targets: Sequence[PreparedTarget]) -> dict[str,
     for target in targets:
         task = target.test_target.task
         if metric is not None and metric not in TASK_METRICS[task]:
-            known = ", ".join(TASK_METRICS[task])
-            raise UsageError(f"{target.test_target.name} is {task}, which has no metric {metric}: it has {known}")
+            metrics_text = ", ".join(TASK_METRICS[task])
+            raise UsageError(
+                f"{target.test_target.name} is {task}, which has no metric {metric}: it has {metrics_text}"
+            )
     return {target.test_target.name: metric or PRIMARY_METRIC[target.test_target.task] for target in targets}

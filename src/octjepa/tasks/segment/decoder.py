@@ -75,9 +75,9 @@ class DecoderHead:
         with torch.set_grad_enabled(
             learning and any(parameter.requires_grad for parameter in self.network.parameters())
         ):
-            features = [own.float() for own in encode(self.network, windows)]
+            features = [feature.float() for feature in encode(self.network, windows)]
         if self.blind:
-            features = [torch.zeros_like(own) for own in features]
+            features = [torch.zeros_like(feature) for feature in features]
         index = [torch.from_numpy(window.index).to(device) for window in windows]
         image = torch.from_numpy(np.stack([window.image for window in windows])[:, None]).to(device)
         scores: Tensor = self.decoder(features, index, image)
@@ -227,7 +227,7 @@ def monai(module: str) -> Any:
 def masked_loss(logits: Float[Tensor, "b classes d h w"], labels: UInt8[np.ndarray, "b d h w"], loss: Loss) -> Tensor:
     """The loss where labels are; elsewhere the prediction counts as background with certainty."""
     true = torch.from_numpy(labels.astype(np.int64))[:, None].to(logits.device)
-    known = true != UNLABELLED
+    is_labelled = true != UNLABELLED
     background = torch.zeros_like(logits)
     background[:, 0] = _CERTAIN
-    return loss(torch.where(known, logits, background), torch.where(known, true, 0).float())
+    return loss(torch.where(is_labelled, logits, background), torch.where(is_labelled, true, 0).float())

@@ -12,9 +12,9 @@ def voxel_counts(
     predicted: UInt8[np.ndarray, "D H W"], true: UInt8[np.ndarray, "D H W"], classes: int
 ) -> Float[np.ndarray, "classes 3"]:
     """(both, predicted, true) voxels of each class 1, 2, ...; voxels that are unlabelled in either are left out."""
-    known = (predicted != UNLABELLED) & (true != UNLABELLED)
+    is_labelled = (predicted != UNLABELLED) & (true != UNLABELLED)
     pairs = np.bincount(
-        predicted[known].astype(np.int64) * (classes + 1) + true[known], minlength=(classes + 1) ** 2
+        predicted[is_labelled].astype(np.int64) * (classes + 1) + true[is_labelled], minlength=(classes + 1) ** 2
     ).reshape(classes + 1, classes + 1)
     return np.stack([np.diag(pairs), pairs.sum(axis=1), pairs.sum(axis=0)], axis=1)[1:].astype(float)
 

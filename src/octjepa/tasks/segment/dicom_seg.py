@@ -76,7 +76,10 @@ class Segmentation:
 def segment_property(name: str) -> tuple[Code, Code]:
     """The coded category and type of the class called `name`; tissue of the eye if no word of it is known."""
     words = name.lower().replace("-", "_").replace(" ", "_").split("_")
-    return next(((category, kind) for known, category, kind in _PROPERTIES if {*known} & {*words}), _OTHER)
+    return next(
+        ((category, kind) for words_of_property, category, kind in _PROPERTIES if {*words_of_property} & {*words}),
+        _OTHER,
+    )
 
 
 def is_segmentation(path: Path) -> bool:
@@ -205,7 +208,7 @@ def write_segmentation(
     for number, name in enumerate(classes, start=1):
         category, kind = (hd.sr.CodedConcept(*code) for code in segment_property(name))
         segments.append(hd.seg.SegmentDescription(number, name[:64], category, kind, "AUTOMATIC", algorithm))
-    made = hd.seg.Segmentation(
+    segmentation = hd.seg.Segmentation(
         [_deidentified(scan, spacing_mm)],
         codes,
         "BINARY",
@@ -221,7 +224,7 @@ def write_segmentation(
         content_description="Layers or lesions",
         omit_empty_frames=True,
     )
-    write_atomic(path, lambda file: made.save_as(file, enforce_file_format=True))
+    write_atomic(path, lambda file: segmentation.save_as(file, enforce_file_format=True))
 
 
 def _read_scan(source: Path) -> Dataset:
@@ -243,30 +246,30 @@ def _deidentified(scan: Dataset, spacing_mm: tuple[float, float, float]) -> Data
     A scan without positions of its B-scans gets a frame of reference of its own, in which they are `spacing_mm` apart.
     """
     dz, dy, dx = (float(f"{mm:.8g}") for mm in spacing_mm)
-    made, frames = Dataset(), int(scan.NumberOfFrames)
+    dataset, frames = Dataset(), int(scan.NumberOfFrames)
     for name in (*_IDENTIFIERS, "Rows", "Columns", "NumberOfFrames"):
-        setattr(made, name, getattr(scan, name))
+        setattr(dataset, name, getattr(scan, name))
     for name in _EMPTY:
-        setattr(made, name, "")
+        setattr(dataset, name, "")
     for name in ("LossyImageCompression", "LossyImageCompressionRatio", "LossyImageCompressionMethod"):
         if scan.get(name):
-            setattr(made, name, scan.get(name))
+            setattr(dataset, name, scan.get(name))
     measures = _item(PixelSpacing=[dy, dx], SliceThickness=dz, SpacingBetweenSlices=dz)
     orientation = _functional_group(scan, None, "PlaneOrientationSequence")
     positions = [_functional_group(scan, frame, "PlanePositionSequence") for frame in range(frames)]
     distinct = {tuple(map(float, frame.ImagePositionPatient)) for frame in positions if frame is not None}
     if orientation is None or len(distinct) < frames or not scan.get("FrameOfReferenceUID"):
-        made.FrameOfReferenceUID = generate_uid()
+        dataset.FrameOfReferenceUID = generate_uid()
         orientation = _item(ImageOrientationPatient=[1.0, 0.0, 0.0, 0.0, 1.0, 0.0])
         positions = [_item(ImagePositionPatient=[0.0, 0.0, round(frame * dz, 6)]) for frame in range(frames)]
     else:
-        made.FrameOfReferenceUID = scan.FrameOfReferenceUID
-    made.Modality, made.PositionReferenceIndicator = "OPT", ""
-    made.SharedFunctionalGroupsSequence = [
+        dataset.FrameOfReferenceUID = scan.FrameOfReferenceUID
+    dataset.Modality, dataset.PositionReferenceIndicator = "OPT", ""
+    dataset.SharedFunctionalGroupsSequence = [
         _item(PixelMeasuresSequence=[measures], PlaneOrientationSequence=[orientation])
     ]
-    made.PerFrameFunctionalGroupsSequence = [_item(PlanePositionSequence=[position]) for position in positions]
-    return made
+    dataset.PerFrameFunctionalGroupsSequence = [_item(PlanePositionSequence=[position]) for position in positions]
+    return dataset
 
 
 def _functional_group(scan: Dataset, frame: int | None, name: str) -> Dataset | None:

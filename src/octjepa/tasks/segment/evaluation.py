@@ -82,12 +82,12 @@ def hd95_mm(
     ).all(axis=0)
     result = np.full(classes, np.nan)
     if there.any():
-        some = torch.from_numpy(np.flatnonzero(there))
+        indices = torch.from_numpy(np.flatnonzero(there))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*always_return_as_numpy", category=FutureWarning)  # MONAI's own
             distances = monai("metrics").compute_hausdorff_distance(
-                one_hot[0][:, some],
-                one_hot[1][:, some],
+                one_hot[0][:, indices],
+                one_hot[1][:, indices],
                 include_background=True,
                 percentile=95,
                 spacing=list(spacing_mm),
@@ -152,8 +152,8 @@ def _weighted_mean(
     values: Float[np.ndarray, "volumes K"], weights: Float[np.ndarray, "volumes resamples"]
 ) -> Float[np.ndarray, "K resamples"]:
     """Over the volumes that have a value; NaN if none has."""
-    known = np.isfinite(values)
-    top, bottom = np.where(known, values, 0).T @ weights, known.T.astype(float) @ weights
+    is_finite = np.isfinite(values)
+    top, bottom = np.where(is_finite, values, 0).T @ weights, is_finite.T.astype(float) @ weights
     return np.divide(top, bottom, out=np.full(bottom.shape, np.nan), where=bottom > 0)
 
 

@@ -139,10 +139,10 @@ def require_same_encoder(head: dict[str, Any], encoder: dict[str, Any], head_nam
     """Raises ContractError with every field that differs."""
     differences = []
     for section in ("preprocessing", "tokens", "model"):
-        ours, theirs = head[section], encoder[section]
-        for key in sorted({*ours, *theirs}):
-            if _plain(ours.get(key)) != _plain(theirs.get(key)):
-                differences.append(f"  {section}.{key}: head {ours.get(key)}, encoder {theirs.get(key)}")
+        ours, encoder_values = head[section], encoder[section]
+        for key in sorted({*ours, *encoder_values}):
+            if _plain(ours.get(key)) != _plain(encoder_values.get(key)):
+                differences.append(f"  {section}.{key}: head {ours.get(key)}, encoder {encoder_values.get(key)}")
     if not differences and head["weights"] != encoder["weights"]:
         differences.append(f"  weights: head {head['weights'][:12]}, encoder {encoder['weights'][:12]} (SHA-256)")
     if differences:

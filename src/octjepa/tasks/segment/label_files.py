@@ -103,12 +103,14 @@ class LabelVolume:
                 f"{where} has {_shape_text(self.codes.shape)} voxels, its scan {_shape_text(shape)} "
                 "(B-scans, depth, columns): labels must have the geometry of the scan's own file"
             )
-        for axis, mine, expected in zip(
+        for axis, actual, expected in zip(
             ("slice", "depth", "column"), self.spacing_mm or spacing_mm, spacing_mm, strict=True
         ):
-            if abs(mine / expected - 1) > _SPACING_DIFFERS and mine != 1.0:  # 1 is what writers without a spacing put
+            if (
+                abs(actual / expected - 1) > _SPACING_DIFFERS and actual != 1.0
+            ):  # 1 is what writers without a spacing put
                 raise UsageError(
-                    f"{where} has {mine:.4g} mm between {axis}s, its scan {expected:.4g} mm: the labels are of "
+                    f"{where} has {actual:.4g} mm between {axis}s, its scan {expected:.4g} mm: the labels are of "
                     "another scan or were resampled; give them in the geometry of the scan's own file"
                 )
 
@@ -157,18 +159,18 @@ class LabelFolder:
 
     def _label_files(self) -> list[Path]:
         """Files, and folders of masks, in the order of their names."""
-        found: dict[Path, None] = {}
+        files: dict[Path, None] = {}
         images: list[Path] = []  # masks of scans of one B-scan, or pictures that lie next to label files
         for file in sorted(self.path.rglob("*")):
             parts = file.relative_to(self.path).parts
             if file.suffix.lower() in MASK_SUFFIXES and len(parts) > 1 and file.is_file():
                 depth = 1 if len(parts) == 2 else len(parts) - 2  # KEY/mask, or KEY/CLASS/mask
-                found[self.path.joinpath(*parts[:depth])] = None
+                files[self.path.joinpath(*parts[:depth])] = None
             elif file.suffix.lower() in MASK_SUFFIXES and file.is_file():
                 images.append(file)
             elif not file.is_dir() and _key(file):
-                found[file] = None
-        return list(found) or images
+                files[file] = None
+        return list(files) or images
 
     def file_for(self, volume: Mapping[str, Any]) -> Path | None:
         """The label file of a volume of the store's index."""
@@ -201,10 +203,10 @@ class LabelFolder:
     def source(self, file: Path) -> str:
         """The author of the labels of `file`, as the file or `classes.json` states it; "" if neither does."""
         if file.suffix == ".npz":
-            with _arrays(file) as found:
-                if "surfaces" in found:
+            with _arrays(file) as arrays:
+                if "surfaces" in arrays:
                     return "true classes of a phantom"
-                return _one_line(str(found[SOURCE])) if SOURCE in found else ""
+                return _one_line(str(arrays[SOURCE])) if SOURCE in arrays else ""
         if file.suffix == ".dcm":
             return segmentation_source(file)
         if file.suffix.lower() in _LAYER_SUFFIXES:
@@ -247,10 +249,10 @@ class LabelFolder:
         if file.is_dir():
             return mask_names(file)
         if file.suffix == ".npz":
-            with _arrays(file) as found:
-                if "surfaces" in found:
+            with _arrays(file) as arrays:
+                if "surfaces" in arrays:
                     return (*PHANTOM_LAYERS, *LESIONS)
-                return layers_of_arrays(found, file).names if has_layers(found) else _names_in(found, file)
+                return layers_of_arrays(arrays, file).names if has_layers(arrays) else _names_in(arrays, file)
         if file.suffix == ".dcm":
             return segment_names(file)
         if file.suffix.lower() in _LAYER_SUFFIXES:
@@ -278,14 +280,14 @@ class LabelFolder:
         if file.is_dir():
             return _of_masks(read_masks(file, shape, bscans))
         if file.suffix == ".npz":
-            with _arrays(file) as found:
-                phantom, layers = "surfaces" in found, layers_of_arrays(found, file) if has_layers(found) else None
+            with _arrays(file) as arrays:
+                phantom, layers = "surfaces" in arrays, layers_of_arrays(arrays, file) if has_layers(arrays) else None
             if layers is not None:
                 return _of_layers(layers, shape, file)
             return _phantom(file, classes) if phantom else _npz(file)
         if file.suffix == ".dcm":
-            made = read_segmentation(file, shape[0])
-            return LabelVolume(made.codes, made.names, made.spacing_mm)
+            segmentation = read_segmentation(file, shape[0])
+            return LabelVolume(segmentation.codes, segmentation.names, segmentation.spacing_mm)
         if file.suffix.lower() in _LAYER_SUFFIXES:
             return _of_layers(read_layers(file), shape, file)
         if file.suffix.lower() in MASK_SUFFIXES:
@@ -295,8 +297,8 @@ class LabelFolder:
 
 def default_classes(names: Sequence[str]) -> tuple[str, ...]:
     """The classes if none were named: all; of a phantom's truth its layers."""
-    known = tuple(dict.fromkeys(names))
-    return tuple(PHANTOM_LAYERS) if set(known) == {*PHANTOM_LAYERS, *LESIONS} else known
+    distinct = tuple(dict.fromkeys(names))
+    return tuple(PHANTOM_LAYERS) if set(distinct) == {*PHANTOM_LAYERS, *LESIONS} else distinct
 
 
 def _one_line(text: str) -> str:
@@ -329,10 +331,10 @@ def joined(parts: Sequence[LabelVolume]) -> LabelVolume:
             )
         names = tuple(dict.fromkeys([*first.names, *other.names]))
         old, new = first.as_classes(names), other.as_classes(names)
-        known = np.ones_like(old, bool)
+        is_known = np.ones_like(old, bool)
         if first.boundaries_px is not None and not (new == UNLABELLED).any():
-            known[:] = np.isfinite(first.boundaries_px).any(0)[:, None]
-        codes = np.where((new != 0) & (new != UNLABELLED) & known, new, old)
+            is_known[:] = np.isfinite(first.boundaries_px).any(0)[:, None]
+        codes = np.where((new != 0) & (new != UNLABELLED) & is_known, new, old)
         if first.boundaries_px is None:
             codes = np.where((codes == UNLABELLED) & (new != UNLABELLED), new, codes)
         first = LabelVolume(
@@ -375,8 +377,8 @@ def _arrays(file: Path) -> Iterator[Any]:
     """The arrays of an .npz. Raises UsageError: none, or damaged."""
     _check_size(file)
     try:
-        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as found:
-            yield found
+        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
+            yield arrays
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UsageError(f"{file} is not a label file: it cannot be read as .npz ({type(error).__name__})") from None
 
@@ -393,23 +395,23 @@ def _check_size(file: Path) -> None:
         raise UsageError(f"{file} is not a label file: it cannot be read as .npz ({type(error).__name__})") from None
 
 
-def _names_in(found: Any, file: Path) -> tuple[str, ...]:
-    if "labels" not in found or "names" not in found:
+def _names_in(arrays: Any, file: Path) -> tuple[str, ...]:
+    if "labels" not in arrays or "names" not in arrays:
         raise UsageError(
-            f"{file} holds {', '.join(found) or 'nothing'}: expected the arrays `labels` and `names`, or `layers` or "
+            f"{file} holds {', '.join(arrays) or 'nothing'}: expected the arrays `labels` and `names`, or `layers` or "
             "`fluid`"
         )
-    names = tuple(map(str, np.atleast_1d(found["names"])))
+    names = tuple(map(str, np.atleast_1d(arrays["names"])))
     if not names or len(set(names)) < len(names) or len(names) > MAX_CLASSES:
         raise UsageError(f"{file}: `names` has {len(names)} entries; expected 1 to {MAX_CLASSES}, each once")
     return names
 
 
 def _npz(file: Path) -> LabelVolume:
-    with _arrays(file) as found:
-        names, values = _names_in(found, file), found["labels"]
-        spacing = tuple(map(float, found["spacing_mm"])) if "spacing_mm" in found else None
-        fovea = tuple(map(float, found["fovea_mm"])) if "fovea_mm" in found else None
+    with _arrays(file) as arrays:
+        names, values = _names_in(arrays, file), arrays["labels"]
+        spacing = tuple(map(float, arrays["spacing_mm"])) if "spacing_mm" in arrays else None
+        fovea = tuple(map(float, arrays["fovea_mm"])) if "fovea_mm" in arrays else None
     if (spacing is not None and len(spacing) != 3) or (fovea is not None and len(fovea) != 2):
         raise UsageError(f"{file}: `spacing_mm` has three numbers and `fovea_mm` two (slice, column)")
     if values.ndim == 4:
@@ -439,11 +441,11 @@ def _codes(values: np.ndarray, names: Sequence[str], file: Path) -> UInt8[np.nda
         raise UsageError(f"{file} has {values.ndim} axes; expected B-scans, depth, columns")
     if values.dtype.kind == "b":
         values = values.astype(np.uint8)
-    found = np.unique(values)
-    if values.dtype.kind not in "iuf" or not np.isfinite(found).all() or (found != np.rint(found)).any():
+    codes = np.unique(values)
+    if values.dtype.kind not in "iuf" or not np.isfinite(codes).all() or (codes != np.rint(codes)).any():
         raise UsageError(f"{file} holds values that are not whole numbers: a label volume numbers its classes")
-    known = {0, UNLABELLED, *(code for code, name in enumerate(names, start=1) if name)}
-    strange = [int(code) for code in found if int(code) not in known]
+    known_codes = {0, UNLABELLED, *(code for code, name in enumerate(names, start=1) if name)}
+    strange = [int(code) for code in codes if int(code) not in known_codes]
     if strange:
         shown = ", ".join(map(str, strange[:5])) + (", ..." if len(strange) > 5 else "")
         named = ", ".join(f"{code} {name}" for code, name in enumerate(names, start=1) if name)
@@ -469,9 +471,9 @@ def _phantom(file: Path, classes: Sequence[str]) -> LabelVolume:
     """Layers between true surfaces, then lesions, each in place of what was there."""
     truth = read_truth(file)
     names = [name for name in (*PHANTOM_LAYERS, *LESIONS) if name in classes]
-    with _arrays(file) as found:
-        _, depth, _ = map(int, found["shape"])
-        dz, dy, dx = map(float, found["spacing_mm"])
+    with _arrays(file) as arrays:
+        _, depth, _ = map(int, arrays["shape"])
+        dz, dy, dx = map(float, arrays["spacing_mm"])
     frames, columns = truth.surfaces_px.shape[1:]
     codes = np.zeros((frames, depth, columns), np.uint8)
     depth_index = np.arange(depth)[None, :, None]

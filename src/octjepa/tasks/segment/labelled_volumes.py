@@ -133,13 +133,13 @@ class LabelledVolumes:
             fovea = None if fovea is None else ((native.shape[0] - 1) * native.spacing_mm[0] - fovea[0], fovea[1])
         if centre != "labels":
             fovea = None
-        known = str(volume["provenance_slice"]) in _BY_POSITION
+        is_by_position = str(volume["provenance_slice"]) in _BY_POSITION
         scan = ScanOrientation(
             str(volume["eye"]),
             fovea or scan_centre(native.shape, native.spacing_mm),
-            "inferior" if known else first_bscan,
+            "inferior" if is_by_position else first_bscan,
         )
-        vertical = "positions" if known else f"assumed {first_bscan} first"
+        vertical = "positions" if is_by_position else f"assumed {first_bscan} first"
         return NativeLabels(codes, native, scan, "scan" if fovea is None else "labels", vertical)
 
     def _read(self, volume_id: str) -> LabelledVolume:
@@ -157,8 +157,8 @@ class LabelledVolumes:
     def _choose_classes(self, names: Sequence[str], classes: Sequence[str]) -> tuple[str, ...]:
         unknown = [name for name in classes if name not in names]
         if unknown:
-            known = ", ".join(dict.fromkeys(names))
-            raise UsageError(f"no label file names the class {', '.join(map(repr, unknown))}: named are {known}")
+            names_text = ", ".join(dict.fromkeys(names))
+            raise UsageError(f"no label file names the class {', '.join(map(repr, unknown))}: named are {names_text}")
         return tuple(dict.fromkeys(classes)) or default_classes(names)
 
     def _usable(self, volumes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -180,7 +180,7 @@ class LabelledVolumes:
             raise UsageError(f"{len(both)} people are in two splits: split the store again (octjepa split)")
         empty = [split for split in ("train", "test") if not people[split]]
         if empty:
-            counts = ", ".join(f"{split} {len(some)}" for split, some in people.items())
+            counts = ", ".join(f"{split} {len(members)}" for split, members in people.items())
             raise UsageError(
                 f"no labelled scan of a person of {' or '.join(empty)}: label some, or split the store (octjepa split) "
                 f"so that labelled people are in train and test; now {counts}"

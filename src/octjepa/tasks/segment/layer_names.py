@@ -67,8 +67,8 @@ def plain_name(name: str) -> str:
 def boundary_index(name: str) -> int | None:
     """The place in `BOUNDARIES` of a boundary or line of that name; None for an unknown one."""
     plain = plain_name(name)
-    for index, (own, names) in enumerate(zip(BOUNDARIES, _BOUNDARY_NAMES, strict=True)):
-        if plain in names or plain == plain_name(own):
+    for index, (boundary, names) in enumerate(zip(BOUNDARIES, _BOUNDARY_NAMES, strict=True)):
+        if plain in names or plain == plain_name(boundary):
             return index
     return None
 

@@ -164,11 +164,11 @@ def fit_linear_head(
             codes = head.scores_of_tokens(windows, shape, weights).argmax(axis=0).astype(np.uint8)
             counts += voxel_counts(codes, labels, classes - 1)
     figures = {penalty: mean_dice(counts) for penalty, (_, counts) in tried.items()}
-    known = {penalty: figure for penalty, figure in figures.items() if figure is not None}
-    if not known:
+    measured = {penalty: figure for penalty, figure in figures.items() if figure is not None}
+    if not measured:
         return head, PENALTIES[1], None
-    best = max(known, key=known.__getitem__)
-    return LinearHead(extract, tried[best][0], prior, recipe), best, known[best]
+    best = max(measured, key=measured.__getitem__)
+    return LinearHead(extract, tried[best][0], prior, recipe), best, measured[best]
 
 
 def _fit_ridge(extract: ExtractTokens, train: Iterable[LabelledVolume], prior: PositionPrior, recipe: Recipe) -> Ridge:

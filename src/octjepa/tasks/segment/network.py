@@ -60,8 +60,8 @@ class Decoder(nn.Module):
         empty = self.missing.expand(math.prod(self.grid), -1)
         tokens = torch.stack(
             [
-                empty.scatter(0, at[:, None].expand(-1, own.shape[-1]), own)
-                for own, at in zip(features, index, strict=True)
+                empty.scatter(0, at[:, None].expand(-1, feature.shape[-1]), feature)
+                for feature, at in zip(features, index, strict=True)
             ]
         )
         return tokens.transpose(1, 2).unflatten(2, self.grid)

@@ -95,13 +95,15 @@ def window(volume: CanonicalVolume, cut: Cut, recipe: Recipe) -> Window:
 def encode(network: nn.Module, windows: Sequence[Window]) -> list[Float[Tensor, "_ dim"]]:
     """Features of each window's tokens, on the network's device; windows of equal counts share a forward pass."""
     device = next(network.parameters()).device
-    found: dict[int, Tensor] = {}
+    by_window: dict[int, Tensor] = {}
     for numbers in equal_counts([len(window.index) for window in windows]):
-        some = [windows[number] for number in numbers]
-        patches, positions = (np.stack([getattr(window, name) for window in some]) for name in ("patches", "positions"))
+        batch = [windows[number] for number in numbers]
+        patches, positions = (
+            np.stack([getattr(window, name) for window in batch]) for name in ("patches", "positions")
+        )
         features = network(torch.from_numpy(patches).to(device), torch.from_numpy(positions).to(device))
-        found.update(zip(numbers, features, strict=True))
-    return [found[number] for number in range(len(windows))]
+        by_window.update(zip(numbers, features, strict=True))
+    return [by_window[number] for number in range(len(windows))]
 
 
 def encoder_tokens(encoder: PretrainedEncoder) -> ExtractTokens:
@@ -109,8 +111,8 @@ def encoder_tokens(encoder: PretrainedEncoder) -> ExtractTokens:
 
     @torch.inference_mode()
     def extract(volume: CanonicalVolume, corner: Corner) -> Tokens:
-        one = window(volume, Cut.at(corner), encoder.recipe)
-        return Tokens(encode(encoder.encoder, [one])[0].float().cpu().numpy(), one.index)
+        sample = window(volume, Cut.at(corner), encoder.recipe)
+        return Tokens(encode(encoder.encoder, [sample])[0].float().cpu().numpy(), sample.index)
 
     return extract
 
@@ -119,8 +121,8 @@ def pixel_tokens(recipe: Recipe) -> ExtractTokens:
     """The z-scored voxels of each selected patch: what a linear map can read without any encoder."""
 
     def extract(volume: CanonicalVolume, corner: Corner) -> Tokens:
-        one = window(volume, Cut.at(corner), recipe)
-        return Tokens(one.patches, one.index)
+        sample = window(volume, Cut.at(corner), recipe)
+        return Tokens(sample.patches, sample.index)
 
     return extract
 
