@@ -107,8 +107,8 @@ def test_a_key_that_the_rest_makes_necessary_is_requested(
         ("model.size=huge", "model.size: Input should be 'test', 'reference', 'small', 'base' or 'large'"),
         (
             "objective.name=jepa",
-            "objective.name: unknown objective: one of mae, mae_patch_norm, noise2noise, normalized_mse, vjepa, "
-            "vjepa_dense (found",
+            "objective.name: unknown objective: one of levjepa, mae, mae_patch_norm, noise2noise, normalized_mse, "
+            "vjepa, vjepa_dense (found",
         ),
         ("model.width=100", "model.width 100 over model.heads 6: a head needs a whole, even number of features"),
         ("model.heads=5", "model.width 192 over model.heads 5"),

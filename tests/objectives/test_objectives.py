@@ -306,8 +306,8 @@ def test_settings_that_nothing_would_use_are_refused() -> None:
     with pytest.raises(RecipeError, match="visible_weight is unused by vjepa"):
         small_recipe(objective={"visible_weight": 0.3})
     with pytest.raises(RecipeError, match="micro_batch would change the result"):
-        small_recipe(objective={"sigreg": 0.1}, machine={"micro_batch": 2})
-    small_recipe(objective={"sigreg": 0.0}, machine={"micro_batch": 2})
+        small_recipe(objective={"variance_covariance": 0.1}, machine={"micro_batch": 2})
+    small_recipe(objective={"variance_covariance": 0.0, "sigreg": 0.1}, machine={"micro_batch": 2})
 
 
 def test_recomputed_activations_give_the_same_gradients() -> None:

@@ -42,6 +42,7 @@ OBJECTIVES = {
         "name": "vjepa_dense", "ema_base": 0.9, "variance_covariance": 0.1, "sigreg": 0.1,
     },
     "mae": {"name": "mae_patch_norm", "ema_base": 0.996},
+    "levjepa": {"name": "levjepa"},
 }  # fmt: skip
 UPDATES = 24
 # Of each figure, relative. Other CPUs add in another order: the kernels without AVX, those of AVX2 instead of AVX-512

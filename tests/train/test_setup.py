@@ -46,8 +46,12 @@ def test_a_batch_that_does_not_fit_is_refused_with_what_would(batch, processes, 
     ("batch", "objective", "message"),
     [
         (4, {}, "over 3 processes"),
-        (6, {"sigreg": 0.1}, "objective.sigreg looks at the spread .* on 3 processes .* Start one process"),
-        (6, {"variance_covariance": 0.1, "sigreg": 0}, "set objective.variance_covariance to 0"),
+        (
+            6,
+            {"variance_covariance": 0.1},
+            "objective.variance_covariance looks at .* on 3 processes .* Start one process",
+        ),
+        (6, {"variance_covariance": 0.1, "sigreg": 0.1}, "set objective.variance_covariance to 0"),
     ],
 )
 def test_a_run_and_its_plan_refuse_it_before_anything_is_written(tmp_path, monkeypatch, batch, objective, message):
@@ -61,5 +65,9 @@ def test_a_run_and_its_plan_refuse_it_before_anything_is_written(tmp_path, monke
 
 
 def test_a_meter_and_a_regulariser_on_one_process_are_free():
-    assert batch_shares(small_recipe(objective={"sigreg": 0}), 2) == BatchShares(2, 2, 1)
-    assert batch_shares(small_recipe(objective={"sigreg": 0.1}), 1) == BatchShares(4, 4, 1)
+    assert batch_shares(small_recipe(objective={"variance_covariance": 0}), 2) == BatchShares(2, 2, 1)
+    assert batch_shares(small_recipe(objective={"variance_covariance": 0.1}), 1) == BatchShares(4, 4, 1)
+
+
+def test_sigreg_is_shared_by_processes():
+    assert batch_shares(small_recipe(objective={"sigreg": 0.1}), 2) == BatchShares(2, 2, 1)

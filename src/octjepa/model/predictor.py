@@ -1,4 +1,4 @@
-"""The two predictors: a narrow transformer (V-JEPA 2), and a 2-layer MLP for `normalized_mse`."""
+"""The two predictors, a narrow transformer (V-JEPA 2) and a 2-layer MLP for `normalized_mse`; LeVJEPA's projector."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from octjepa.model.blocks import NORM_EPS, Stack, initialise
 from octjepa.model.positions import Rope, encode_positions
 from octjepa.recipe import ROPE_BASE
+
+PROJECTION = 64  # features of a projection; SIGReg tests it along as many random directions
 
 
 @dataclass(frozen=True)
@@ -86,3 +88,27 @@ class MLPPredictor(nn.Module):
     def forward(self, features: Float[Tensor, "b m w"]) -> Float[Tensor, "b m w"]:
         predicted: Tensor = self.layers(features).float()
         return predicted
+
+
+class Projector(nn.Module):
+    """Three layers from the mean token of a view to its projection of `PROJECTION` features, with `hidden` units.
+
+    Layer norms between them take the place of LeJEPA's batch norms, which would make a projection depend on the other
+    volumes of a micro-batch.
+    """
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(width, hidden),
+            nn.LayerNorm(hidden, eps=NORM_EPS),
+            nn.GELU(),
+            nn.Linear(hidden, hidden),
+            nn.LayerNorm(hidden, eps=NORM_EPS),
+            nn.GELU(),
+            nn.Linear(hidden, PROJECTION),
+        )
+
+    def forward(self, views: Float[Tensor, "r v w"]) -> Float[Tensor, "r v p"]:
+        projected: Tensor = self.layers(views).float()
+        return projected

@@ -26,7 +26,7 @@ from octjepa.errors import RecipeError
 from octjepa.model.blocks import Block, Stack
 from octjepa.model.encoder import Encoder, PatchMLP
 from octjepa.model.positions import Rope
-from octjepa.model.predictor import MLPPredictor, PredictorSize, TransformerPredictor
+from octjepa.model.predictor import MLPPredictor, PredictorSize, Projector, TransformerPredictor
 from octjepa.objectives.base import Objective, Prediction, gather_tokens, get_objective
 from octjepa.recipe import ROPE_BASE, SIZES, ModelSize, Recipe
 
@@ -35,7 +35,7 @@ def usual_predictor_size(
     objective: Objective, size: ModelSize, width: int | None = None, depth: int | None = None
 ) -> PredictorSize:
     """The predictor of a model: `width` and `depth` if they are set, else the objective's values, else the size's."""
-    by_size = size.width if objective.predictor == "mlp" else size.predictor_width
+    by_size = {"mlp": size.width, "projector": 4 * size.width}.get(objective.predictor, size.predictor_width)
     return PredictorSize(
         width or objective.predictor_width or by_size,
         depth or objective.predictor_depth or size.predictor_depth,
@@ -74,11 +74,13 @@ class VJEPA3D(nn.Module):
         self.context_encoder = Encoder(voxels, size.width, size.depth, size.heads, positions, rope, stem_mlp)
         self.depths = evenly_spread_depths(size.depth, self.objective.target_depths)
         predictor_size = predictor_size or usual_predictor_size(self.objective, size)
-        self.predictor: TransformerPredictor | MLPPredictor
+        self.predictor: TransformerPredictor | MLPPredictor | Projector
         if self.objective.predictor == "mlp":
             self.predictor = MLPPredictor(size.width, predictor_size.width)
             self.mask_token = nn.Parameter(torch.zeros(size.width))
             nn.init.trunc_normal_(self.mask_token, std=0.02)
+        elif self.objective.predictor == "projector":
+            self.predictor = Projector(size.width, predictor_size.width)
         else:
             features = len(self.depths) * size.width
             self.predictor = TransformerPredictor(
@@ -138,6 +140,8 @@ class VJEPA3D(nn.Module):
 
         With several masks a sample there are r = masks * b rows, row `i * b + j` of mask `i` of sample `j`.
         """
+        if isinstance(self.predictor, Projector):
+            return self._project_views(self.predictor, context_patches, target_patches, positions, context, target)
         all_targets = self.compute_targets(target_patches, positions)  # [b, t, f]
         hidden_targets = gather_tokens(all_targets, target)  # [r, m, f]
         if not isinstance(self.predictor, TransformerPredictor):
@@ -151,6 +155,28 @@ class VJEPA3D(nn.Module):
         last = features[..., -self.context_encoder.width :]  # [r, n, w]: of the last depth
         visible = None if at_visible is None else (at_visible, gather_tokens(all_targets, context))
         return Prediction(at_hidden, hidden_targets, all_targets, last, visible)
+
+    def _project_views(
+        self,
+        projector: Projector,
+        context_patches: Float[Tensor, "b t voxels"],
+        target_patches: Float[Tensor, "b t voxels"],
+        positions: Float[Tensor, "b t 3"],
+        context: Int[Tensor, "r n"],
+        target: Int[Tensor, "r m"],
+    ) -> Prediction:
+        """Each mask gives two views of a sample: `context` in the first patches and `target` in the second.
+
+        Their projections [r, 2, p] are compared with the mean projection of the sample, over the views of all masks.
+        """
+        first, second = (
+            self.context_encoder(gather_tokens(patches, index), gather_tokens(positions, index))
+            for patches, index in ((context_patches, context), (target_patches, target))
+        )  # [r, n, w], [r, m, w]
+        projections = projector(torch.stack([first.float().mean(dim=1), second.float().mean(dim=1)], dim=1))
+        by_mask = projections.detach().unflatten(0, (-1, len(positions)))  # [masks, b, 2, p]
+        centre = by_mask.mean(dim=(0, 2), keepdim=True).expand_as(by_mask).flatten(0, 1)  # [r, 2, p]
+        return Prediction(projections, centre, centre, first)
 
     def encode(
         self, patches: Float[Tensor, "b t voxels"], positions: Float[Tensor, "b t 3"], student: bool = False

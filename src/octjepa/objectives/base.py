@@ -30,11 +30,12 @@ Registered = TypeVar("Registered", bound="Objective")
 
 
 class Prediction(NamedTuple):
-    """The values that the objective compares: at each hidden token the prediction and the target, fp32.
+    """The values that the objective compares: at each hidden token, or of each view, prediction and target, fp32.
 
     `context` are the student's features of visible tokens (of all tokens where the predictor is an MLP). `visible`
-    holds predictions and targets at visible tokens, where the objective supervises them. There are r rows, one for each
-    mask of the b samples (`octjepa.views.loader.Batch`).
+    holds predictions and targets at visible tokens, where the objective supervises them. With a projector m is the two
+    views of a mask, and `all_targets` equals `target`. There are r rows, one for each mask of the b samples
+    (`octjepa.views.loader.Batch`).
     """
 
     predicted: Float[Tensor, "r m f"]
@@ -49,10 +50,13 @@ class Objective:
 
     `predictor` "transformer": the encoder sees visible tokens alone, and a transformer predicts at hidden positions.
     "mlp": the encoder sees every position, hidden patches replaced by a learned mask token, and an MLP predicts each
-    token by itself. `predictor_width` and `predictor_depth` replace those of the model's size, unless a recipe does.
+    token by itself. "projector": nothing is predicted. The visible and the hidden tokens of each mask are two views of
+    the volume, an MLP projects the mean token of each view, and `loss` compares the projections `[r, 2, p]` with their
+    mean over the views of the volume. No target encoder exists. `predictor_width` and `predictor_depth` replace those
+    of the model's size, unless a recipe does.
     """
 
-    predictor: ClassVar[Literal["transformer", "mlp"]] = "transformer"
+    predictor: ClassVar[Literal["transformer", "mlp", "projector"]] = "transformer"
     predictor_width: ClassVar[int | None] = None
     predictor_depth: ClassVar[int | None] = None
     target_depths: ClassVar[int] = 1  # depths of the encoder that are predicted, spread evenly, the last included

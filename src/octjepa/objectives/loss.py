@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from octjepa.objectives.base import Prediction, gather_tokens, get_objective
-from octjepa.objectives.regularisers import sigreg, variance_covariance, zone_sigreg
+from octjepa.objectives.regularisers import Total, sigreg, unchanged, variance_covariance, view_sigreg, zone_sigreg
 from octjepa.recipe import ObjectiveRecipe, Recipe
 from octjepa.views.tokens import regions_at
 
@@ -57,11 +57,13 @@ def training_loss(
     target: Int[Tensor, "r m"],
     grid: tuple[int, int, int],
     update: int,
+    total: Total = unchanged,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
     """(the sum to minimise, its parts by name, detached). `grid_positions` are positions in tokens.
 
     Every part is a mean over samples, so that equal shares of a batch average to the whole, except the regularisers,
-    which measure the spread within what they are given.
+    which measure the spread within what they are given. `total` is that of `octjepa.objectives.regularisers`, for
+    regularisers with a weight: once for `sigreg`, then for `zone_sigreg`.
     """
     objective = get_objective(recipe.name)
     loss = objective.loss(prediction.predicted, prediction.target)
@@ -70,16 +72,24 @@ def training_loss(
         visible = objective.visible_loss(*prediction.visible, distance_weight(grid_positions, context, target))
         parts["visible"] = visible.detach()
         loss = loss + recipe.weight_of_visible * visible
+
+    def of_batch(weight: float | None) -> Total:
+        return total if weight else unchanged  # a meter measures what it is given
+
     student = prediction.context
     features = student.flatten(0, 1)  # [r, n, w] -> [r n, w]
     terms: dict[str, tuple[float | None, Callable[[], Tensor]]] = {
         "variance_covariance": (recipe.variance_covariance, lambda: variance_covariance(features)),
-        "sigreg": (recipe.sigreg, lambda: sigreg(features, update)),
+        "sigreg": (recipe.weight_of_sigreg, lambda: sigreg(features, update, of_batch(recipe.weight_of_sigreg))),
         "zone_sigreg": (
             recipe.zone_sigreg,
-            lambda: _of_zones(student, grid_positions, context, grid, update),
+            lambda: _of_zones(student, grid_positions, context, grid, update, of_batch(recipe.zone_sigreg)),
         ),
     }
+    if objective.predictor == "projector":
+        views = prediction.predicted.unflatten(0, (-1, len(grid_positions))).transpose(0, 1).flatten(1, 2)  # [b, v, p]
+        weight = recipe.weight_of_sigreg
+        terms["sigreg"] = (weight, lambda: view_sigreg(views, update, of_batch(weight)))
     for name, (weight, term) in terms.items():
         if weight is None:
             continue
@@ -97,8 +107,9 @@ def _of_zones(
     context: Int[Tensor, "r n"],
     grid: tuple[int, int, int],
     update: int,
+    total: Total,
 ) -> Float[Tensor, ""]:
     """`zone_sigreg` of the student's features, of visible tokens, or of every token where the predictor is an MLP."""
     every = features.shape[1] == grid_positions.shape[1]
     regions = regions_at(grid_positions if every else gather_tokens(grid_positions, context), grid).long()
-    return zone_sigreg(features, regions, len(context) // len(grid_positions), update)
+    return zone_sigreg(features, regions, len(context) // len(grid_positions), update, total)

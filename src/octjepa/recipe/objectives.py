@@ -21,7 +21,7 @@ class ObjectiveFacts:
     """
 
     module: str = ""
-    predictor: Literal["transformer", "mlp"] = "transformer"
+    predictor: Literal["transformer", "mlp", "projector"] = "transformer"
     predictor_width: int | None = None
     exported_encoder: Literal["target", "student"] = "target"
     supervises_visible: bool = False
@@ -35,6 +35,7 @@ FACTS = {
     "vjepa": ObjectiveFacts("jepa"),
     "vjepa_dense": ObjectiveFacts("jepa", supervises_visible=True),
     "normalized_mse": ObjectiveFacts("jepa", predictor="mlp"),
+    "levjepa": ObjectiveFacts("levjepa", predictor="projector", exported_encoder="student"),
     "mae": ObjectiveFacts("mae", exported_encoder="student"),
     "mae_patch_norm": ObjectiveFacts("mae", exported_encoder="student"),
     "noise2noise": ObjectiveFacts("mae", exported_encoder="student", supervises_visible=True),

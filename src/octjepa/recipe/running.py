@@ -169,13 +169,14 @@ class Recipe(Section):
         given_keys = [key for key in ("width", "depth", "heads") if getattr(model, f"predictor_{key}") is not None]
         if not given_keys:
             return self
-        mlp = objective_facts(self.objective.name).predictor == "mlp"
-        unused = [key for key in given_keys if key != "width" and mlp]
+        kind = objective_facts(self.objective.name).predictor
+        network = {"mlp": "a 2-layer MLP", "projector": "a 3-layer MLP"}.get(kind)
+        unused = [key for key in given_keys if key != "width" and network is not None]
         if unused:
             raise ValueError(
-                f"model.predictor_{unused[0]} is unused by objective {self.objective.name} (a 2-layer MLP); drop it"
+                f"model.predictor_{unused[0]} is unused by objective {self.objective.name} ({network}); drop it"
             )
-        if not mlp:
+        if network is None:
             width = (
                 model.predictor_width or objective_facts(self.objective.name).predictor_width or size.predictor_width
             )

@@ -92,6 +92,7 @@ def _known_objective(name: str) -> str:
 
 
 EMA_HORIZON = 0.01  # of the run; V-JEPA 2's constant 0.99925 averages over 0.5 % of its run
+VIEW_SIGREG = 0.05  # weight of SIGReg where an objective compares views: LeJEPA's lambda
 
 
 class ObjectiveRecipe(Section):
@@ -102,7 +103,8 @@ class ObjectiveRecipe(Section):
     whatever the length of the run.
 
     `visible_weight` is that of the loss at visible tokens (of vjepa_dense and noise2noise; default 0.5). A regulariser
-    is off when null, only measured at weight 0, and a term of the loss above.
+    is off when null, only measured at weight 0, and a term of the loss above. With levjepa `sigreg` acts on projections
+    of views, and null is its weight of 0.05.
     """
 
     name: Annotated[str, AfterValidator(_known_objective)] = "vjepa"
@@ -124,6 +126,10 @@ class ObjectiveRecipe(Section):
             for key in ("ema_horizon", "ema_base", "ema_final"):
                 if getattr(self, key) is not None:
                     raise ValueError(f"objective.{key} is unused with objective.teacher, which never moves: drop it")
+        if not self.has_target_encoder:
+            for key in ("teacher", "ema_horizon", "ema_base", "ema_final"):
+                if getattr(self, key) is not None:
+                    raise ValueError(f"objective.{key} is unused by {self.name}, which has no target encoder: drop it")
         base, final = self.momentum_range
         if self.ema_horizon is not None and self.averaging_share is None:
             raise ValueError("ema_horizon is unused with ema_base or ema_final: give one schedule, null for the other")
@@ -140,25 +146,48 @@ class ObjectiveRecipe(Section):
         return self
 
     @property
+    def has_target_encoder(self) -> bool:
+        """Whether a second encoder follows the student; otherwise its place in the model holds the student's weights."""
+        return objective_facts(self.name).predictor != "projector"
+
+    @property
     def averaging_share(self) -> float | None:
         """The share of the run that the EMA target averages over; None where momentum follows `momentum_range`."""
-        if self.ema_base is not None or self.ema_final is not None or self.teacher is not None:
+        fixed = self.teacher is not None or not self.has_target_encoder
+        if self.ema_base is not None or self.ema_final is not None or fixed:
             return None
         return EMA_HORIZON if self.ema_horizon is None else self.ema_horizon
 
     @property
     def momentum_range(self) -> tuple[float, float]:
-        """Momentum at the first and the last update of the cosine schedule; 1 where a teacher is the target."""
+        """Momentum at the first and the last update of the cosine schedule.
+
+        1 where a teacher is the target, 0 where there is no target encoder.
+        """
         if self.teacher is not None:
             return 1.0, 1.0
+        if not self.has_target_encoder:
+            return 0.0, 0.0
         return 0.996 if self.ema_base is None else self.ema_base, 1.0 if self.ema_final is None else self.ema_final
 
     @property
     def regulariser(self) -> str | None:
-        """A regulariser with a weight: it measures the spread within a batch, so a batch in parts, on several
-        processes or in micro-batches, would have another objective."""
-        weights = {name: getattr(self, name) for name in ("variance_covariance", "sigreg", "zone_sigreg")}
-        return next((name for name, weight in weights.items() if weight), None)
+        """A regulariser with a weight that needs the whole batch at once, neither micro-batches nor several processes.
+
+        SIGReg is a function of sums over the batch, which are added over its parts (`octjepa.train.step.BatchSums`).
+        Covariances from such sums would lose their precision where features have nearly collapsed.
+        """
+        return "variance_covariance" if self.variance_covariance else None
+
+    @property
+    def regularised_sums(self) -> int:
+        """How many regularisers with a weight are functions of sums over the batch: `sigreg` and `zone_sigreg`."""
+        return sum(bool(weight) for weight in (self.weight_of_sigreg, self.zone_sigreg))
+
+    @property
+    def weight_of_sigreg(self) -> float | None:
+        """The weight of SIGReg; 0: only measured, None: off."""
+        return VIEW_SIGREG if self.sigreg is None and not self.has_target_encoder else self.sigreg
 
     @property
     def weight_of_visible(self) -> float:

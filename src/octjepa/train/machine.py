@@ -156,7 +156,10 @@ def choose_attention(recipe: Recipe, device: torch.device) -> Choice:
     """How attention is computed while a run trains; the precision of `recipe` is fp32 or bf16."""
     dtype = torch.bfloat16 if recipe.train.precision == "bf16" else torch.float32
     lengths = {recipe.mask_counts[0], sum(recipe.mask_counts)}  # of the encoder and of the predictor
-    if get_objective(recipe.objective.name).predictor == "mlp":
+    predictor = get_objective(recipe.objective.name).predictor
+    if predictor == "projector":
+        lengths = set(recipe.mask_counts)  # of its two views
+    if predictor == "mlp":
         lengths = {recipe.token_count}  # the encoder's: hidden tokens are in it
     if not trains_by_plain_products(dtype, device) or min(lengths) > PLAIN_TOKENS:
         return Choice("scaled_dot_product_attention", f"{recipe.train.precision} on {device.type}")

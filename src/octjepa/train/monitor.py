@@ -116,6 +116,9 @@ def run_monitor(model: VJEPA3D, runtime: Runtime, monitor_set: MonitorSet, updat
     model.train(training)
     predicted, truth = prediction.predicted.cpu(), prediction.target.cpu()
     cosine = torch.nn.functional.cosine_similarity(predicted, truth, dim=-1)
+    of_hidden = cosine  # [b, m]; of a projector the mean over a volume's views, at each of its hidden tokens
+    if model.objective.predictor == "projector":
+        of_hidden = cosine.mean(dim=1, keepdim=True).expand(batch.target.shape)
     constant = model.objective.loss(truth.mean(dim=(0, 1)).expand_as(truth), truth)
     accuracy, accuracy_student = (_layer_accuracy(features, monitor_set.layer) for features in (teacher, student))
     values = {
@@ -125,7 +128,7 @@ def run_monitor(model: VJEPA3D, runtime: Runtime, monitor_set: MonitorSet, updat
         "layer_accuracy": accuracy,
         "layer_accuracy_student": accuracy_student,
     }
-    features = _Features(teacher, student, cosine, batch.target, batch.grid_index, update)
+    features = _Features(teacher, student, of_hidden, batch.target, batch.grid_index, update)
     vendors = np.asarray(monitor_set.device_of)
     for vendor in (None, *sorted(set(monitor_set.device_of))):
         mine = torch.from_numpy((vendors == vendor) | (vendor is None))

@@ -5,17 +5,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
 from octjepa.objectives.base import cosine
 from octjepa.objectives.loss import token_grid_positions, training_loss
+from octjepa.objectives.regularisers import Total, unchanged
 from octjepa.recipe import Recipe
-from octjepa.train.engine import MicroLoss, accumulate_gradients
+from octjepa.train.engine import MicroLoss, accumulate_gradients, is_out_of_memory
 from octjepa.train.guards import check_detached
 from octjepa.views.loader import Batch
 
@@ -33,17 +37,102 @@ def accumulate(
     `micro_batch` overrides the recipe's; it does not change the update (`accumulate_gradients`).
     The metrics are scalars on the device, to be summed over the ranks: `train/loss`, its terms if there are several,
     `train/cosine`, and `train/loss_trivial`, the loss of predicting zero, where the objective has no constant for it.
+    Where a regulariser is a function of sums over a divided batch, micro-batches cost a second forward pass.
     """
     size = len(batch.volume_ids)
     micro_size = min(micro_batch or recipe.machine.micro_batch or size, size)
-    micro_batches = (batch.micro_batch(start, start + micro_size) for start in range(0, size, micro_size))
-    whole = size * runtime.world_size
-    return accumulate_gradients(
-        model, (_loss(model, micro, len(micro.volume_ids) / whole, recipe, runtime, update) for micro in micro_batches)
-    )
+    starts = range(0, size, micro_size)
+    shares = [min(micro_size, size - start) / (size * runtime.world_size) for start in starts]
+
+    def losses(sums: BatchSums | None) -> Iterator[MicroLoss]:
+        for start, share in zip(starts, shares, strict=True):
+            total = unchanged if sums is None else sums.total(share)
+            yield _loss(model, batch.micro_batch(start, start + micro_size), share, recipe, runtime, update, total)
+
+    regularised = recipe.objective.regularised_sums
+    if regularised == 0 or (runtime.world_size == 1 and len(starts) == 1):
+        return accumulate_gradients(model, losses(None))
+    sums = BatchSums(runtime, regularised, len(starts))
+    with sums.shared_failure():
+        if len(starts) > 1:
+            with torch.no_grad():
+                for _ in losses(sums):
+                    pass
+            sums.close_first_pass()
+        return accumulate_gradients(model, losses(sums))
 
 
-def _loss(model: VJEPA3D, micro: Batch, share: float, recipe: Recipe, runtime: Runtime, update: int) -> MicroLoss:
+class _OtherRankOutOfMemory(MemoryError):
+    """Another rank ran out of memory, so this one must not wait for its sums."""
+
+
+class BatchSums:
+    """Sums over the global batch, in place of those over a part of it, for a loss that is a function of such sums.
+
+    The value of `total(share)(sums)` is the sum over all micro-batches of all ranks. Its gradient reaches only the
+    part, and is divided by `share`, with which the part's loss is multiplied. So the gradients of all parts, which the
+    engine adds over micro-batches and ranks, are together the gradient of the loss of the undivided batch.
+
+    A rank with a single micro-batch adds its sums to those of the others within its forward pass. Several micro-batches
+    need a first pass that only collects the sums.
+
+    `terms`: calls of a total for each micro-batch. `parts`: micro-batches of this rank.
+    """
+
+    def __init__(self, runtime: Runtime, terms: int, parts: int) -> None:
+        self._runtime, self._terms, self._collecting = runtime, terms, parts > 1
+        self._sums: list[Tensor] = []  # by term
+        self._calls = self._exchanges = 0
+
+    def total(self, share: float) -> Total:
+        """What replaces the sums of a part with `share` of the global batch."""
+
+        def replace(own: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+            term = self._calls % self._terms
+            self._calls += 1
+            detached = own.detach()
+            if self._collecting:
+                if term < len(self._sums):
+                    self._sums[term] += detached
+                else:
+                    self._sums.append(detached.clone())
+                return own
+            if self._exchanges < self._terms:
+                self._sums.append(self._exchange(detached.clone()))
+            return self._sums[term] + (own - detached) / share
+
+        return replace
+
+    def close_first_pass(self) -> None:
+        """Adds the sums of all ranks after the first of two passes. Raises as `_exchange`."""
+        self._sums = [self._exchange(sums) for sums in self._sums]
+        self._collecting, self._calls = False, 0
+
+    def _exchange(self, sums: Tensor) -> Tensor:
+        """The sums over the ranks. Raises MemoryError where another rank ran out of memory before this exchange."""
+        self._exchanges += 1
+        if self._runtime.world_size == 1:
+            return sums
+        if self._runtime.sum_numbers([0])[0]:
+            raise _OtherRankOutOfMemory
+        return self._runtime.sum_over_ranks(sums)
+
+    @contextmanager
+    def shared_failure(self) -> Iterator[None]:
+        """Tells the other ranks when this one runs out of memory while they wait for its sums."""
+        try:
+            yield
+        except _OtherRankOutOfMemory:
+            raise
+        except (MemoryError, RuntimeError) as error:
+            if is_out_of_memory(error) and self._exchanges < self._terms:
+                self._runtime.sum_numbers([1])
+            raise
+
+
+def _loss(
+    model: VJEPA3D, micro: Batch, share: float, recipe: Recipe, runtime: Runtime, update: int, total: Total
+) -> MicroLoss:
     """The loss and metrics of a micro-batch, weighted by its `share` of the global batch."""
     weight = share * runtime.world_size if runtime.sharded else share  # FSDP2 takes the mean over ranks
     inputs = micro.inputs(runtime.device)
@@ -51,7 +140,7 @@ def _loss(model: VJEPA3D, micro: Batch, share: float, recipe: Recipe, runtime: R
         prediction = model.predict(*inputs)
     check_detached(prediction)
     grid_positions = token_grid_positions(micro.grid_index.to(runtime.device), recipe.grid)  # [b, t, 3]
-    loss, terms = training_loss(recipe.objective, prediction, grid_positions, *inputs[3:], recipe.grid, update)
+    loss, terms = training_loss(recipe.objective, prediction, grid_positions, *inputs[3:], recipe.grid, update, total)
     values = {"train/loss": loss.detach(), "train/cosine": cosine(prediction.predicted.detach(), prediction.target)}
     if model.objective.trivial_loss is None:
         zero = torch.zeros_like(prediction.target)

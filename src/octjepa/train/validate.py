@@ -3,7 +3,8 @@
 The trivial predictors do not learn, and a network must beat them on the same targets of the same people. `constant`
 predicts the mean target everywhere, `position_mean` the mean target at that grid position, both computed on training
 people. `copy_nearest` predicts the target feature of the nearest visible token of the same volume; since neighbouring
-B-scans are nearly copies, a mask that this solves teaches nothing.
+B-scans are nearly copies, a mask that this solves teaches nothing. An objective that compares views predicts no tokens:
+its only trivial predictor is `constant`, the mean projection of the volumes of a validation batch.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def fit_means(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid_t
 
 
 def _features(model: VJEPA3D, runtime: Runtime, batch: Batch) -> torch.Tensor:
-    """The encoder's features, where the objective's targets are pixels."""
+    """The encoder's features, where the objective's targets are not features of tokens."""
     with runtime.autocast():
         student = model.objective.exported_encoder == "student"
         features = model.encode(batch.target_view.to(runtime.device), batch.positions.to(runtime.device), student)
@@ -58,10 +59,13 @@ def validate(
     model: VJEPA3D,
     runtime: Runtime,
     batches: Iterable[Batch],
-    means: PositionMeans,
+    means: PositionMeans | None,
     grid: tuple[int, int, int],
 ) -> dict[str, float]:
-    """Means over all samples of all ranks: loss, cosine, rankme, and `baseline/` and `baseline_loss/` by predictor."""
+    """Means over all samples of all ranks: loss, cosine, rankme, and `baseline/` and `baseline_loss/` by predictor.
+
+    means: of training people; None for an objective that compares views.
+    """
     model.eval()
     sums: dict[str, torch.Tensor] = {}
     samples = torch.zeros(())
@@ -70,15 +74,17 @@ def validate(
         with runtime.autocast():
             prediction = model.predict(*batch.inputs(runtime.device))
         truth, targets = prediction.target.cpu(), prediction.all_targets.cpu()
-        index = torch.gather(batch.grid_index, 1, batch.target)
-        grid_positions = token_grid_positions(
-            batch.grid_index, grid
-        )  # not millimetres: a step of any axis is one neighbour
-        guesses = {
-            "constant": means.constant().expand_as(truth),
-            "position_mean": means.at(index),
-            "copy_nearest": copy_nearest(targets, grid_positions, batch.context, batch.target),
-        }
+        if means is None:
+            guesses = {"constant": truth.mean(dim=(0, 1)).expand_as(truth)}
+        else:
+            index = torch.gather(batch.grid_index, 1, batch.target)
+            # not millimetres: a step of any axis is one neighbour
+            grid_positions = token_grid_positions(batch.grid_index, grid)
+            guesses = {
+                "constant": means.constant().expand_as(truth),
+                "position_mean": means.at(index),
+                "copy_nearest": copy_nearest(targets, grid_positions, batch.context, batch.target),
+            }
         values = {"loss": model.objective.loss(prediction.predicted.cpu(), truth)}
         values["cosine"] = cosine(prediction.predicted.cpu(), truth)
         for name, guess in guesses.items():
@@ -88,7 +94,8 @@ def validate(
         for key, value in values.items():
             sums[key] = sums.get(key, torch.zeros(())) + value * count
         samples += count
-        last = targets if not model.objective.predicts_pixels else _features(model, runtime, batch)
+        of_tokens = means is not None and not model.objective.predicts_pixels
+        last = targets if of_tokens else _features(model, runtime, batch)
         width = model.target_encoder.width
         features.append(last[..., -width:].flatten(0, 1)[:: max(1, last.shape[1] // _RANK_TOKENS_A_VOLUME)])
     model.train()
@@ -105,8 +112,10 @@ def evaluate(
     """`validate` on the volumes `ids`, with trivial predictors fitted to fixed samples of the training volumes."""
     limit = recipe.validation.max_samples
     batch = recipe.machine.micro_batch or recipe.train.global_batch
-    fitted = ValidationDataset(store, recipe, train_ids[: limit and _FIT_TIMES * limit])
-    means = fit_means(model, runtime, validation_batches(fitted, batch), recipe.grid_tokens)
+    means = None
+    if model.objective.predictor != "projector":
+        fitted = ValidationDataset(store, recipe, train_ids[: limit and _FIT_TIMES * limit])
+        means = fit_means(model, runtime, validation_batches(fitted, batch), recipe.grid_tokens)
     samples = ValidationDataset(store, recipe, ids[:limit])
     return validate(model, runtime, validation_batches(samples, batch), means, recipe.grid)
 
