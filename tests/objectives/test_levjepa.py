@@ -1,4 +1,4 @@
-"""LeVJEPA: its two terms against their definitions, a collapse that is seen and undone, and a run from store to encoder."""
+"""LeVJEPA: its two terms against their definitions, a collapse that is seen and undone, and a whole run."""
 
 from __future__ import annotations
 

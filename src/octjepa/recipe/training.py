@@ -147,7 +147,7 @@ class ObjectiveRecipe(Section):
 
     @property
     def has_target_encoder(self) -> bool:
-        """Whether a second encoder follows the student; otherwise its place in the model holds the student's weights."""
+        """Whether a second encoder follows the student; if not, its place in the model holds the same weights."""
         return objective_facts(self.name).predictor != "projector"
 
     @property
