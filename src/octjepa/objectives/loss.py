@@ -62,8 +62,8 @@ def training_loss(
     """(the sum to minimise, its parts by name, detached). `grid_positions` are positions in tokens.
 
     Every part is a mean over samples, so that equal shares of a batch average to the whole, except the regularisers,
-    which measure the spread within what they are given. `total` is that of `octjepa.objectives.regularisers`, for
-    regularisers with a weight: once for `sigreg`, then for `zone_sigreg`.
+    which measure the spread within what they are given. `total` adds the sums of a divided batch, for
+    regularisers with a weight: first of `sigreg`, then of `zone_sigreg`.
     """
     objective = get_objective(recipe.name)
     loss = objective.loss(prediction.predicted, prediction.target)

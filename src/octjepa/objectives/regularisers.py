@@ -7,7 +7,7 @@ the views are the masks of an eye, and each region that `embed` pools (`octjepa.
 tested separately. The features are the encoder's output, without LeJEPA's projector. `view_sigreg` tests the
 projections of views (LeVJEPA).
 
-SIGReg is a function of sums over a batch: of sines and cosines, and of counts. Where a batch is divided, `total`
+SIGReg is a function of sums over a batch: of sines and cosines, and of counts. If a batch is divided, `total`
 replaces the sums of a part by those of the whole batch (`octjepa.train.step.BatchSums`).
 """
 
@@ -73,8 +73,8 @@ def view_sigreg(views: Float[Tensor, "n v p"], step: int, total: Total = unchang
 def sums_of_sets(
     features: Float[Tensor, "n sets w"], member: Float[Tensor, "n sets"], step: int
 ) -> Float[Tensor, " sums"]:
-    """What `sigreg_of_sums` needs of each set, which has the rows where `member` is 1: their number, and the sums of
-    cosines and sines along the directions of `step`. Those of a batch are the sums of its parts'."""
+    """Sums for `sigreg_of_sums`: of each set (rows with `member` 1) the number of rows, and the sums of cosines and
+    sines along the directions of `step`. Those of a batch are the sums of its parts'."""
     rng = torch.Generator().manual_seed(key("sigreg", step) % 2**63)
     basis = F.normalize(torch.randn(features.shape[-1], DIRECTIONS, generator=rng), dim=0).to(features.device)
     points = torch.linspace(0.0, _RANGE, _POINTS, device=features.device)

@@ -92,7 +92,7 @@ def _known_objective(name: str) -> str:
 
 
 EMA_HORIZON = 0.01  # of the run; V-JEPA 2's constant 0.99925 averages over 0.5 % of its run
-VIEW_SIGREG = 0.05  # weight of SIGReg where an objective compares views: LeJEPA's lambda
+VIEW_SIGREG = 0.05  # weight of SIGReg for objectives that compare views: LeJEPA's lambda
 
 
 class ObjectiveRecipe(Section):
@@ -162,7 +162,7 @@ class ObjectiveRecipe(Section):
     def momentum_range(self) -> tuple[float, float]:
         """Momentum at the first and the last update of the cosine schedule.
 
-        1 where a teacher is the target, 0 where there is no target encoder.
+        1 with a teacher as the target, 0 without a target encoder.
         """
         if self.teacher is not None:
             return 1.0, 1.0
@@ -175,7 +175,7 @@ class ObjectiveRecipe(Section):
         """A regulariser with a weight that needs the whole batch at once, neither micro-batches nor several processes.
 
         SIGReg is a function of sums over the batch, which are added over its parts (`octjepa.train.step.BatchSums`).
-        Covariances from such sums would lose their precision where features have nearly collapsed.
+        Covariances from such sums would lose their precision when features have nearly collapsed.
         """
         return "variance_covariance" if self.variance_covariance else None
 

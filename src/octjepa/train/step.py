@@ -37,7 +37,7 @@ def accumulate(
     `micro_batch` overrides the recipe's; it does not change the update (`accumulate_gradients`).
     The metrics are scalars on the device, to be summed over the ranks: `train/loss`, its terms if there are several,
     `train/cosine`, and `train/loss_trivial`, the loss of predicting zero, where the objective has no constant for it.
-    Where a regulariser is a function of sums over a divided batch, micro-batches cost a second forward pass.
+    If a regulariser is a function of sums over a divided batch, micro-batches cost a second forward pass.
     """
     size = len(batch.volume_ids)
     micro_size = min(micro_batch or recipe.machine.micro_batch or size, size)
@@ -85,7 +85,7 @@ class BatchSums:
         self._calls = self._exchanges = 0
 
     def total(self, share: float) -> Total:
-        """What replaces the sums of a part with `share` of the global batch."""
+        """The function that replaces the sums of a part with `share` of the global batch."""
 
         def replace(own: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
             term = self._calls % self._terms
@@ -109,7 +109,7 @@ class BatchSums:
         self._collecting, self._calls = False, 0
 
     def _exchange(self, sums: Tensor) -> Tensor:
-        """The sums over the ranks. Raises MemoryError where another rank ran out of memory before this exchange."""
+        """The sums over the ranks. Raises MemoryError if another rank ran out of memory before this exchange."""
         self._exchanges += 1
         if self._runtime.world_size == 1:
             return sums

@@ -46,7 +46,7 @@ def fit_means(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid_t
 
 
 def _features(model: VJEPA3D, runtime: Runtime, batch: Batch) -> torch.Tensor:
-    """The encoder's features, where the objective's targets are not features of tokens."""
+    """The encoder's features, if the objective's targets are not features of tokens."""
     with runtime.autocast():
         student = model.objective.exported_encoder == "student"
         features = model.encode(batch.target_view.to(runtime.device), batch.positions.to(runtime.device), student)
