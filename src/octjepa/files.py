@@ -111,7 +111,7 @@ def write_json(path: Path, value: Any) -> None:
 def write_new_folder(parent: Path, parts: dict[str, Callable[[IO[bytes]], object]]) -> Path:
     """Writes `parts` into a new hidden folder in `parent`, which `replace_folder` then renames.
 
-    Raises OctjepaError, also where `parent` or the folder that holds it is a link: in a folder from somebody else it
+    Raises OctjepaError, also where `parent` or the folder that holds it is a link: in a folder from another person it
     would lead what is written anywhere.
     """
     for folder in (parent, parent.parent):

@@ -1,6 +1,6 @@
 """Places outside a folder that the folder itself names: used only where the user named them, or allowed them.
 
-A run names its store and its checkpoints. In a run that somebody else made they may be gs:// or s3:// addresses, which
+A run names its store and its checkpoints. In a run that another person made they may be gs:// or s3:// addresses, which
 would be contacted in the user's name and with the user's credentials, or absolute paths of the user's own disk. Neither
 is opened unless it is on the command line or `--allow-outside` does; in Python within `allow_outside`. A path
 relative to the folder, as octjepa writes it for a store next to a run, is followed: it is read, and never leaves the

@@ -1,7 +1,7 @@
 """The reader of YAML from other people: recipes, also those that came with a stranger's run.
 
 In: text. Out: plain data. As in `octjepa.parsing`, size, depth, aliases and digits are bounded before anything is
-built, and what breaks a limit raises `Malformed`. It is a module of its own because PyYAML is slow to import, and most
+built, and what breaks a limit raises `Malformed`. It is a separate module because PyYAML is slow to import, and most
 commands read no YAML before they know that their arguments are right.
 """
 

@@ -218,7 +218,7 @@ def check_output_folder(out: Path, instead: str = "a folder") -> None:
 
 
 def interval(figure: Mapping[str, Any], key: str = "value") -> str:
-    """`0.873 [0.81, 0.92]`; without an honest interval the figure alone, without a figure `none`."""
+    """`0.873 [0.81, 0.92]`; without an honest interval only the value, without a value `none`."""
     if figure[key] is None or not math.isfinite(figure[key]):
         return "none"
     if figure["low"] is None or figure["high"] is None:

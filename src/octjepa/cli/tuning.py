@@ -139,7 +139,7 @@ def predict(
         made = predict_scans(tuned, sources or (), out, level, workers, max_lost, spacing_mm, images)
         print_result(made.to_json(), as_json)
     except TooManyLostError as error:
-        print_result(error.summary, as_json)  # the work is done: its figures come before the exit code
+        print_result(error.summary, as_json)  # the work is done: its numbers come before the exit code
         raise
 
 
@@ -208,7 +208,7 @@ def segment(
 ) -> None:
     """Segments layers and fluid of any scan. With the packaged network; writes files, tables, pictures and a page.
 
-    adapt SCAN... --labels FOLDER --out MODEL learns from labels of your own; --model MODEL then uses them.
+    adapt SCAN... --labels FOLDER --out MODEL learns from your labels; --model MODEL then uses them.
     With a recipe instead of scans: trains and evaluates a head on an encoder. With the folder of a head: applies it.
     """
     from octjepa.tasks.segment.folder import is_head

@@ -56,7 +56,7 @@ class SeenInSplit(Record):
 
 @dataclass(frozen=True)
 class PretrainingOverlap(Record):
-    """What a store's index shares with the pretraining of an encoder.
+    """The entries that a store's index shares with the pretraining of an encoder.
 
     train, val, test: people of the index. pretrained_on: volumes. compared_by: kinds of leak that could be found. seen:
     by split. leaks: of val and test.

@@ -80,7 +80,8 @@ def split_stratified(
     """person -> split, at `shares` of train, val, test, so that each stratum comes near these shares too.
 
     People in `fixed` (person -> split) keep their split but count towards the shares. Depends on the seed and on who
-    is in which stratum, not on the order of files. Raises UsageError: shares that do not add up to 1, labels of nobody.
+    is in which stratum, not on the order of files. Raises UsageError: shares that do not add up to 1, labels without
+    people.
     """
     if not abs(sum(shares) - 1) <= 1e-6 or min(shares) < 0:
         raise UsageError(f"shares {shares} of train, val, test must add up to 1")
@@ -103,7 +104,9 @@ def strata_of(store: Store, labels: Labels | None = None) -> dict[str, frozenset
 
 
 def _label_strata(labels: Labels, people: Iterable[str]) -> dict[str, set[str]]:
-    """person -> "label VALUE" of each eye; numbers of many values by quarters. Raises UsageError: labels of nobody."""
+    """person -> "label VALUE" of each eye; numbers of many values by quarters. Raises UsageError: labels without
+    people.
+    """
     present = set(people)
     known = {eye: value for eye, value in labels.items() if eye[0] in present}
     if not known:
@@ -136,8 +139,8 @@ def _minimise(
 ) -> dict[str, str]:
     """Assigns each person, in keyed order, to the split that is furthest behind its share, summed over their strata.
 
-    Behind by: its share of the people of the stratum so far, this person included, less those it has. Everybody is in
-    the stratum "", which keeps the whole near the shares; ties go to the larger share.
+    Behind by: its share of the people of the stratum so far, this person included, less those it has. Every person is
+    in the stratum "", which keeps the whole near the shares; ties go to the larger share.
     """
     splits = sorted((name for name in shares if shares[name] > 0), key=lambda name: -shares[name])
     counts: dict[str, Counter[str]] = defaultdict(Counter)  # stratum -> people per split
@@ -156,7 +159,7 @@ def _minimise(
 
 
 def _fill_empty_splits(assigned: dict[str, str], fixed: Mapping[str, str], shares: Shares, seed: int) -> dict[str, str]:
-    """Moves one person into an empty val or test: a small cohort rounds a share to nobody. Training keeps one."""
+    """Moves one person into an empty val or test: a small cohort rounds a share to no person. Training keeps one."""
     counts = Counter([*assigned.values(), *fixed.values()])
     for name, share in zip(SPLIT_NAMES, shares, strict=True):
         movable = sorted((p for p in assigned if assigned[p] == "train"), key=lambda p: key("move", seed, p))

@@ -62,7 +62,7 @@ class Division:
 
 @dataclass(frozen=True)
 class EmbeddingSummary(Record):
-    """What `embed_store` wrote. embeddings, bscans, tokens: the files and the folder.
+    """The output of `embed_store`. embeddings, bscans, tokens: the files and the folder.
 
     rows: volumes of the table; missing: volumes of the store with another scan pattern. leaked: people of val and test
     on whose eyes the encoder was trained; probes refuse such a table. resumed: volumes of an earlier, interrupted call.

@@ -46,7 +46,7 @@ def export(
 ) -> list[str]:
     """Writes the encoder of `source` into the folder `out`; returns the names of its files.
 
-    licence: of the weights, as the Hugging Face Hub names it. metrics: figures by name. Both for the card.
+    licence: of the weights, as the Hugging Face Hub names it. metrics: values by name. Both for the card.
 
     Form safetensors is read back by `load_encoder`; hf is a folder for `transformers.AutoModel`: a VJEPA2Model if
     that computes the same features, otherwise the model of `encoders.auto_model`; onnx a graph from the patches and

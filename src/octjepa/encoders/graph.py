@@ -80,7 +80,7 @@ def _forget_sources(model: Any) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What torch's exporter tells of its own steps is nothing that a user could act on."""
+    """A user cannot act on the messages of torch's exporter about its steps."""
     exporter = logging.getLogger("torch.onnx")
     level = exporter.level
     exporter.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""A pretrained encoder as a plain `nn.Module` on batches of images, for training loops of one's own.
+"""A pretrained encoder as a plain `nn.Module` on batches of images, for your training loops.
 
 encoder = octjepa.load_encoder("run")
 images = DataLoader(octjepa.Store.open("store"), batch_size=4, collate_fn=encoder.collate)

@@ -1,4 +1,4 @@
-"""The test predictions of a probe case by case, so that the scans behind a figure can be looked at."""
+"""The test predictions of a probe case by case, so that a user can look at the scans behind a metric."""
 
 from __future__ import annotations
 

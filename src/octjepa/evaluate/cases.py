@@ -102,7 +102,7 @@ class Cases:
 
 
 def case_names(frame: pd.DataFrame, level: str, by_visit: bool = False) -> list[str]:
-    """The case of each volume; a volume of unknown eye is an eye of its own. `by_visit`: each visit is a case."""
+    """The case of each volume; a volume of unknown eye is a separate eye. `by_visit`: each visit is a case."""
     if level != "eye":
         return list(frame["volume_id" if level == "volume" else "person_id"])
     keys = zip(frame["person_id"], frame["eye"], frame["volume_id"], strict=True)

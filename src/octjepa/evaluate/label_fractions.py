@@ -1,9 +1,9 @@
-"""Label fractions: the same targets with labels of fewer training people, for a curve of figures over labels.
+"""Label fractions: the same targets with labels of fewer training people, for a curve of metrics over labels.
 
 People are drawn from train, as far as possible equally many of each class, in one order a seed and target: the first 10
-of it are among the first 30. Nobody of val keeps a label, so that N labelled people are all that a probe has: settings
-are then chosen by cross-validation among them. The test people stay. Raises TooFewLabelsError where the draw cannot be
-made.
+of it are among the first 30. No person of val keeps a label, so that N labelled people are all that a probe has:
+settings are then chosen by cross-validation among them. The test people stay. Raises TooFewLabelsError where the draw
+cannot be made.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _in_turn(groups: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def limit_target(target: Target, person_ids: np.ndarray, count: int, seed: int) -> Target:
-    """`target` with the labels of `count` training people and of nobody in val.
+    """`target` with the labels of `count` training people and of no person in val.
 
     `person_ids`: of every volume that the target's indices count. Raises TooFewLabelsError: train holds fewer
     people, or the drawn ones fewer than two of a class.

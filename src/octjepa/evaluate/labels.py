@@ -2,7 +2,7 @@
 
 A label file is TSV or CSV with `person_id` (or `participant_id`), optionally `eye` (or `laterality`) and `visit`, and a
 column per target. A row without an eye applies to both eyes. A row that names a visit applies to that visit, and a row
-that does not to every visit without a row of its own. Nothing is dropped silently: repeated and missing labels are
+that does not to every visit without a row. Nothing is dropped silently: repeated and missing labels are
 counted in notes, and two rows that disagree are an error. Messages hold counts, never an id.
 """
 

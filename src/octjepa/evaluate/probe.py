@@ -88,7 +88,7 @@ class ProbeSettings:
     probes: names in PROBES and TOKEN_PROBES. task: one of `targets.TASKS`. pools: default, all that every table holds.
     metrics: default, all of the task. bootstrap: resamples. level, several, visit_order: see `cases`.
     label_smoothing: of mlp and attentive. paired_probe and paired_pool name the comparison reported in `paired` before
-    any test figure is seen; if that probe is not run, the last of those that are, if that pool is not,
+    any test metric is seen; if that probe is not run, the last of those that are, if that pool is not,
     `pooling.default_pool` of those that are. labelled: numbers of training people whose labels alone are read, for
     `ProbeResult.labelled`. subgroups: columns by whose groups the results of that probe and pool are measured, for
     `ProbeResult.subgroups`. event: with task survival the column that says whether the event happened, the targets
@@ -127,7 +127,7 @@ class ProbeResult(Findings):
     rows: n counts test cases (volumes, eyes or people), n_people the people behind them.
     paired: the first encoder minus the same network randomly initialised, on the same people; None if one of the two
         is undefined.
-    comparisons: the same for every encoder, target, probe and pool; for reading, not for picking the best.
+    comparisons: the same for every encoder, target, probe and pool; to be read, not to pick the best.
     baselines: the encoder's result of `paired` minus that of every other baseline on the same people.
     choices: what was selected for each result. confusions: test case counts.
     targets: task, classes, counts by split and class weights. protocol: the unit of analysis and its aggregation.

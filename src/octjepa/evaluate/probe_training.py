@@ -1,6 +1,6 @@
 """The probes with gradient steps: AdamW, early stopping on held-out people, and many targets in one pass.
 
-Every target (and every fold, where validation holds too few people) has a network of its own; each batch of features is
+Every target (and every fold, where validation holds too few people) has a separate network; each batch of features is
 read once and given to all of them. Batches are drawn from all training volumes, labelled or not, and the random numbers
 of a step depend on its target, so what one target gets does not depend on which others are trained next to it. The
 held-out loss stops each network at its best epoch and then sets the decision between the classes, as for the other
@@ -34,7 +34,7 @@ from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervi
 
 EPOCHS = 60
 PATIENCE = 8  # epochs without a better held-out loss
-UNWATCHED_EPOCHS = 15  # if there is nobody to hold out
+UNWATCHED_EPOCHS = 15  # if there are no people to hold out
 _BATCH = 32
 _LR, _WEIGHT_DECAY = 3e-3, 0.05
 _VOLUMES_FOR_SCALE = 256

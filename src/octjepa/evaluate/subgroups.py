@@ -74,7 +74,7 @@ def subgroup_scores(
     label_hash: str,
     min_per_class: int = 0,
 ) -> SubgroupScores:
-    """`metric` within every group of test volumes ("" is a group of its own, "unknown").
+    """`metric` within every group of test volumes ("" is a separate group, "unknown").
 
     min_per_class: people of each class that a group needs to be measured (of a quantity: people; of survival: people
     with the event).

@@ -19,8 +19,8 @@ _PICTURE: dict[str, Any] = {"cmap": "magma", "vmin": 0.0, "interpolation": "near
 
 
 def write_attention_maps(writer: NativeWriter, maps: Sequence[TokenAttention]) -> None:
-    """`ID.attention.TARGET.nii.gz` and `.png` of every target; that of the randomly initialised encoder is in the
-    figure alone.
+    """`ID.attention.TARGET.nii.gz` and `.png` of every target; that of the randomly initialised encoder is only in
+    the figure.
 
     The file holds multiples of an even share. Raises UsageError: the maps are of another token grid.
     """

@@ -4,7 +4,7 @@ Occlusion is that of Zeiler & Fergus (2014), who slid a uniform square over the 
 encoder takes any set of tokens, so those of a region are not given to it, and pooled statistics are taken over the
 others. A patch of the tissue's mean intensity is something no scan holds; its features would enter the maximum, and the
 prediction would change because of what was put there ("missingness bias", Jain et al. 2022, which leaving tokens out
-lessens). Nor is the budget filled up again: patches that were not selected would add information of their own. What the
+lessens). Nor is the budget filled up again: patches that were not selected would add information. What the
 smaller number of tokens does by itself is measured next to the maps (`Occlusion.scattered`).
 
 Neighbouring tokens repeat what one token holds, so a region is at least `REGION_MM` wide. Layers at one position do so,

@@ -45,7 +45,7 @@ def expand(source: str | Path, target: str | Path, dry_run: bool = False) -> dic
     Returns {archives, written, skipped, bytes, left_out, nested, refused, dry_run, seconds}: `skipped` members are at
     the target already with the same size and checksum; `nested` archives are written as they are; `refused` lists
     {archive, member, reason, detail} with a reason of `octjepa.ingest.archive_members.REFUSALS`. With `dry_run` nothing
-    is written and the figures are what would be.
+    is written and the numbers are those of a real run.
     Raises UsageError (no archive, a target that is not a folder), TooManyLostError where a member was refused, after
     all work is done; OctjepaError: too little room on the disk, or no archive can be read at all.
     """

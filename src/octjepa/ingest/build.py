@@ -371,7 +371,7 @@ def _summary(
             contradicted,
             f"person id(s) of {store.location} under which files state different people: two people may share the id. "
             f"The note {CONTRADICTED_NOTE} in volumes.parquet says what differs. If they do, give a manifest.tsv "
-            "with ids of their own and ingest again.",
+            "with separate ids and ingest again.",
         ),
         (
             several_sites,

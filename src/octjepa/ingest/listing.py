@@ -1,7 +1,7 @@
 """Folders on disks and in buckets behind one interface, with the walk and the glob over them.
 
 Paths are strings with "/" between their parts: local paths, or urls of buckets. A local folder costs one system call,
-and a file the reading of its first bytes. A tree in a bucket costs one listing; objects are recognised by their names.
+and for a file its first bytes are read. A tree in a bucket costs one listing; objects are recognised by their names.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The work of `worker_pool` as tasks of a Ray cluster: many machines, one store that all of them see.
 
-Each Ray worker keeps one process of its own next to it (a `WorkerPool` of one), so that a decoder that crashes or hangs
+Each Ray worker keeps one separate process next to it (a `WorkerPool` of one), so that a decoder that crashes or hangs
 costs one file there as it does here. What Ray adds is other machines; when one is lost, its files are given to others.
 """
 

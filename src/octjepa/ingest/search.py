@@ -255,7 +255,7 @@ class Search:
         return False
 
     def _refuse_link(self, path: str, name: str) -> None:
-        """A link in a folder from somebody else would name any file of the user's, so it is not followed."""
+        """A link in a folder from another person would name any file of the user's, so it is not followed."""
         self._refuse(path, name, "path_escapes", LINK_OUT)
 
     def _refuse(self, path: str, name: str, reason: str, detail: str) -> None:

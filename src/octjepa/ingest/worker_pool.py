@@ -1,7 +1,7 @@
 """A pool of processes on this machine in which a file that crashes or hangs costs that file alone.
 
 A C decoder can end its process (segmentation fault, out of memory) or never return. Every worker therefore has one
-file at a time and a pipe of its own, so that the file is known when the worker dies, and only that worker is killed
+file at a time and a separate pipe, so that the file is known when the worker dies, and only that worker is killed
 when time is up. `concurrent.futures` offers neither: there one death breaks the whole pool.
 """
 

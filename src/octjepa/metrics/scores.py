@@ -1,10 +1,10 @@
 """Metrics, each with one definition for the value and for its bootstrap.
 
 A metric takes `Predictions` of n test volumes and weights [n, resamples] (how often each volume is drawn) and returns a
-figure per resample; weights of one give the figure itself. All agree with scikit-learn under `sample_weight` (tested);
+value per resample; weights of one give the metric itself. All agree with scikit-learn under `sample_weight` (tested);
 they are written on whole arrays because 2,000 resamples of each of a hundred rows must take a second, and with the
 resamples last because sums over volumes then run over long contiguous rows (20 times faster than the other way).
-A figure that a resample cannot hold, such as an AUROC without a positive case, is NaN there: counted, never guessed.
+A metric that a resample cannot have, such as an AUROC without a positive case, is NaN there: counted, never guessed.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _balanced_accuracy(predictions: Predictions, weights: Weights) -> Figures:
 def _f1_macro(predictions: Predictions, weights: Weights) -> Figures:
     """Over the classes that the test set holds, as scikit-learn's with `labels` set to these.
 
-    A false call of a class that it lacks is a miss of the true class, and no class of its own.
+    A false call of a class that it lacks is a miss of the true class, and not a separate class.
     """
     hits, truth, predicted = _per_class_hits(predictions, weights)
     present = np.isin(np.arange(len(truth)), predictions.truth)
@@ -249,7 +249,7 @@ def measure(name: str, predictions: Predictions, weights: Weights) -> Figures:
     """The metric `name` in every resample.
 
     A resample without a class that the full test set holds is NaN for every metric that compares classes: a mean over
-    fewer classes would be another figure.
+    fewer classes would be another metric.
     """
     figures = METRICS[name](predictions, weights)
     if name in _NEEDS_EVERY_CLASS:

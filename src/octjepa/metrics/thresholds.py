@@ -25,7 +25,7 @@ def threshold_at_specificity(
 ) -> float:
     """The lowest threshold t, of the given scores, at which "score >= t" has at least this specificity.
 
-    If no score is high enough, the next number above the highest: nobody is called positive.
+    If no score is high enough, the next number above the highest: no case is called positive.
     Raises UsageError: no negative case, scores that are not finite, or a specificity outside 0..1.
     """
     if not 0 <= specificity <= 1:

@@ -29,8 +29,8 @@ class TransformerPredictor(nn.Module):
 
     `in_features` and `out_features` are the widths of a context feature and of a prediction: the encoder's width times
     the supervised depths, or a patch's voxels. `fusion` is the width of the hidden layer of an MLP that fuses several
-    depths of a context feature; None: one linear layer. `visible_head`: visible positions have a last layer of their
-    own (both as in V-JEPA 2.1), instead of that of hidden ones.
+    depths of a context feature; None: one linear layer. `visible_head`: visible positions have a separate last
+    layer (both as in V-JEPA 2.1), instead of that of hidden ones.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ class VJEPA(Objective):
 class DenseVJEPA(VJEPA):
     """V-JEPA's loss at masked tokens plus the same loss at visible tokens, which counts less far from a mask.
 
-    Features of four encoder depths enter the predictor through an MLP. Visible tokens have an output head of their own.
+    Features of four encoder depths enter the predictor through an MLP. Visible tokens have a separate output head.
     """
 
     target_depths = 4

@@ -2,7 +2,7 @@
 
 Everything is a map `[D, W]` over (slice, column); depths are micrometres below the top of the scan. Coordinates are
 anatomical: `u` mm towards the nose, `v` mm upwards, both from the fovea, so that a left eye mirrors a right one.
-Thicknesses are fitted to ILM-Bruch figures of macular OCT: 218 um in the fovea, about 370 at 1 mm, 284 temporally and
+Thicknesses are fitted to ILM-Bruch distances of macular OCT: 218 um in the fovea, about 370 at 1 mm, 284 temporally and
 319 nasally at 2.6 mm.
 """
 

@@ -152,7 +152,7 @@ def named_model(texts: Iterable[str], manufacturer: str, usual: str) -> str:
     """The listed model of `manufacturer` that one of a file's own `texts` names; otherwise `usual`.
 
     For formats of one make, most of whose files come from one instrument: ("ANTERION",) -> "ANTERION",
-    ("Heidelberg Retina Angiograph",) -> "Spectralis", the name of its camera part and of no OCT of its own.
+    ("Heidelberg Retina Angiograph",) -> "Spectralis", the name of its camera part and not of a separate OCT.
     """
     make = device_slug(manufacturer)
     names = (_listed_name(make, device_slug(text), text.lower()) for text in texts)

@@ -235,7 +235,7 @@ def _check_whole(headers: Sequence[Dataset], beside: set[int]) -> list[int]:
 def _without_copies(headers: Sequence[Dataset]) -> list[Dataset]:
     """The files without those that repeat the pixels of an earlier one, and state no other position.
 
-    Exports hold such copies under an instance UID of their own.
+    Exports hold such copies under a separate instance UID.
     """
     retained: dict[bytes, Dataset] = {}
     out = []

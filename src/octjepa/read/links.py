@@ -1,4 +1,4 @@
-"""Links in a folder from somebody else: one that leads out of the folder would name a file of the user's.
+"""Links in a folder from another person: one that leads out of the folder would name a file of the user's.
 
 A link that the user names on the command line is the user's own choice. A link that lies in a folder, or next to a scan
 as its voxels, its JSON file or its pictures, came with the folder; it is followed only within that folder.

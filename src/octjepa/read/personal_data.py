@@ -84,7 +84,7 @@ PRIVATE = "private elements"
 BURNED_IN = "text in the image"
 FIELD_KINDS = {field: kind for table in (DIRECT, INDIRECT) for kind, fields in table.items() for field in fields}
 FIELD_KINDS |= {PRIVATE: "private", BURNED_IN: "image"}
-DIRECT_KINDS = (*DIRECT, "private", "image")  # nobody knows what a private element holds
+DIRECT_KINDS = (*DIRECT, "private", "image")  # the content of a private element is unknown
 _NO_ID = {"#n/a", "<na>", "?", "-", ".", "missing"}
 _BLANK = {
     "",
@@ -234,7 +234,7 @@ def _name_parts(name: str) -> tuple[set[str], set[str]]:
 
 
 def is_placeholder(text: str) -> bool:
-    """Whether an id or name is a placeholder such as "anonymous", and identifies nobody."""
+    """Whether an id or name is a placeholder such as "anonymous", and identifies no person."""
     return text.strip(" ^\0").lower() in _BLANK
 
 
@@ -260,7 +260,7 @@ def identifies_person(text: str, name: str, birth_date: str) -> bool:
 def repeats_personal_text(text: str, name: str, birth_date: str, others: Iterable[str] = ()) -> bool:
     """Whether a text that is to be stored repeats the person's name or birth date, or one of `others`.
 
-    `others` are further texts of the file that identify somebody: ids, numbers, names of physicians and operators.
+    `others` are further texts of the file that identify a person: ids, numbers, names of physicians and operators.
     """
     if identifies_person(text, name, birth_date):
         return True

@@ -1,4 +1,4 @@
-"""Several pretraining runs next to each other: curves on one axis, last figures, what differs between their recipes."""
+"""Several pretraining runs next to each other: curves on one axis, last values, what differs between their recipes."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def paired_headline(pair: Paired | None, words: Contrast, lower_is_better: bool = False) -> Headline:
-    """A paired difference in words; an interval that contains zero shows nothing, whichever way the figure points."""
+    """A paired difference in words; an interval that contains zero shows nothing, whichever sign the value has."""
     if pair is None or pair.difference is None:
         sentence = f"No paired difference was measured, so it is not known whether {words.tested} helped."
         return Headline(words.title, "–", "none", sentence)
@@ -261,8 +261,8 @@ def strongest_baseline_headline(
 ) -> list[Headline]:
     """The encoder of `paired` against the baseline that scores highest on its target, unless that is the untrained one.
 
-    The baseline is chosen by its figure on these very people, which favours it. `differences` may hold the paired
-    difference to it; without one, a higher figure of the encoder shows nothing.
+    The baseline is chosen by its metric on these very people, which favours it. `differences` may hold the paired
+    difference to it; without one, a higher metric of the encoder shows nothing.
     """
     if paired is None:
         return []

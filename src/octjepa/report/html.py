@@ -28,7 +28,7 @@ def render_template(name: str, **values: Any) -> str:
     environment.filters |= {
         "breakable": _breakable,
         "spaced": lambda value: str(value).replace("_", " "),
-        "numeric": lambda heading: f"#{str(heading).replace('_', ' ')}",  # of a column of figures
+        "numeric": lambda heading: f"#{str(heading).replace('_', ' ')}",  # of a column of numbers
     }
     environment.globals |= {"number": number, "signed": signed, "duration": duration}
     rendered: str = environment.get_template(name).render(**values)
@@ -41,7 +41,7 @@ def _breakable(name: str) -> Markup:
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """A figure as text; a dash if there is none, never a zero in its place."""
+    """A value as text; a dash if there is none, never a zero in its place."""
     if value is None or isinstance(value, str) or not math.isfinite(float(value)):
         return "–"
     return f"{float(value):.{digits}f}".replace("-", "−")

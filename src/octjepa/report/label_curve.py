@@ -1,4 +1,6 @@
-"""How a probe's figure falls with fewer labels: the reading that `paired` named, at each number of labelled people."""
+"""How a probe's metric falls with fewer labels: the probe and pooling that `paired` named, at each number of labelled
+people.
+"""
 
 from __future__ import annotations
 

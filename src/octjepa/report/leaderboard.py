@@ -1,7 +1,7 @@
 """The leaderboard as files: CSV for machines, Markdown for a paper's supplement, one HTML page for readers.
 
-Every form begins with what is wrong, how many comparisons were made and how often the test set was used. Figures
-without an honest interval say so; nothing is ranked by a figure that validation did not select.
+Every form begins with what is wrong, how many comparisons were made and how often the test set was used. Values
+without an honest interval say so; nothing is ranked by a metric that validation did not select.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def write_leaderboard(board: Board, out: Path) -> list[Path]:
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A line per row; an absent figure is an empty cell. A name that a spreadsheet would execute is quoted."""
+    """A line per row; an absent value is an empty cell. A name that a spreadsheet would execute is quoted."""
     if not rows:
         return ""
     return format_table(list(rows[0]), (row.values() for row in rows), ",")

@@ -1,4 +1,4 @@
-"""Figures of one set of masks: fairness along an axis, distance to the nearest visible token, and copying it."""
+"""Metrics of one set of masks: fairness along an axis, distance to the nearest visible token, and copying it."""
 
 from __future__ import annotations
 

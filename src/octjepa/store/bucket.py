@@ -34,7 +34,7 @@ _OLD_SECONDS = 30 * 24 * 3600
 
 
 class BucketStorage:
-    """A store in a bucket. Picklable: loader processes open connections of their own."""
+    """A store in a bucket. Picklable: loader processes open separate connections."""
 
     def __init__(self, url: str) -> None:
         self.url = remote.join(url)

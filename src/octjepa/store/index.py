@@ -266,7 +266,7 @@ def merge_participants(known: pd.DataFrame, added: list[dict[str, object]]) -> p
 
 
 def people_unknown(table: pd.DataFrame) -> int:
-    """Volumes of a store's table whose person no source names: each counts as a person of its own."""
+    """Volumes of a store's table whose person no source names: each counts as a separate person."""
     return sum("person_unknown" in read_notes(cell) for cell in table["notes"])
 
 

@@ -48,7 +48,7 @@ class DamagedVolume(OctjepaError):
 
 
 class ChangedVolume(DamagedVolume):
-    """The files of a volume can be read, but their SHA-256 is not that of the index: somebody changed them."""
+    """The files of a volume can be read, but their SHA-256 is not that of the index: they were changed."""
 
     exit_code = 2  # wrong input: the same command fails again, so that a launcher does not start it again
 

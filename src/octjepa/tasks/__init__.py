@@ -1,6 +1,6 @@
 """Supervised tasks on a pretrained encoder: fine-tuning to labels, and segmentation of layers and lesions.
 
-In: a task recipe, a checkpoint, a store and labels. Out: a folder with the tuned network or head and its test figures
+In: a task recipe, a checkpoint, a store and labels. Out: a folder with the tuned network or head and its test metrics
 next to baselines. Fails with RecipeError on a recipe, UsageError on labels, ContractError on other weights. Packages
 add a task by an entry point of the group `octjepa.tasks`; `octjepa inspect` then describes its folders as well.
 """

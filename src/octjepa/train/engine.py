@@ -175,7 +175,7 @@ def _free_gradients(networks: Sequence[nn.Module]) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory ran out: a class of its own on accelerators, a message on a CPU."""
+    """Whether `error` says that memory ran out: a separate class on accelerators, a message on a CPU."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return any(sign in str(error).lower() for sign in _OUT_OF_MEMORY)

@@ -117,7 +117,7 @@ class Plan(Record):
 
 @dataclass(frozen=True)
 class TimedParts(Record):
-    """What the seconds of an update are made of: medians over `laps` micro-batches on a device."""
+    """The parts of the seconds of an update: medians over `laps` micro-batches on a device."""
 
     device: str
     threads: int

@@ -26,8 +26,8 @@ class ValidationSummary(Record):
 class RunSummary(ValidationSummary):
     """A finished run: its last validation, with the views of the recipe and with centred views, and what it took.
 
-    validated_on: val, or train_fixed if nobody is held out. encoder: the exported one, target or student. volumes: of
-    training. seconds, volumes_per_second, data_wait_share: of this start. alarms: update by name. best, checkpoint:
+    validated_on: val, or train_fixed if no person is held out. encoder: the exported one, target or student. volumes:
+    of training. seconds, volumes_per_second, data_wait_share: of this start. alarms: update by name. best, checkpoint:
     names of checkpoints, None if there is none; `checkpoint` is relative to the run folder.
     """
 

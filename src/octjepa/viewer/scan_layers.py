@@ -39,7 +39,7 @@ class LayerState:
 
 
 class _GivenUpError(Exception):
-    """Ends the segmentation of a scan that nobody waits for."""
+    """Ends the segmentation of a scan that no request waits for."""
 
 
 @dataclass(eq=False)

@@ -89,7 +89,7 @@ _PAGE = {
 
 @dataclass(frozen=True)
 class ShownWith:
-    """What the user names next to the source.
+    """The options that the user names next to the source.
 
     `scans` are the folders that were ingested, `labels` a folder of label volumes, `encoder` that of a store or head,
     `predictions` the test predictions of a probe, `embeddings` a table for nearest neighbours, `corrections` the folder
@@ -177,7 +177,7 @@ def open_scans(
     ids, notes = set(store.table["volume_id"].astype(str)), []
 
     def table(read: Callable[..., Table], named: Path | None, beside: str) -> Table:
-        """What `read` makes of the file that was named, or of that in the folder, if it can be read."""
+        """The result of `read` for the file that was named, or of that in the folder, if it can be read."""
         if named is None and (contents.root / beside).is_file():
             try:
                 return read(contents.root / beside, ids)

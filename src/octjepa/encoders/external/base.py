@@ -193,7 +193,7 @@ def refuse_external(location: str | Path, verb: str) -> None:
             f"{location} is an encoder of another project, and octjepa {verb} only takes encoders of octjepa (its "
             "stages "
             "and positions are theirs): tune it by octjepa finetune, or read it frozen by octjepa embed --tokens and "
-            "probe --probe attentive, or by octjepa leaderboard; its module for a loop of your own is "
+            "probe --probe attentive, or by octjepa leaderboard; its module for your loop is "
             "octjepa.load_external(...).network"
         )
 

@@ -1,6 +1,6 @@
 """Rows, differences and details of a leaderboard.
 
-Every figure of an entry is the mean over its seeds; each entry is compared with the reference and with the strongest
+Every metric of an entry is the mean over its seeds; each entry is compared with the reference and with the strongest
 baseline. The details of a training are its threshold, calibration, net benefit, subgroups and transfer to a vendor
 without labels.
 """
@@ -96,16 +96,16 @@ class LeaderboardRow:
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
-        """Names of all figures of this task."""
+        """Names of all metrics of this task."""
         return (*TASK_METRICS[self.target.task], *(("brier",) if self.target.classes else ()))
 
     @property
     def primary_metric(self) -> str:
-        """The figure that the table is ordered by."""
+        """The metric that the table is ordered by."""
         return PRIMARY_METRIC[self.target.task]
 
     def estimates(self, metric: str) -> list[Estimate]:
-        """The figure of every seed."""
+        """The value of every seed."""
         if metric not in self._estimates:
             self._estimates[metric] = [
                 estimate_metric(metric, training.evaluated.test, self.draws, self.people, self.target.label_hash)

@@ -79,9 +79,9 @@ class Option:
 
 @dataclass(frozen=True)
 class Choice:
-    """The selected option of an entry for a target. validation: its figure there, None if nothing could be scored.
+    """The selected option of an entry for a target. validation: its metric there, None if nothing could be scored.
 
-    scored: every option's label with its validation figure, in the order given.
+    scored: every option's label with its validation metric, in the order given.
     """
 
     option: Option
@@ -192,7 +192,7 @@ def selection_note(target: Target, person_ids: np.ndarray) -> str:
 
 
 def select_option(options: Sequence[Option], target: Target, selection: Selection) -> Choice:
-    """The option whose validation figure is best, the first of equals. Raises UsageError if there is none.
+    """The option whose validation metric is best, the first of equals. Raises UsageError if there is none.
 
     selection: how the probes select their own setting for `without_test(target)`.
     """

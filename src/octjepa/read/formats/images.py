@@ -1,7 +1,7 @@
 """A folder of B-scan images, or a TIFF of many pages, as one scan.
 
 Pillow decodes images. tifffile lists the pages of a TIFF, and plain pages are read here from its checked fields. A TIFF
-that ImageJ wrote may have one page only: its other images follow without pages of their own.
+that ImageJ wrote may have one page only: its other images follow without separate pages.
 
 Rows of a B-scan image run in depth. Neither form knows its spacing: a JSON file next to it or `--spacing` gives it.
 Pictures that are not B-scans (a fundus photograph, thumbnails) are recognised by their size and counted.

@@ -2,7 +2,7 @@
 
 Names of one pattern that differ in one number are a sequence (`P7_OD_1.png`, `P7_OD_2.png`, ...). Where several numbers
 differ, the one that runs without a gap over all files counts the frames (times of day next to it do not matter); else
-the last one does, and each set of the others is a sequence of its own. Hexadecimal numbers that are consecutive count
+the last one does, and each set of the others is a separate sequence. Hexadecimal numbers that are consecutive count
 the frames as well.
 """
 

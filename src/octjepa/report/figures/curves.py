@@ -182,7 +182,7 @@ def _best_baseline(chart: Chart, validations: Sequence[Mapping[str, Any]]) -> fl
 
 
 def best_baseline(prefix: str, validations: Sequence[Mapping[str, Any]]) -> float | None:
-    """The figure of the best trivial predictor at the last validation; None if none was measured.
+    """The value of the best trivial predictor at the last validation; None if none was measured.
 
     `prefix` is that of their keys: `val/baseline/` or `val/baseline_loss/`.
     """

@@ -1,6 +1,6 @@
 """Probe results as a forest plot: per target and metric a group, each result a point with its 95 % interval.
 
-The drawing is part of the table, so every interval is next to its figures and can be read without seeing it.
+The drawing is part of the table, so every interval is next to its value and can be read without seeing it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ForestRow:
 class ForestGroup:
     """One target under one metric; `axis` is the drawing of the scale that its rows share.
 
-    `difference` is the target's own paired difference; for reading, not for choosing.
+    `difference` is the target's own paired difference; to be read, not to choose by.
     """
 
     target: str
@@ -69,7 +69,7 @@ def forest(
     """Groups by metric and target, macro targets first; within a group the encoder before the baselines.
 
     comparisons: paired differences under the probe and pool of `results`. ordered: keep the order of `results`, each
-    group on a scale of its own. ours: whether the page is about a result.
+    group on a separate scale. ours: whether the page is about a result.
     """
     differences = {(pair.metric, pair.target): pair for pair in comparisons}
     groups: dict[tuple[str, str], list[Row]] = {}
@@ -117,7 +117,7 @@ def paired_difference(what: str, pair: Paired) -> Difference:
 
 
 def finite(value: Any) -> float | None:
-    """The figure, or None if there is none (null or not finite)."""
+    """The value, or None if there is none (null or not finite)."""
     return float(value) if value is not None and math.isfinite(float(value)) else None
 
 
@@ -186,7 +186,7 @@ def _axis(scale: tuple[float, float], chance: float | None) -> Markup:
 
 
 def _draw_difference(figures: Mapping[str, float | None]) -> Markup:
-    """A difference on a scale of its own with zero in the middle."""
+    """A difference on a separate scale with zero in the middle."""
     largest = max(abs(figure) for figure in figures.values() if figure is not None)
     reach = max(0.05, math.ceil(20 * largest) / 20)
     scale = (-reach, reach)

@@ -1,4 +1,4 @@
-"""Test figures of the tuned network next to the same encoder frozen and baselines, on the same people."""
+"""Test metrics of the tuned network next to the same encoder frozen and baselines, on the same people."""
 
 from __future__ import annotations
 

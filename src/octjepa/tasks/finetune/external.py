@@ -1,6 +1,6 @@
-"""Encoders of other projects (RETFound, DINOv2, a module of one's own) in fine-tuning.
+"""Encoders of other projects (RETFound, DINOv2, your module) in fine-tuning.
 
-They take images instead of tokens of octjepa's grid, so that they have batches of their own; heads, stages, labels and
+They take images instead of tokens of octjepa's grid, so that they have separate batches; heads, stages, labels and
 measurement are those of octjepa's encoders. Their blocks are the longest list of modules in the network. BatchNorm and
 dropout stay as in evaluation, and drop-path is not applied.
 """

@@ -64,7 +64,7 @@ _PREDICTIONS = "predictions.parquet"
 
 @dataclass(frozen=True)
 class FinetuneInputs:
-    """What a fine-tuning starts from and is evaluated on.
+    """The data that a fine-tuning starts from and is evaluated on.
 
     targets: label columns; default: those of the recipe. ledger_folder: where uses of the test set are recorded;
     default: next to the labels. frozen: the table of embeddings before tuning, which is made if it is absent; default:
@@ -240,7 +240,9 @@ def _frozen_embeddings(
 
 
 def _measured(data: TuningData, tuned: Sequence[_TunedRun], table: Embeddings) -> dict[str, list[str]]:
-    """What the ledger knows the results by: networks by weights, and what embeddings gave as in `octjepa probe`."""
+    """The identity of the results in the ledger: networks by weights, and what embeddings gave as in `octjepa
+    probe`.
+    """
     read = [f"{hash_weights(run.network, type(run.network).__name__)} {TUNED}" for run in tuned]
     sets = feature_sets([("", table)], (table.default_pool,))
     read += [test_set_ledger.fingerprint(features, "linear") for *_, features in sets]

@@ -1,7 +1,7 @@
 """The folder of a fine-tuning: recipe and origin, the tuned encoder with its heads, and what `octjepa inspect` shows.
 
 A tuned checkpoint is an encoder's checkpoint with a second file for the heads: `octjepa embed` and all others read it
-as any encoder. `trained_on` holds what pretraining and tuning saw, so that nobody is tested on them.
+as any encoder. `trained_on` holds what pretraining and tuning saw, so that these people are not tested.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def save_tuned(
 
 
 def describe(out: Path) -> dict[str, object]:
-    """What `octjepa inspect` shows: `finished`, and then figures of the test people, else where the run stopped.
+    """The output of `octjepa inspect`: `finished`, and then metrics of the test people, else where the run stopped.
 
     Raises OctjepaError: a file of the folder is damaged, or its recipe.
     """

@@ -1,7 +1,7 @@
 """The network that is tuned: an encoder, its tokens pooled in two ways, and a linear head for each target.
 
 A head reads the mean, standard deviation and maximum over tokens, standardised by training volumes, and next to them
-what a query of its own finds by attention among tokens that know their positions, as in the attentive probe
+what a separate query finds by attention among tokens that know their positions, as in the attentive probe
 (`evaluate.networks.AttentivePooling`). Heads start at zero: tuning begins where the linear probe does, so that what it
 gains is the encoder's (Kumar et al. 2022, LP-FT).
 """

@@ -115,8 +115,8 @@ def validation_loss(
 ) -> tuple[float | None, Float[np.ndarray, " classes"]]:
     """(loss on the validation volumes, shift of the class logits that balances the decision), as the probes have them.
 
-    Log loss in which every class weighs the same, squared error in training standard deviations; None where nobody of
-    val has a label. Where val lacks a class the shift is that of training.
+    Log loss in which every class weighs the same, squared error in training standard deviations; None if no person
+    of val has a label. Where val lacks a class the shift is that of training.
     """
     truth, classes = target.fit_target.values["val"], len(labels.classes)
     if not classes:
@@ -192,7 +192,7 @@ def case_prediction(head: HeadSpec, outputs: Float[np.ndarray, "scans outputs"])
     if not head.classes:
         return {"value": float(scores.mean())}
     each = apply_logit_shift(scores, np.array(head.shift))
-    # Averaged last, as the test's figures were measured (`cases.average_scores`).
+    # Averaged last, as the test metrics were measured (`cases.average_scores`).
     balanced, calibrated = (part.mean(axis=0) for part in (each, at_class_shares(each, np.array(head.shares))))
     return {
         "predicted": head.classes[int(balanced.argmax())],
@@ -202,7 +202,7 @@ def case_prediction(head: HeadSpec, outputs: Float[np.ndarray, "scans outputs"])
 
 
 def load_tuned(path: str | Path, device: torch.device | None = None) -> TunedModel:
-    """What `octjepa finetune` wrote into the folder `path`, or the checkpoint that it named.
+    """The files that `octjepa finetune` wrote into the folder `path`, or the checkpoint that it named.
 
     Raises WrongCheckpointError (nothing tuned there), CheckpointError (damaged).
     """

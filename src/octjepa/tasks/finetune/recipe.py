@@ -61,7 +61,7 @@ class FinetuneRecipe(Section):
     class_weights: StrictBool = True  # by inverse frequency among the training volumes
     validate_every: Positive = 20  # updates between two validations
     patience: Positive = 5  # validations without a better loss, in the last stage, after which training ends
-    scratch: StrictBool = False  # also tune the network from its first weights, as a row of its own
+    scratch: StrictBool = False  # also tune the network from its first weights, as a separate row
     views: ViewRecipe = ViewRecipe()
     precision: Precision = "auto"
     seed: Annotated[int, Field(ge=0)] = 0

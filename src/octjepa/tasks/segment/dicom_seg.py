@@ -243,7 +243,7 @@ def _read_scan(source: Path) -> Dataset:
 def _deidentified(scan: Dataset, spacing_mm: tuple[float, float, float]) -> Dataset:
     """The attributes that highdicom copies from a scan: identifiers and geometry, nothing of the patient.
 
-    A scan without positions of its B-scans gets a frame of reference of its own, in which they are `spacing_mm` apart.
+    A scan without positions of its B-scans gets a separate frame of reference, in which they are `spacing_mm` apart.
     """
     dz, dy, dx = (float(f"{mm:.8g}") for mm in spacing_mm)
     dataset, frames = Dataset(), int(scan.NumberOfFrames)

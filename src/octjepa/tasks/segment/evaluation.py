@@ -1,4 +1,4 @@
-"""Figures of a head scan by scan, and over people with intervals.
+"""Metrics of a head scan by scan, and over people with intervals.
 
 dice: voxels of the scan's own grid, weighted by their volume, all scans of a class together; what is beyond the
 stored volume is left out. hd95_mm: 95th percentile of the distance between the surfaces (MONAI), in the stored grid,
@@ -97,7 +97,7 @@ def hd95_mm(
 
 
 class HeadEstimates:
-    """Figures of heads on one test set, all on the same draws of people, so that differences are paired."""
+    """Metrics of heads on one test set, all on the same draws of people, so that differences are paired."""
 
     def __init__(
         self, people: Sequence[str], classes: Sequence[str], labels: Sequence[np.ndarray], draws: Draws
@@ -160,7 +160,7 @@ def _weighted_mean(
 def _mean_over_classes(
     parts: Float[np.ndarray, "K resamples"], drawn: Bool[np.ndarray, "K resamples"]
 ) -> Float[np.ndarray, " resamples"]:
-    """Over the classes that a resample's truth holds; NaN if it holds none, or one of them has no figure."""
+    """Over the classes that a resample's truth holds; NaN if it holds none, or one of them has no value."""
     total = np.where(drawn, parts, 0).sum(axis=0)
     return np.divide(total, drawn.sum(axis=0), out=np.full(parts.shape[1], np.nan), where=drawn.any(axis=0))
 

@@ -158,7 +158,7 @@ def _plain(value: Any) -> Any:
 
 
 def describe(out: Path) -> dict[str, object]:
-    """The output of `octjepa inspect`: classes, recipe and encoder of the head in `out`, and its figures of test
+    """The output of `octjepa inspect`: classes, recipe and encoder of the head in `out`, and its metrics of test
     people.
 
     Raises WrongCheckpointError (no head), OctjepaError (a damaged file).

@@ -423,7 +423,7 @@ def _npz(file: Path) -> LabelVolume:
 def _indexed(one_hot: np.ndarray, count: int, file: Path) -> np.ndarray:
     """Whole numbers of a one-hot array `[N, R, C, K]` or `[N, R, C, 1 + K]` with the background first.
 
-    A voxel without any class is background, or not labelled if the background has a channel of its own.
+    A voxel without any class is background, or not labelled if the background has a separate channel.
     """
     channels = one_hot.shape[3]
     if channels not in (count, count + 1):

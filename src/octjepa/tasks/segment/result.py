@@ -14,7 +14,9 @@ from octjepa.record import Record
 
 @dataclass(frozen=True)
 class ChosenHead(Record):
-    """What validation selected for a head: the penalty of a linear one, or the update of a decoder; the Dice there."""
+    """The selection of validation for a head: the penalty of a linear one, or the update of a decoder; the Dice
+    there.
+    """
 
     head: str
     val_dice: float | None

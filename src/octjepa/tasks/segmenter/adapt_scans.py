@@ -38,7 +38,7 @@ RECORD: Final = "segmenter.json"
 
 @dataclass(frozen=True)
 class AdaptRequest:
-    """What to learn from: scans, folders or files of labels, and the network to start from (None: the packaged one)."""
+    """The training data: scans, folders or files of labels, and the network to start from (None: the packaged one)."""
 
     sources: Sequence[str]
     labels: Sequence[Path]
@@ -124,7 +124,7 @@ def save_segmenter(segmenter: Segmenter, folder: Path, record: dict[str, Any]) -
 
 
 def _origin(request: AdaptRequest) -> dict[str, str]:
-    """Which network the adaptation started from."""
+    """The network that the adaptation started from."""
     folder = request.start or PACKAGED
     weights = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
     return {"network": "packaged" if request.start is None else "adapted before", "sha256": weights}

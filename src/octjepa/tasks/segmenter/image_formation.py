@@ -72,7 +72,7 @@ class Draws:
 
 @dataclass(frozen=True, eq=False)
 class _Optics:
-    """What an instrument does, one value per sample."""
+    """Properties of an instrument, one value per sample."""
 
     looks: Tensor
     exponent: Tensor  # of the display: 0.25 is a fourth root, near 0 a logarithm

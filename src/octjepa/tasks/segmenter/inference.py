@@ -42,7 +42,7 @@ _LARGEST_ROWS: Final = 1024
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was chosen on validation phantoms: see `octjepa.tasks.segmenter.calibrate`.
+    """Settings that were chosen on validation phantoms: see `octjepa.tasks.segmenter.calibrate`.
 
     `boundary_temperature` divides the logits of each boundary and `class_temperature` those of the classes;
     `fluid_threshold` is for the sum of the probabilities of intraretinal and subretinal fluid.
@@ -298,7 +298,9 @@ def _spread_bscans(images: Tensor, near: np.ndarray) -> Iterator[Tensor]:
 
 
 def adapted_logits(segmenter: Segmenter, images: Float[Tensor, "D H W"], share: float) -> Float[Tensor, "D O H W"]:
-    """Logits of standardised neighbouring B-scans at the network's spacing, with a `share` of their own statistics."""
+    """Logits of standardised neighbouring B-scans at the network's spacing, with a `share` of the statistics of these
+    B-scans.
+    """
     near = near_bscans(len(images), 0.0, None, sparse=False)
     with torch.inference_mode(), with_statistics(segmenter.network, _spread_bscans(images, near), share) as network:
         return bscan_logits(network, _stacked(images, near, np.arange(len(images))), segmenter.calibration.flip)

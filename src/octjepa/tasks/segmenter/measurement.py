@@ -66,7 +66,7 @@ def is_unrecognised(expected_error_um: Float[np.ndarray, "8 D W"]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """What is measured in one scan.
+    """The measurement of one scan.
 
     `layers_um` `[layer, slice, column]` in the order of `LAYERS`, NaN where an A-scan is not measured. `etdrs_um`
     `[layer, sector]` is NaN without a value; `coverage` is the share of each sector that was measured, and

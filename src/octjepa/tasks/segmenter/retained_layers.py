@@ -31,7 +31,7 @@ _METHOD: Final = 2  # changes whenever the same weights give other boundaries
 
 @dataclass(frozen=True, eq=False)
 class RetainedLayers:
-    """What is retained of a `Segmentation`; the fields are those of that class."""
+    """The retained part of a `Segmentation`; the fields are those of that class."""
 
     boundaries_px: Float[np.ndarray, "8 D W"]
     expected_error_um: Float[np.ndarray, "8 D W"]

@@ -72,7 +72,7 @@ class SegmentedScan:
     def of(
         cls, name: str, volume: OCTVolume, made: Measurement, files: dict[str, str], notes: Sequence[str] = ()
     ) -> SegmentedScan:
-        """What is shown of a measured scan; `notes` are added to those of the measurement."""
+        """The displayed part of a measured scan; `notes` are added to those of the measurement."""
         etdrs = {
             layer: {sector: _number(value, 1) for sector, value in zip(SECTORS, means, strict=True)}
             for (layer, _, _), means in zip(LAYERS, made.etdrs_um, strict=True)

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class TrackerThread:
-    """Passes metrics and pictures to the tracker that `make` returns, in order, from a thread of its own.
+    """Passes metrics and pictures to the tracker that `make` returns, in order, from a separate thread.
 
     Whatever its library does, the training loop never waits for it; a failure is logged once and ends it. The thread
     starts with the first message, after the loader's processes have been forked: a fork next to a thread that holds a

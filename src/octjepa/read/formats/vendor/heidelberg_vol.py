@@ -1,7 +1,7 @@
 """Heidelberg's raw export (.vol, HSF-OCT): header, localizer, then every B-scan with its own header.
 
 The layout is fixed, so it is read here, needs no library, and takes what eyepy 0.21 refuses: circle and star scans have
-their own messages, and letters beyond ASCII in a patient's id do not end the reading. Layout: Heidelberg Engineering's
+their own messages, and letters beyond ASCII in a patient's id do not stop the reader. Layout: Heidelberg Engineering's
 "Special Function: Exporting Raw Data", as in eyepy's `vol_format`.
 """
 
