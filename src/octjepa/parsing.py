@@ -261,14 +261,20 @@ def read_arrow(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def _check_declared(metadata: Any, wanted: Sequence[str], budget: int) -> list[str]:
-    """The paths of the text columns. Raises Malformed where the metadata promise more than `budget` bytes."""
-    taken, texts = 0, set()
+    """The paths of the text columns.
+
+    Raises Malformed: the metadata promise more than `budget` bytes, or another compression than snappy. The header of a
+    page may contradict the metadata and is read only while the page is unpacked. Snappy expands 21 times at most.
+    """
+    taken, texts, others = 0, set(), set()
     for group in range(metadata.num_row_groups):
         rows = metadata.row_group(group)
         for index in range(rows.num_columns):
             chunk, width = rows.column(index), 8
             if chunk.path_in_schema.partition(".")[0] not in wanted:
                 continue
+            if chunk.compression not in ("SNAPPY", "UNCOMPRESSED"):
+                others.add(str(chunk.compression))
             if chunk.physical_type == "BYTE_ARRAY":
                 texts.add(chunk.path_in_schema)
             elif chunk.physical_type == "FIXED_LEN_BYTE_ARRAY":
@@ -276,6 +282,8 @@ def _check_declared(metadata: Any, wanted: Sequence[str], budget: int) -> list[s
             taken += max(0, chunk.total_uncompressed_size) + width * max(0, chunk.num_values, rows.num_rows)
     if taken > budget:
         raise Malformed(f"its table would take {taken / 2**20:,.0f} MiB of memory, more than its size allows")
+    if others:
+        raise Malformed(f"it is compressed by {', '.join(sorted(others))}: write it with snappy, as octjepa does")
     return sorted(texts)
 
 

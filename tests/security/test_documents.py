@@ -203,7 +203,7 @@ def test_tables_are_read_as_pandas_reads_them(tmp_path: Path) -> None:
          "switch": [True, False, None], "whole": [1, 2, 3]}
     )  # fmt: skip
     for rows in (3, 0):
-        frame.iloc[:rows].to_parquet(tmp_path / "t.parquet", index=False)
+        frame.iloc[:rows].to_parquet(tmp_path / "t.parquet", index=False, compression="snappy" if rows else None)
         pd.testing.assert_frame_equal(read_parquet(tmp_path / "t.parquet"), pd.read_parquet(tmp_path / "t.parquet"))
 
 
@@ -307,3 +307,12 @@ def test_damaged_quarantines_end_in_no_traceback(tmp_path: Path, bomb: str) -> N
     for change in ({"volume": {}}, {"volume": 3}, {"refused": ["x"]}, {"refused": {"file": "x"}}):
         (store.path / "journal.jsonl").write_text(json.dumps(change) + "\n", encoding="utf-8")
         assert "journal.jsonl" in assert_one_reason("inspect", store.path)
+
+
+@pytest.mark.parametrize("codec", ["zstd", "gzip", "brotli", "lz4"])
+def test_a_parquet_file_whose_pages_could_expand_without_bound_is_refused(codec: str, tmp_path: Path) -> None:
+    """Its page headers, which pyarrow reads only while it unpacks, may state other sizes than the footer."""
+    path = tmp_path / "volumes.parquet"
+    pq.write_table(pa.table({"volume_id": ["a", "b"]}), path, compression=codec)
+    with pytest.raises(Malformed, match=f"compressed by {codec.upper()}: write it with snappy"):
+        read_parquet(path)

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +20,7 @@ from octjepa.notes import unique_notes
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store
 from octjepa.tasks.nifti import write_nifti
-from octjepa.tasks.segment.label_files import PHANTOM_LAYERS, LabelFolder
+from octjepa.tasks.segment.label_files import PHANTOM_LAYERS, LabelFolder, LabelVolume
 from octjepa.tasks.segment.labelled_volumes import LabelledVolumes, frames_reversed, labels_to_stored, scores_to_scan
 from octjepa.tasks.segment.recipe import RECIPES, load_recipe
 from shaped_eye import shaped_eye
@@ -130,6 +131,18 @@ def test_labels_without_scans_and_scans_without_labels_are_counted(line: Line, s
     assert "no folder of labels" in refused(line.store, some / "nowhere")
     (some / "empty").mkdir()
     assert "holds no label volume" in refused(line.store, some / "empty")
+
+
+def test_a_label_file_without_marks_among_others_is_named(line: Line, some: Path, tmp_path: Path) -> None:
+    row = first(line)
+    name = f"{row['sop_instance_uid']}.npz"
+    write_npz(some / name, np.zeros(shape_of(row), np.uint8), ["onl"])
+    (note,) = (note for note in LabelledVolumes(line.store, some, RECIPE).notes if "marked voxel" in note)
+    assert f"({name})" in note
+    assert note.endswith(": 1")
+    unlabelled = LabelVolume(np.full((2, 4, 4), 255, np.uint8), ("onl",))
+    assert unlabelled.is_empty
+    assert not replace(unlabelled, boundaries_px=np.ones((8, 2, 4), np.float32)).is_empty
 
 
 Spoil = Callable[[Path, tuple[int, int, int]], None]

@@ -96,6 +96,12 @@ class LabelVolume:
     boundaries_px: Float[np.ndarray, "8 N C"] | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no voxel has a class and no boundary is known: an eye without marks, or one that nobody labelled."""
+        lacks_boundaries = self.boundaries_px is None or not np.isfinite(self.boundaries_px).any()
+        return lacks_boundaries and not ((self.codes != 0) & (self.codes != UNLABELLED)).any()
+
     def check(self, shape: tuple[int, int, int], spacing_mm: tuple[float, float, float], where: str) -> None:
         """Raises UsageError: not the scan's shape, or another spacing."""
         if self.codes.shape != shape:

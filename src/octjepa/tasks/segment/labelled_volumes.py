@@ -27,6 +27,7 @@ from octjepa.tasks.segment.windows import LabelledVolume
 from octjepa.volume import OCTVolume
 
 log = logging.getLogger(__name__)
+_NAMED = 5  # label files that a note names
 _BY_POSITION = ("positions", "frame_location")  # sources of the slice spacing that tell which B-scan is the lowest
 _MOVED = ("axes_transposed", "turned_upright", "depth_flipped", "axes_stored=", "circle_frames_dropped=")
 
@@ -68,7 +69,9 @@ class LabelledVolumes:
         self.volumes = self._usable([volume for volume, _ in matched])
         self.files = {volume["volume_id"]: self.folder.file_for(volume) for volume in self.volumes}
         self._check_people()
+        self._empty: set[str] = set()  # names of label files without a mark
         self.stored = {volume["volume_id"]: self._to_stored(volume) for volume in self.volumes}
+        self._note_empty_files()
         self._check_classes()
 
     def _check_files(self, volumes: Sequence[dict[str, Any]]) -> None:
@@ -127,6 +130,8 @@ class LabelledVolumes:
         native = self.store.native_map(volume["volume_id"])
         read = self.folder.read(file, self.classes, native.shape)
         read.check(native.shape, native.spacing_mm, str(file))
+        if read.is_empty:
+            self._empty.add(file.name)
         codes, fovea = read.as_classes(self.classes), read.fovea_mm
         if frames_reversed(read_notes(volume["notes"])):
             codes = codes[::-1]
@@ -153,6 +158,15 @@ class LabelledVolumes:
         if count:
             self.notes.append(f"{what}: {count}")
             log.warning("%s: %d", what, count)
+
+    def _note_empty_files(self) -> None:
+        """Names the label files without a mark: their voxels are learned as background."""
+        names = sorted(self._empty)
+        shown = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+        what = (
+            f"label files without any marked voxel ({shown}), learned as background: remove those that nobody labelled"
+        )
+        self._note(what, len(names))
 
     def _choose_classes(self, names: Sequence[str], classes: Sequence[str]) -> tuple[str, ...]:
         unknown = [name for name in classes if name not in names]

@@ -156,6 +156,10 @@ def _labelled_scan(
         if file is not None:
             read = folder.read(file, folder.names(file), volume.shape, bscans)
             read.check(volume.shape, volume.spacing_mm, str(file))
+            if read.is_empty:
+                notes.append(
+                    f"{file.name} marks no voxel and is learned as background: remove it if nobody labelled it"
+                )
             parts.append(read)
     if not parts:
         return None
