@@ -50,7 +50,7 @@ def describe(path: str | Path, spacing_mm: SpacingOption = None, verify: bool = 
     if path.is_file() and is_archive(path.name):
         raise UsageError(f"{path} is an archive: {how_to_expand(path.name)}")
     if path.is_file() and path.suffix.lower() in _LISTS:
-        return {"kind": "source", **audit([path])}
+        return {"kind": "source", **audit([path]).to_json()}
     if path.is_file() and path.suffix != ".safetensors":
         return {**describe_file(path, spacing_mm), "personal_data": _personal(path)}
     if (path / "store.json").is_file():
@@ -66,7 +66,7 @@ def describe(path: str | Path, spacing_mm: SpacingOption = None, verify: bool = 
     if not path.is_dir():
         raise UsageError(f"{path} is neither a file nor a folder: give a scan file, a store, a run or a checkpoint")
     try:
-        return {"kind": "source", **audit([path])}
+        return {"kind": "source", **audit([path]).to_json()}
     except UsageError as error:
         raise UsageError(
             f"{path} holds no store (store.json), run (run.json) or checkpoint (manifest.json), and {error}"
@@ -94,7 +94,7 @@ def _describe_remote(url: str, spacing_mm: SpacingOption, verify: bool) -> dict[
             return {**describe_file(path, spacing_mm), "personal_data": _personal(path)}
     from octjepa.ingest.audit import audit
 
-    return {"kind": "source", **audit([url])}
+    return {"kind": "source", **audit([url]).to_json()}
 
 
 def _store(path: str | Path, verify: bool) -> dict[str, object]:

@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_fields_are_counted_and_nothing_is_quoted(folder: Path) -> None:
-    found = audit([folder])
+    found = audit([folder]).to_json()
     assert found["files"] == 5
     assert found["by_kind"] == {"dicom OP": 1, "dicom OPT": 3, "dicom without modality": 1}
     assert found["personal_data"]["PatientName"] == {"files": 2, "kind": "name", "direct": True}
@@ -70,7 +70,7 @@ def test_a_folder_without_scans_is_reported(tmp_path: Path) -> None:
 
 def test_names_inside_other_formats_are_found_too(tmp_path: Path) -> None:
     np.savez(tmp_path / "b.npz", oct_bscans=PIXELS, name="Miller", dob="19500101")
-    found = audit([tmp_path])
+    found = audit([tmp_path]).to_json()
     assert found["by_kind"] == {"npz": 1}
     assert found["files_with_direct_data"] == 1
     assert set(found["personal_data"]) == {"PatientName", "PatientBirthDate"}
@@ -89,6 +89,6 @@ def test_a_reader_that_fails_ends_neither_file_nor_folder(tmp_path: Path, monkey
     folder.mkdir()
     for number, frame in enumerate(PIXELS):
         Image.fromarray(frame).save(folder / f"b{number}.png")
-    found = audit([tmp_path])
+    found = audit([tmp_path]).to_json()
     assert found["files"] == 2
     assert all(kind.endswith(", refused") for kind in found["by_kind"])

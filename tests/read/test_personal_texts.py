@@ -75,4 +75,4 @@ def test_a_modality_or_class_of_free_text_is_not_repeated(tmp_path: Path) -> Non
     path = save(ds, tmp_path / "scan.dcm")
     with pytest.raises(Exception, match=r"not_structural_oct: SOP class [\d.]+, modality unknown"):
         read_volume(path)
-    assert audit([path])["by_kind"] == {"dicom of unknown modality": 1}
+    assert audit([path]).by_kind == {"dicom of unknown modality": 1}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -61,7 +61,7 @@ def estimate_metric(
     labels (`Target.label_hash`).
     """
     fits = [predictions] if isinstance(predictions, Predictions) else predictions
-    metric_of = brier if metric == "brier" else partial(measure, metric)
+    metric_of: Callable[[Predictions, Weights], Figures] = brier if metric == "brier" else partial(measure, metric)
 
     def statistic(weights: Weights) -> Figures:
         return np.asarray(np.mean([metric_of(one, weights) for one in fits], axis=0))

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from octjepa.errors import VolumeRejected
 from octjepa.ingest.sources import SourceFile, discover
@@ -21,6 +20,7 @@ from octjepa.read.dicom import has_dicom_magic, known_modality
 from octjepa.read.dicom_file import read_header
 from octjepa.read.formats import read_scan, recognise
 from octjepa.read.personal_data import count_fields, mask_path, personal_fields, repeats_personal_text
+from octjepa.record import Record
 from octjepa.time_limit import SECONDS_PER_FILE, time_limit
 
 
@@ -88,11 +88,24 @@ def personal_fields_in_file(path: Path) -> tuple[str, ...]:
         return ()
 
 
-def audit(sources: Sequence[str | Path]) -> dict[str, Any]:
-    """{files, by_kind, by_device, ignored, personal_data, paths_with_personal_data, files_with_direct_data}.
+@dataclass(frozen=True)
+class SourceAudit(Record):
+    """Files by kind and device, those that were ignored, and where personal data is.
 
-    `personal_data` is {field: {files, kind, direct}}. Raises UsageError as `discover` does.
+    personal_data: {field: {files, kind, direct}}.
     """
+
+    files: int
+    by_kind: Mapping[str, int]
+    by_device: Mapping[str, int]
+    ignored: Mapping[str, int]
+    personal_data: Mapping[str, Mapping[str, int | str | bool]]
+    files_with_direct_data: int
+    paths_with_personal_data: int
+
+
+def audit(sources: Sequence[str | Path]) -> SourceAudit:
+    """Looks at the headers of `sources`. Raises UsageError as `discover` does."""
     found = discover(sources)
     facts: list[FileFacts] = []
     with bar("looking at headers", len(found.files), "files") as progress:
@@ -101,15 +114,15 @@ def audit(sources: Sequence[str | Path]) -> dict[str, Any]:
             progress.advance()
     fields = count_fields(fact.personal for fact in facts)
     direct = {field for field, about in fields.items() if about["direct"]}
-    return {
-        "files": len(facts),
-        "by_kind": dict(sorted(Counter(fact.kind for fact in facts).items())),
-        "by_device": dict(sorted(Counter(fact.device or "unknown" for fact in facts).items())),
-        "ignored": dict(sorted(found.ignored.items())),
-        "personal_data": fields,
-        "files_with_direct_data": sum(bool(direct & set(fact.personal)) for fact in facts),
-        "paths_with_personal_data": sum(fact.path_is_personal for fact in facts),
-    }
+    return SourceAudit(
+        files=len(facts),
+        by_kind=dict(sorted(Counter(fact.kind for fact in facts).items())),
+        by_device=dict(sorted(Counter(fact.device or "unknown" for fact in facts).items())),
+        ignored=dict(sorted(found.ignored.items())),
+        personal_data=fields,
+        files_with_direct_data=sum(bool(direct & set(fact.personal)) for fact in facts),
+        paths_with_personal_data=sum(fact.path_is_personal for fact in facts),
+    )
 
 
 def _look(file: SourceFile) -> FileFacts:

@@ -88,9 +88,12 @@ def _train(run: Run) -> RunSummary:
     def summarise() -> RunSummary:
         from octjepa.train.summary import RunSummary, validation_summary
 
-        relative_dir = recipe.checkpoint.dir
+        relative_dir, validated = recipe.checkpoint.dir, validation_summary(result)
         summary = RunSummary(
-            **vars(validation_summary(result)),
+            loss=validated.loss,
+            cosine=validated.cosine,
+            baseline_cosine=validated.baseline_cosine,
+            baseline_loss=validated.baseline_loss,
             **trainer.throughput.summary(),
             updates=run.total,
             validated_on=run.validated_on,
