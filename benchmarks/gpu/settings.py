@@ -84,7 +84,7 @@ FULL = Settings(
     one_gpu=("one_gpu",),
     one_gpu_people=400,
     one_gpu_seconds=300.0,
-    tests=("tests/train", "tests/resume", "tests/pretext", "tests/objective", "tests/model", "tests/views"),
+    tests=("tests/train", "tests/resume", "tests/pretext", "tests/objectives", "tests/model", "tests/views"),
     read_processes=6,
 )  # fmt: skip
 
