@@ -51,9 +51,9 @@ def scanner_eyes(number: int) -> list[PhantomEye]:
 
 def samples_of(eye: PhantomEye) -> list[Sample]:
     """The B-scans of an eye as labelled samples, each without its neighbours, as in a sparse raster."""
-    grey = (eye.images * 45 + 100).clamp(0, 255)
+    intensities = (eye.images * 45 + 100).clamp(0, 255)
     samples = []
-    for image, boundaries, classes in zip(grey, eye.boundaries, eye.classes, strict=True):
+    for image, boundaries, classes in zip(intensities, eye.boundaries, eye.classes, strict=True):
         images = torch.zeros(3, *image.shape)
         images[1] = image
         samples.append(Sample(images, (False, True, False), boundaries, 1 << classes, "eye", "eye"))

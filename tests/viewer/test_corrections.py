@@ -62,7 +62,7 @@ def test_what_is_saved_is_what_adapt_reads(tmp_path: Path, notes: tuple[str, ...
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["abc123_boundaries.npz"]
 
 
-def test_saved_rows_are_shown_in_place_of_those_of_the_network(tmp_path: Path) -> None:
+def test_saved_rows_replace_those_of_the_network(tmp_path: Path) -> None:
     corrections, volume = Corrections(tmp_path), scan()
     network = np.broadcast_to(np.arange(8, dtype=np.float32)[:, None, None], (8, SHAPE[0], SHAPE[2]))
     layers = RetainedLayers(network, np.full_like(network, 99), np.zeros(SHAPE, np.uint8), volume.spacing_mm)
@@ -111,7 +111,7 @@ def test_wrong_boundaries_are_refused_and_nothing_is_written(tmp_path: Path, row
     assert list(tmp_path.iterdir()) == []
 
 
-def test_places_where_nothing_is_written(tmp_path: Path) -> None:
+def test_nothing_is_written_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"--corrections .* cannot be made"):
         Corrections(tmp_path / "file")

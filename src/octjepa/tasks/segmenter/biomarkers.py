@@ -56,8 +56,9 @@ def embed_biomarkers(
     with bar("biomarkers", len(rows), "scan") as progress:
         for entry in rows.to_dict("records"):
             try:
-                volume = read({str(key): value for key, value in entry.items()})
-                values.append(features(measure(volume, cache.layers(volume), Preparation.of_entry(entry))))
+                named = {str(key): value for key, value in entry.items()}
+                volume = read(named)
+                values.append(features(measure(volume, cache.layers(volume), Preparation.of_entry(named))))
                 histograms.append(intensity_histogram(store.read(str(entry["volume_id"])), store.preprocessing))
             except OctjepaError as error:
                 failed.append(str(error))
