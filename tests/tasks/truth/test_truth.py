@@ -16,8 +16,9 @@ from octjepa.encoders import load_encoder
 from octjepa.errors import UsageError
 from octjepa.files import read_json_lines
 from octjepa.phantom.random_scene import MODERATE, STRONG
+from octjepa.tasks.recall import standardised
 from octjepa.tasks.truth import train, training
-from octjepa.tasks.truth.network import CELL, TruthNetwork, lesion_targets, standardised, token_distances, token_labels
+from octjepa.tasks.truth.network import CELL, TruthNetwork, lesion_targets, token_distances, token_labels
 from octjepa.tasks.truth.training import TruthSettings, TruthTask, score, validation_volumes
 from octjepa.tasks.truth.volumes import LAYERS, UNKNOWN, VOXEL_CLASSES, draw_volume
 from octjepa.train.learner import Learner

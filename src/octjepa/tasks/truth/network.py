@@ -25,6 +25,7 @@ from torch.nn import functional
 from octjepa.errors import UsageError
 from octjepa.model import Encoder
 from octjepa.phantom.random_scene import BOUNDARIES
+from octjepa.tasks.recall import Recall
 from octjepa.tasks.truth.volumes import LAYERS, UNKNOWN, VOXEL_CLASSES
 from octjepa.views.tokens import extract_patches
 
@@ -76,26 +77,18 @@ class TruthNetwork(nn.Module):
         self.heads = nn.Linear(encoder.width, sum(self.widths))
         nn.init.zeros_(self.heads.weight)
         nn.init.zeros_(self.heads.bias)
-        self.recall = nn.Linear(encoder.width, encoder.width)
-        nn.init.eye_(self.recall.weight)
-        nn.init.zeros_(self.recall.bias)
+        self.recall = Recall(encoder.width, encoder.width)
 
     def forward(self, patches: Float[Tensor, "b k voxels"], positions: Float[Tensor, "b k 3"]) -> TokenOutputs:
         tokens = self.encoder(patches, positions)
         cells, lesions, distances = self.heads(tokens).float().split(self.widths, -1)
-        recall = self.recall(standardised(tokens)).float()
-        return TokenOutputs(cells.unflatten(-1, (-1, VOXEL_CLASSES)), lesions, distances, recall)
+        return TokenOutputs(cells.unflatten(-1, (-1, VOXEL_CLASSES)), lesions, distances, self.recall(tokens))
 
     def cell_labels(self, labels: UInt8[Tensor, "b k voxels"]) -> UInt8[Tensor, "b k cells v"]:
         """Voxel labels grouped by cell."""
         (a, b, c), (p, q, r) = self.grid, CELL
         tiles = labels.unflatten(-1, (a, p, b, q, c, r)).permute(0, 1, 2, 4, 6, 3, 5, 7)
         return tiles.flatten(5).flatten(2, 4)
-
-
-def standardised(tokens: Float[Tensor, "b k width"]) -> Float[Tensor, "b k width"]:
-    """Tokens with mean 0 and variance 1 over their features."""
-    return functional.layer_norm(tokens, tokens.shape[-1:])
 
 
 @dataclass(frozen=True)

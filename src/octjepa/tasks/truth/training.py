@@ -22,20 +22,19 @@ from sklearn.metrics import average_precision_score
 from torch import Tensor
 from torch.nn import functional
 
-from octjepa.distributed.adamw import adamw
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError
 from octjepa.keys import generator
 from octjepa.phantom.random_scene import SHIFTED, SceneRanges
 from octjepa.phantom.scene_stream import TRAINING_MIX
 from octjepa.recipe import Recipe, TrainRecipe
+from octjepa.tasks.recall import standardised, token_optimizer
 from octjepa.tasks.truth.network import (
     LESION_GROUPS,
     SHARES,
     TokenTruth,
     TruthNetwork,
     lesion_targets,
-    standardised,
     token_distances,
     token_labels,
     truth_losses,
@@ -123,10 +122,7 @@ class TruthTask(SupervisedTask[TruthBatch]):
     ) -> None:
         self.teacher = deepcopy(network.encoder).requires_grad_(False).eval() if settings.keep else None
         self.network, self.recipe, self.settings, self.runtime, self.log = network, recipe, settings, runtime, log
-        decay = [p for p in network.parameters() if p.ndim >= 2]
-        plain = [p for p in network.parameters() if p.ndim < 2]
-        groups = [{"params": decay, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        self.optimizer = adamw(groups, runtime.device, lr=settings.learning_rate, betas=(0.9, 0.98))
+        self.optimizer = token_optimizer(network, runtime.device, settings.learning_rate, settings.weight_decay)
         self._schedule = TrainRecipe(
             max_updates=settings.updates, base_lr=settings.learning_rate, warmup_share=0.04, min_lr_ratio=0.01
         )

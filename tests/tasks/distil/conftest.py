@@ -1,0 +1,3 @@
+from published_layouts import layouts
+
+__all__ = ["layouts"]
