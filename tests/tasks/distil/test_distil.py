@@ -32,7 +32,7 @@ FINE = STUDENT.model_copy(
 )
 
 
-def places(preprocessing: Preprocessing, grid: tuple[int, int, int]) -> TokenFeatures:
+def position_tokens(preprocessing: Preprocessing, grid: tuple[int, int, int]) -> TokenFeatures:
     """Tokens whose three features are their place in millimetres."""
     index = np.arange(np.prod(grid))
     token = np.asarray(preprocessing.image_size) / np.asarray(grid)
@@ -49,7 +49,7 @@ def places(preprocessing: Preprocessing, grid: tuple[int, int, int]) -> TokenFea
 def test_a_student_token_gets_what_the_teacher_has_at_its_place(preprocessing, grid, mirrored) -> None:
     view = View(STUDENT, (0, 6, 2), mirrored)
     index = np.arange(32)
-    found, known = teach(places(preprocessing, grid), preprocessing, view, PATCH, index)
+    found, known = teach(position_tokens(preprocessing, grid), preprocessing, view, PATCH, index)
     centres = (np.stack(np.unravel_index(index, (2, 4, 4)), axis=-1) + 0.5) * np.asarray(PATCH)
     stored = np.where(mirrored, np.asarray(STUDENT.image_size) - centres, centres) + np.array([0, 6, 2])
     d, h, w = STUDENT.stored_size
@@ -57,22 +57,24 @@ def test_a_student_token_gets_what_the_teacher_has_at_its_place(preprocessing, g
     expected = (stored - middle) * np.asarray(STUDENT.target_spacing_mm)
     token_mm = np.asarray(preprocessing.image_size) / grid * np.asarray(preprocessing.target_spacing_mm)
     # A linear map is interpolated exactly, except within half of the teacher's token of its outer centres.
-    places_mm = places(preprocessing, grid).features
+    positions_mm = position_tokens(preprocessing, grid).features
     extent = np.asarray(PATCH) * np.asarray(STUDENT.target_spacing_mm)
-    inner = ((expected - extent / 2 >= places_mm.min(0)) & (expected + extent / 2 <= places_mm.max(0))).astype(bool)
+    inner = ((expected - extent / 2 >= positions_mm.min(0)) & (expected + extent / 2 <= positions_mm.max(0))).astype(
+        bool
+    )
     assert inner.all(axis=1).sum() + inner.any(axis=1).sum() > 4
     assert np.allclose(found[inner & known[:, None]], expected[inner & known[:, None]], atol=1e-4)
     assert np.all(np.abs(found - expected)[known] <= token_mm + 1e-4)
 
 
 def test_places_without_a_teacher_token_are_unknown() -> None:
-    taught = places(STUDENT, (2, 4, 4))
+    taught = position_tokens(STUDENT, (2, 4, 4))
     upper = taught.grid_index[(taught.grid_index // 4) % 4 < 2]
     sparse = taught._replace(features=taught.features[upper], grid_index=upper)
     _, known = teach(sparse, STUDENT, View.centred(STUDENT), PATCH, np.arange(32))
     assert known.reshape(2, 4, 4).all(axis=(0, 2)).tolist() == [True, True, False, False]
     small = STUDENT.model_copy(update={"image_size": (4, 64, 64)})
-    _, known = teach(places(small, (1, 4, 4)), small, View.centred(STUDENT), PATCH, np.arange(32))
+    _, known = teach(position_tokens(small, (1, 4, 4)), small, View.centred(STUDENT), PATCH, np.arange(32))
     assert 0 < known.sum() <= 32
 
 

@@ -77,7 +77,7 @@ class DistilNetwork(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class DistilBatch:
-    """Normalised patches and positions of selected tokens, the teacher's standardised tokens, and where it has any."""
+    """Normalised patches and positions of selected tokens, the teacher's standardised tokens, and whether it has any."""
 
     patches: Float[Tensor, "b k voxels"]
     positions: Float[Tensor, "b k 3"]
@@ -198,7 +198,7 @@ class DistilTask(SupervisedTask[DistilBatch]):
         return [loss for _ in learners]
 
     def _errors(self, batch: DistilBatch, part: slice) -> Float[Tensor, "b k"]:
-        """The squared distance of each token, mean over features; 0 where the teacher has none."""
+        """The squared distance of each token, mean over features; 0 if the teacher has none."""
         device = self.runtime.device
         with self.runtime.autocast():
             predicted = self.network(batch.patches[part].to(device), batch.positions[part].to(device))
