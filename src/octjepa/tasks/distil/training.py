@@ -77,7 +77,7 @@ class DistilNetwork(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class DistilBatch:
-    """Normalised patches and positions of selected tokens, the teacher's standardised tokens, and whether they exist."""
+    """Patches and positions of selected tokens, the standardised teacher tokens, and whether they exist."""
 
     patches: Float[Tensor, "b k voxels"]
     positions: Float[Tensor, "b k 3"]
