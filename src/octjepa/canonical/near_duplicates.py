@@ -72,8 +72,8 @@ def near_duplicates(table: pd.DataFrame, bits: int = NEAR_BITS) -> list[tuple[st
         unique = np.fromiter(first.values(), np.int64)
         codes = np.array([np.frombuffer(bytes.fromhex(digits), np.uint8) for digits in first])
         left, right, distance = _close_pairs(codes, bits)
-        found = zip(unique[left].tolist(), unique[right].tolist(), distance.tolist(), strict=True)
-        pairs += [(names[a], names[b], d) for a, b, d in found]
+        distances = zip(unique[left].tolist(), unique[right].tolist(), distance.tolist(), strict=True)
+        pairs += [(names[a], names[b], d) for a, b, d in distances]
     return sorted(pairs)
 
 

@@ -303,12 +303,12 @@ def _average_neighbours(score: Float[np.ndarray, "W D H"], shifts: list[np.ndarr
     """[W, D, H] Weighted means of the scores of neighbouring B-scans, each moved by its shift."""
     depth, height = score.shape[1:]
     total, weight = np.float32(_WEIGHTS[0]) * score, np.full((depth, 1), _WEIGHTS[0], np.float32)
-    for step, (own, shift) in enumerate(zip(_WEIGHTS[1:], shifts, strict=False), start=1):
+    for step, (step_weight, shift) in enumerate(zip(_WEIGHTS[1:], shifts, strict=False), start=1):
         first, last = slice(None, depth - step), slice(step, None)
         for here, there, deeper in ((first, last, shift), (last, first, -shift)):
             position = np.clip(np.arange(height) + deeper[:, None], 0, height - 1)[None]
-            total[:, here] += np.float32(own) * np.take_along_axis(score[:, there], position, axis=2)
-            weight[here] += own
+            total[:, here] += np.float32(step_weight) * np.take_along_axis(score[:, there], position, axis=2)
+            weight[here] += step_weight
     return total / weight
 
 

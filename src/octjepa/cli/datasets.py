@@ -77,7 +77,7 @@ def tables(name: _Name, folder: _Folder, as_json: Json = False) -> None:
     from octjepa.datasets.check import write_tables
 
     written = write_tables(find_data_set(name), folder)
-    made = {"files": list(written.files), "scans": written.scans, "people": written.people}
+    summary = {"files": list(written.files), "scans": written.scans, "people": written.people}
     if written.people_in_two_splits:
-        made["people_in_two_splits"] = written.people_in_two_splits
-    print_result(made, as_json)
+        summary["people_in_two_splits"] = written.people_in_two_splits
+    print_result(summary, as_json)

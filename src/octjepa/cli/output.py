@@ -168,7 +168,8 @@ def ranking_lines(results: Sequence[Mapping[str, Any]], primary: Collection[str]
     lines: list[Sequence[str]] = [("", *targets)]
     for name in names[:_MOST_TARGETS]:
         row = (
-            next((one for one in chosen if (one["name"], one["target"]) == (name, target)), None) for target in targets
+            next((selected for selected in chosen if (selected["name"], selected["target"]) == (name, target)), None)
+            for target in targets
         )
         lines.append((name, *("" if cell is None else f"{cell['metric']} {interval(cell)}" for cell in row)))
     if len(names) > _MOST_TARGETS:

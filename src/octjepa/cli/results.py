@@ -202,7 +202,10 @@ def probe(
             write_json(out, payload)
     shown = {key: payload[key] for key in ("rows", "paired", *(("labelled",) if labelled else ()))}
     if not as_json:
-        print_subgroups((((one.name, one.target), one) for one in result.subgroups), set(PRIMARY_METRIC.values()))
+        print_subgroups(
+            (((subgroup.name, subgroup.target), subgroup) for subgroup in result.subgroups),
+            set(PRIMARY_METRIC.values()),
+        )
         if (about := result.protocol) is not None:
             cases, people = counted(about.cases, "case"), counted(about.people, "person")
             print(f"{cases} of {people}; {about.text}", file=sys.stderr)
@@ -273,7 +276,7 @@ def leaderboard(
     metrics = {row.metric for row in primary}
     print_result({**shown, "files": files}, as_json, "rows", metrics)
     if not as_json:
-        by_group = (((one.name, one.target), scored) for one in board.details for scored in one.subgroups)
+        by_group = (((detail.name, detail.target), scored) for detail in board.details for scored in detail.subgroups)
         print_subgroups(by_group, metrics)
 
 

@@ -112,9 +112,9 @@ def _verdict(timing: Timing | None, validation_volumes: int | None, store: str |
     return "no hours: add --store STORE --measure to time a few updates; all values: octjepa -v plan"
 
 
-def _whence(recipe: Recipe, known: bool) -> str:
+def _whence(recipe: Recipe, is_known: bool) -> str:
     """The source of the number of volumes if no store was counted."""
-    if not known:
+    if not is_known:
         number = "no, one batch is taken"
     elif recipe.data.max_samples is not None:
         number = "no, at most data.max_samples are taken"

@@ -70,7 +70,7 @@ def finetune(
     primary = {pair.metric for pair in results.paired}
     print_result(shown, as_json, "rows", primary)
     if not as_json:
-        print_subgroups((((one.name, one.target), one) for one in results.subgroups), primary)
+        print_subgroups((((subgroup.name, subgroup.target), subgroup) for subgroup in results.subgroups), primary)
 
 
 @app.command()
@@ -284,17 +284,17 @@ def _segment_bscans(
     from octjepa.read.single_bscan import parse_bscan_spacing
     from octjepa.tasks.segmenter.single_bscans import segment_bscans
 
-    made = segment_bscans(sources, out, None if spacing is None else parse_bscan_spacing(spacing), model)
-    payload = made.as_dict()
+    segmented = segment_bscans(sources, out, None if spacing is None else parse_bscan_spacing(spacing), model)
+    payload = segmented.as_dict()
     if as_json:
         print_result(payload, as_json)
     else:
-        print_segmented_bscans(made)
-    if not made.images:
-        raise NothingReadError(f"none of {len(made.refused)} B-scans could be segmented", payload)
-    if made.lost_share > max_lost:
+        print_segmented_bscans(segmented)
+    if not segmented.images:
+        raise NothingReadError(f"none of {len(segmented.refused)} B-scans could be segmented", payload)
+    if segmented.lost_share > max_lost:
         raise TooManyLostError(
-            f"{made.lost_share:.0%} of the B-scans were refused, more than --max-lost {max_lost:.0%}", payload
+            f"{segmented.lost_share:.0%} of the B-scans were refused, more than --max-lost {max_lost:.0%}", payload
         )
 
 
@@ -336,9 +336,9 @@ def _adapt(
     spacing_mm = None if spacing is None else parse_spacing(spacing)
     request = AdaptRequest(sources, labels, model, spacing_mm, baseline)
     with bar("adapt", 1, "network") as progress:
-        made = adapt_sources(request, out, say=progress.say)
+        adapted = adapt_sources(request, out, say=progress.say)
         progress.advance()
-    print_adapted(made, as_json)
+    print_adapted(adapted, as_json)
 
 
 def _segment_scans(
@@ -350,23 +350,23 @@ def _segment_scans(
     as_json: bool,
     model: Path | None = None,
 ) -> None:
-    """`octjepa segment SCAN...`: the packaged network, or the one in the folder `model`."""
+    """`octjepa segment SCAN...`: the packaged network, or the network in the folder `model`."""
     from octjepa.ingest.remembered_sources import remember_sources
     from octjepa.read.reader import parse_spacing
     from octjepa.report.segmented_scans import write_page
     from octjepa.tasks.segmenter.scan_segmentation import segment_sources
 
-    made = segment_sources(sources, out, forms, None if spacing is None else parse_spacing(spacing), model)
+    segmented = segment_sources(sources, out, forms, None if spacing is None else parse_spacing(spacing), model)
     remember_sources(out, sources, model)  # so that `octjepa view OUT` finds the scans
-    page = write_page(made, out)
-    payload = {**made.as_dict(), "page": str(page)}
+    page = write_page(segmented, out)
+    payload = {**segmented.as_dict(), "page": str(page)}
     if as_json:
         print_result(payload, as_json)
     else:
-        print_segmented(made, page)
-    lost = made.lost_share
-    if not made.scans:
-        raise NothingReadError(f"none of {len(made.refused)} scans could be segmented: {page} says why", payload)
+        print_segmented(segmented, page)
+    lost = segmented.lost_share
+    if not segmented.scans:
+        raise NothingReadError(f"none of {len(segmented.refused)} scans could be segmented: {page} says why", payload)
     if lost > max_lost:
         raise TooManyLostError(
             f"{lost:.0%} of the scans were refused, more than --max-lost {max_lost:.0%}: {page} says why", payload

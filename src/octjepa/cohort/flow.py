@@ -133,15 +133,15 @@ def stage(name: str, why: str, before: pd.DataFrame | None, entries: pd.DataFram
 
 def site_by_person(store: Store) -> dict[str, str]:
     """The site of each person, from participants.tsv."""
-    known = store.participants
-    if "clinical_site" not in known:
+    participants = store.participants
+    if "clinical_site" not in participants:
         return {}
-    sites = text_column(known["clinical_site"])
-    return {str(person): site for person, site in zip(known["person_id"], sites, strict=True) if site}
+    sites = text_column(participants["clinical_site"])
+    return {str(person): site for person, site in zip(participants["person_id"], sites, strict=True) if site}
 
 
 def cohort_table(store: Store) -> pd.DataFrame:
     """The store's index with `site` filled from participants.tsv where the file itself names none; "" stays unknown."""
-    own = text_column(store.table["site"])
-    given = store.table["person_id"].map(site_by_person(store))
-    return store.table.assign(site=own.where(own != "", text_column(given)))
+    stored_sites = text_column(store.table["site"])
+    stated_sites = store.table["person_id"].map(site_by_person(store))
+    return store.table.assign(site=stored_sites.where(stored_sites != "", text_column(stated_sites)))

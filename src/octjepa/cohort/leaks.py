@@ -105,11 +105,15 @@ def pretraining_overlap(table: pd.DataFrame, trained: TrainingSet) -> Pretrainin
 
     # Ids are prefixed, so that a volume that is on both sides is compared with itself; "1" sorts behind "0".
     here = table.assign(volume_id="1" + text_column(table["volume_id"]))
-    known = table[table["volume_id"].isin(trained.volume_ids)]
+    trained_entries = table[table["volume_id"].isin(trained.volume_ids)]
     if trained.entries is not None:  # `table` may still have entries of volumes that are gone there
-        known = pd.concat([trained.entries, known[~known["volume_id"].isin(trained.entries["volume_id"])]])
-    known = pd.concat([known, _known_by_uid(table, trained)])
-    both = pd.concat([known.assign(volume_id="0" + text_column(known["volume_id"])), here], ignore_index=True)
+        trained_entries = pd.concat(
+            [trained.entries, trained_entries[~trained_entries["volume_id"].isin(trained.entries["volume_id"])]]
+        )
+    trained_entries = pd.concat([trained_entries, _known_by_uid(table, trained)])
+    both = pd.concat(
+        [trained_entries.assign(volume_id="0" + text_column(trained_entries["volume_id"])), here], ignore_index=True
+    )
     split_of = dict(zip(here["volume_id"], text_column(here["split"]), strict=True))
     shared: set[str] = set()
     leaks: list[PretrainingLeak] = []
@@ -127,7 +131,7 @@ def pretraining_overlap(table: pd.DataFrame, trained: TrainingSet) -> Pretrainin
     return PretrainingOverlap(
         **people,
         pretrained_on=len(trained.volume_ids),
-        compared_by=tuple(_compared_by(known, here, trained)),
+        compared_by=tuple(_compared_by(trained_entries, here, trained)),
         seen={
             str(split): SeenInSplit(int(group["person_id"].nunique()), len(group))
             for split, group in overlap.groupby(text_column(overlap["split"]))
@@ -136,11 +140,13 @@ def pretraining_overlap(table: pd.DataFrame, trained: TrainingSet) -> Pretrainin
     )
 
 
-def _compared_by(known: pd.DataFrame, here: pd.DataFrame, trained: TrainingSet) -> list[str]:
+def _compared_by(trained_entries: pd.DataFrame, here: pd.DataFrame, trained: TrainingSet) -> list[str]:
     """The kinds of leak that could be found; en face images only if both sides have hashes of them."""
     if trained.entries is None:
         return list(_COLUMNS[: 3 if trained.uid_keys else 2])
-    hashed = all("enface_hash" in side and (text_column(side["enface_hash"]) != "").any() for side in (known, here))
+    hashed = all(
+        "enface_hash" in side and (text_column(side["enface_hash"]) != "").any() for side in (trained_entries, here)
+    )
     return [*_COLUMNS, *([NEAR] if hashed else [])]
 
 
@@ -169,8 +175,8 @@ def connected(pairs: list[tuple[str, str]]) -> list[list[str]]:
     """The connected groups of pairs: of many copies of one scan, only some pairs are listed."""
     group: dict[str, list[str]] = {}
     for a, b in pairs:
-        one, other = group.get(a, [a]), group.get(b, [b])
-        if one is not other:
-            merged = one + other
+        first, other = group.get(a, [a]), group.get(b, [b])
+        if first is not other:
+            merged = first + other
             group.update(dict.fromkeys(merged, merged))
     return [sorted(members) for name, members in group.items() if name == min(members)]

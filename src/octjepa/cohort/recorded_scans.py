@@ -22,5 +22,5 @@ def uid_key(sop_instance_uid: str) -> str:
 
 def split_recorded(recorded: Collection[str]) -> tuple[frozenset[str], frozenset[str]]:
     """(content ids, `uid_key` of those that have a UID) of what weights record."""
-    uids = frozenset(one for one in recorded if one.startswith(_UID))
+    uids = frozenset(text for text in recorded if text.startswith(_UID))
     return frozenset(recorded) - uids, uids

@@ -98,9 +98,9 @@ def strata_of(store: Store, labels: Labels | None = None) -> dict[str, frozenset
             strata[person].add(f"{column} {value or UNKNOWN}")
     if labels is not None:
         by_label = _label_strata(labels, strata.keys())
-        for person, own in strata.items():
-            own |= by_label.get(person, {f"label {UNKNOWN}"})
-    return {person: frozenset(own) for person, own in strata.items()}
+        for person, traits in strata.items():
+            traits |= by_label.get(person, {f"label {UNKNOWN}"})
+    return {person: frozenset(traits) for person, traits in strata.items()}
 
 
 def _label_strata(labels: Labels, people: Iterable[str]) -> dict[str, set[str]]:
@@ -108,10 +108,10 @@ def _label_strata(labels: Labels, people: Iterable[str]) -> dict[str, set[str]]:
     people.
     """
     present = set(people)
-    known = {eye: value for eye, value in labels.items() if eye[0] in present}
-    if not known:
+    present_labels = {eye: value for eye, value in labels.items() if eye[0] in present}
+    if not present_labels:
         raise UsageError(f"none of the {len({person for person, _ in labels})} labelled people is in the store")
-    values = sorted(set(known.values()))
+    values = sorted(set(present_labels.values()))
     if len(values) == 1:
         raise UsageError(f"every labelled eye of the store has the value {values[0]}: there is nothing to balance")
     name = {value: value for value in values}
@@ -121,7 +121,7 @@ def _label_strata(labels: Labels, people: Iterable[str]) -> dict[str, set[str]]:
         except ValueError:
             numbers = {}
         if numbers:
-            edges = np.quantile([numbers[value] for value in known.values()], (0.25, 0.5, 0.75))
+            edges = np.quantile([numbers[value] for value in present_labels.values()], (0.25, 0.5, 0.75))
             name = {value: f"quarter {1 + int(np.searchsorted(edges, numbers[value]))}" for value in values}
         elif len(values) > _MOST_CLASSES:
             raise UsageError(
@@ -129,7 +129,7 @@ def _label_strata(labels: Labels, people: Iterable[str]) -> dict[str, set[str]]:
                 "is it an id? Name another --target"
             )
     strata: dict[str, set[str]] = defaultdict(set)
-    for (person, _), value in known.items():
+    for (person, _), value in present_labels.items():
         strata[person].add(f"label {name[value]}")
     return strata
 
@@ -146,14 +146,16 @@ def _minimise(
     counts: dict[str, Counter[str]] = defaultdict(Counter)  # stratum -> people per split
     assigned: dict[str, str] = {}
     for person in sorted(strata, key=lambda person: (person not in fixed, key("split", seed, person), person)):
-        own = ("", *strata[person])
+        person_strata = ("", *strata[person])
         if person not in fixed:
             behind = {
-                name: sum(shares[name] * (counts[stratum].total() + 1) - counts[stratum][name] for stratum in own)
+                name: sum(
+                    shares[name] * (counts[stratum].total() + 1) - counts[stratum][name] for stratum in person_strata
+                )
                 for name in splits
             }
             assigned[person] = max(behind, key=lambda name: round(behind[name], 9))
-        for stratum in own:
+        for stratum in person_strata:
             counts[stratum][fixed.get(person) or assigned[person]] += 1
     return assigned
 
@@ -203,8 +205,8 @@ def apply_split(
         raise UsageError(f"unknown way to split {by!r}: recommended or stratified")
     store.set_split(splits)
     strata: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(SPLIT_NAMES, 0))
-    for person, own in strata_of(store, labels).items():
-        for stratum in own:
+    for person, traits in strata_of(store, labels).items():
+        for stratum in traits:
             strata[stratum][splits[person]] += 1
     for stratum, counts in sorted(strata.items()):
         if stratum.startswith("label ") and 0 in counts.values():

@@ -202,7 +202,7 @@ def write_tables(data_set: DataSet, folder: Path) -> WrittenTables:
     for person, split in zip(people, splits, strict=True):
         of_person.setdefault(person, set()).add(split)
     if any(splits):
-        recommended = ((person, next(s for s in _BY_TRUST if s in found)) for person, found in of_person.items())
+        recommended = ((person, next(s for s in _BY_TRUST if s in sources)) for person, sources in of_person.items())
         written.append(_write(folder / "participants.tsv", ("person_id", "recommended_split"), recommended))
     if any(labels) and data_set.content == "B-scans":
         images = [path.rpartition("/")[2] for path in paths]
@@ -211,7 +211,7 @@ def write_tables(data_set: DataSet, folder: Path) -> WrittenTables:
     elif any(labels):
         rows = dict(zip(people, labels, strict=True)).items()
         written.append(_write(folder / "labels.tsv", ("person_id", "label"), rows))
-    in_two = sum(len(found) > 1 for found in of_person.values())
+    in_two = sum(len(sources) > 1 for sources in of_person.values())
     return WrittenTables(tuple(written), len(matches), len(of_person), in_two)
 
 

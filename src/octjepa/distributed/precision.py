@@ -108,10 +108,10 @@ def choose_precision(requested: str, device: torch.device) -> tuple[str, str]:
     """
     if requested == "fp32":
         return "fp32", "the recipe asks for it"
-    faster, found = bf16_is_faster(device)
+    faster, reason = bf16_is_faster(device)
     if requested == AUTO:
-        return ("bf16" if faster else "fp32"), found
-    return requested, f"the recipe asks for it; {found}" + ("" if faster else ", so updates are slower than in fp32")
+        return ("bf16" if faster else "fp32"), reason
+    return requested, f"the recipe asks for it; {reason}" + ("" if faster else ", so updates are slower than in fp32")
 
 
 def wait_for(device: torch.device) -> None:
@@ -139,13 +139,13 @@ def _choose(requested: str, recorded: str | None, runtime: Runtime) -> tuple[str
             _log.warning("precision %s on %s: %s", precision, runtime.device, reason)
         return precision, reason
     if recorded == "bf16":
-        faster, found = bf16_is_faster(runtime.device)
+        faster, measured = bf16_is_faster(runtime.device)
         if not faster:
             _log.warning(
                 "precision bf16, in which this run began, is kept, though updates on %s take longer than in fp32 (%s). "
                 "A new run would be in fp32",
                 runtime.device,
-                found,
+                measured,
             )
     return recorded, "in which this run began"
 

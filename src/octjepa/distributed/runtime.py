@@ -138,11 +138,11 @@ class Runtime:
 
     def all_gather(self, texts: Iterable[str]) -> list[str]:
         """The texts of all ranks, by rank; the same on every rank."""
-        mine = list(texts)
+        own_texts = list(texts)
         if self.world_size == 1:
-            return mine
+            return own_texts
         gathered: list[Any] = [None] * self.world_size
-        _communicate(lambda: dist.all_gather_object(gathered, mine))
+        _communicate(lambda: dist.all_gather_object(gathered, own_texts))
         return [text for texts_of_rank in gathered for text in texts_of_rank]
 
     def run_on_rank_zero(self, function: Callable[[], T]) -> T:

@@ -65,10 +65,10 @@ def _fp32(device: torch.device) -> list[Check]:
     if device.type != "cpu":
         free, total = torch.accelerator.get_memory_info(device)
         size = f"{gigabytes(free)} of {gigabytes(total)} free"
-    found = f"{size}; gradient norm {norm:.3g}, {seconds:.2f} s"
+    measured = f"{size}; gradient norm {norm:.3g}, {seconds:.2f} s"
     if math.isfinite(norm) and norm > 0:
-        return [Check(f"device {device}", "ok", found, _GRADIENT)]
-    return [Check(f"device {device}", "failed", found, _GRADIENT, "do not train there: check its driver and torch")]
+        return [Check(f"device {device}", "ok", measured, _GRADIENT)]
+    return [Check(f"device {device}", "failed", measured, _GRADIENT, "do not train there: check its driver and torch")]
 
 
 def _bf16(device: torch.device, expected: str, to_do: str, requested: str | None) -> list[Check]:
@@ -134,9 +134,9 @@ def memory_check(setup: Setup) -> Iterator[Check]:
     device = best_device()
     free, where = free_device_bytes(device), "this machine" if device.type == "cpu" else "the accelerator"
     needed = _MINIMUM_BYTES if setup.planned is None else float(setup.planned.peak_memory_bytes)
-    found, expected = f"{gigabytes(free)} free on {where}", f"{gigabytes(needed)} at least"
+    free_text, expected = f"{gigabytes(free)} free on {where}", f"{gigabytes(needed)} at least"
     to_do = "use a smaller machine.micro_batch, machine.recompute=true, or a machine with more memory"
-    yield _enough("memory", found, free >= needed, expected, to_do, required=setup.planned is not None)
+    yield _enough("memory", free_text, free >= needed, expected, to_do, required=setup.planned is not None)
 
 
 @register("disk", "room for the checkpoints")
@@ -186,9 +186,11 @@ def clock_check(setup: Setup) -> Iterator[Check]:
         before = time.time()
         os.utime(file.fileno())
         skew = os.fstat(file.fileno()).st_mtime - before
-    found = f"{now.isoformat(timespec='seconds')}; files are dated {skew:+.1f} s from it"
+    clock_text = f"{now.isoformat(timespec='seconds')}; files are dated {skew:+.1f} s from it"
     expected = f"a date after {_EARLIEST_DATE.date()}, files dated within {_SKEW_SECONDS:.0f} s of it"
     if now < _EARLIEST_DATE or abs(skew) > _SKEW_SECONDS:
-        yield Check("clock", "warning", found, expected, "set the clock (NTP) of this machine and of its file server")
+        yield Check(
+            "clock", "warning", clock_text, expected, "set the clock (NTP) of this machine and of its file server"
+        )
     else:
-        yield Check("clock", "ok", found, expected)
+        yield Check("clock", "ok", clock_text, expected)

@@ -118,7 +118,7 @@ class Embedder:
             pairs = zip(volumes, volume_tokens, strict=True)
             yield name, [self.encoder.pool(volume, features, self.options.pools) for volume, features in pairs]
         yield "histogram", [intensity_histogram(volume, self.encoder.preprocessing) for volume in volumes]
-        patches = [one for one in selected if isinstance(one, SelectedTokens)]
+        patches = [token_set for token_set in selected if isinstance(token_set, SelectedTokens)]
         if patches:  # an encoder of another project is given images
             yield "intensity", [intensity_features(patch) for patch in patches]
         yield "token_count", [np.array([len(volume.grid_index)]) for volume in tokens["vector"]]

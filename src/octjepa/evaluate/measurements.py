@@ -64,7 +64,7 @@ def estimate_metric(
     metric_of: Callable[[Predictions, Weights], Figures] = brier if metric == "brier" else partial(measure, metric)
 
     def statistic(weights: Weights) -> Figures:
-        return np.asarray(np.mean([metric_of(one, weights) for one in fits], axis=0))
+        return np.asarray(np.mean([metric_of(scores, weights) for scores in fits], axis=0))
 
     scale = scale_of(metric, np.concatenate([one.scores for one in fits]))
     return draws.estimate(statistic, list(people), label_hash, centred=metric == "ece", scale=scale)

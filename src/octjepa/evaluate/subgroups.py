@@ -402,10 +402,10 @@ def score_groups(
     for column, values in groups.items():
         of_test = values[target.indices["test"]]
         for metric in names:
-            found = subgroup_scores(
+            by_group = subgroup_scores(
                 metric, predictions, of_test, draws, list(people), target.label_hash, MIN_PEOPLE_PER_CLASS
             )
-            scored.append(ColumnScores(**vars(group_scores(metric, found, target, of_test, people)), column=column))
+            scored.append(ColumnScores(**vars(group_scores(metric, by_group, target, of_test, people)), column=column))
     return scored
 
 
@@ -460,7 +460,7 @@ def subgroup_tables(scored: Sequence[SubgroupResult]) -> list[SubgroupTable]:
     for result in scored:
         if result.metric in PRIMARY_METRIC.values():
             tables.setdefault((result.target, result.column, result.metric), []).append(result)
-    made = []
+    subgroup_tables = []
     for (target, column, metric), members in tables.items():
         groups = {group: value for result in members for group, value in result.groups.items()}
         rows = tuple(
@@ -469,8 +469,8 @@ def subgroup_tables(scored: Sequence[SubgroupResult]) -> list[SubgroupTable]:
         )
         names = tuple(_heading(result, members) for result in members)
         left_out = {group: reason for result in members for group, reason in result.left_out.items()}
-        made.append(SubgroupTable(target, column, metric, names, rows, left_out))
-    return made
+        subgroup_tables.append(SubgroupTable(target, column, metric, names, rows, left_out))
+    return subgroup_tables
 
 
 def _heading(member: SubgroupResult, members: Sequence[SubgroupResult]) -> str:

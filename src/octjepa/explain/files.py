@@ -72,8 +72,8 @@ def write_maps(store: Store, explained: ExplainedEyes, folder: Path, attention: 
             continue
         _write_eye(explained.encoder, eye, writer)
         tuned = explained.tuned
-        own = maps.get(str(eye.row["volume_id"]), []) if tuned is None else _tuned_attention(tuned, eye)
-        write_attention_maps(writer, own)
+        eye_attention = maps.get(str(eye.row["volume_id"]), []) if tuned is None else _tuned_attention(tuned, eye)
+        write_attention_maps(writer, eye_attention)
         paths += map(str, writer.paths)
     if not paths:
         raise refusals[0]

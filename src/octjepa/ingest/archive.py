@@ -106,17 +106,17 @@ def _find_archives(source: str, counts: _Counts) -> list[SourceFile]:
             counts.refused.append(Refusal(relative(path, top) or ".", "", reason, detail))
 
     if kind == "file":
-        found = [listing.source(top, f"{basename(dirname(top))}/{basename(top)}", None)]
+        sources = [listing.source(top, f"{basename(dirname(top))}/{basename(top)}", None)]
     else:
-        found = [
+        sources = [
             listing.source(path, relative(path, top) or "", None)
             for folder in walk(listing, top, Counter(), refuse)
             for name in folder.names
             if name.lower().endswith(".zip") and not name.startswith(".") and (path := join(folder.path, name))
         ]
-    if not found:
+    if not sources:
         raise UsageError(f"no ZIP archive in {printable(source)}: expected files called *.zip")
-    return sorted(found, key=lambda archive: archive.name)
+    return sorted(sources, key=lambda archive: archive.name)
 
 
 def _expand_group(

@@ -137,8 +137,8 @@ class BucketTarget:
     def write(self, opened: ZipFile, member: Member, meter: Meter) -> bool:
         root = remote.cache_folder()
         _check_room(member.info.file_size, root)
-        with TemporaryDirectory(prefix=".expand-", dir=root) as made:
-            path = Path(made, "member")
+        with TemporaryDirectory(prefix=".expand-", dir=root) as folder:
+            path = Path(folder, "member")
             with path.open("wb") as file:
                 whole = stream(opened, member, file, meter)
             if whole:

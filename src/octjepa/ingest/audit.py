@@ -106,10 +106,10 @@ class SourceAudit(Record):
 
 def audit(sources: Sequence[str | Path]) -> SourceAudit:
     """Looks at the headers of `sources`. Raises UsageError as `discover` does."""
-    found = discover(sources)
+    discovery = discover(sources)
     facts: list[FileFacts] = []
-    with bar("looking at headers", len(found.files), "files") as progress:
-        for file in found.files:
+    with bar("looking at headers", len(discovery.files), "files") as progress:
+        for file in discovery.files:
             facts.append(_look(file))
             progress.advance()
     fields = count_fields(fact.personal for fact in facts)
@@ -118,7 +118,7 @@ def audit(sources: Sequence[str | Path]) -> SourceAudit:
         files=len(facts),
         by_kind=dict(sorted(Counter(fact.kind for fact in facts).items())),
         by_device=dict(sorted(Counter(fact.device or "unknown" for fact in facts).items())),
-        ignored=dict(sorted(found.ignored.items())),
+        ignored=dict(sorted(discovery.ignored.items())),
         personal_data=fields,
         files_with_direct_data=sum(bool(direct & set(fact.personal)) for fact in facts),
         paths_with_personal_data=sum(fact.path_is_personal for fact in facts),

@@ -190,11 +190,11 @@ def build_store(
     opened = Store.create(store, preprocessing, halves, options.bscan_slices)
     with opened.writing():
         record_ignored(opened.path, sources, discovery.ignored)
-        known = opened.known_files()
-        todo = [file for file in discovery.files if not is_done(file, known.get(file.key), spacing_mm)]
+        known_files = opened.known_files()
+        todo = [file for file in discovery.files if not is_done(file, known_files.get(file.key), spacing_mm)]
         read_now = {file.key for file in todo}
         overridden = sum(
-            known[file.key].user_spacing_mm is not None for file in discovery.files if file.key not in read_now
+            known_files[file.key].user_spacing_mm is not None for file in discovery.files if file.key not in read_now
         )
         if overridden and spacing_mm is None:
             _log.warning(

@@ -75,8 +75,8 @@ class LocalListing:
 
         Raises OSError.
         """
-        with os.scandir(folder) as found:
-            return sorted((entry.name, self._kind(entry)) for entry in found)
+        with os.scandir(folder) as children:
+            return sorted((entry.name, self._kind(entry)) for entry in children)
 
     @staticmethod
     def _kind(entry: os.DirEntry[str]) -> str:
@@ -189,9 +189,9 @@ class BucketListing:
         if self._is_known(folder, below):
             return
         (self._listed_below if below else self._listed).add(folder)
-        for found in remote.list_objects(folder, recursive=below):
-            self._objects[found.url] = found
-            child, kind = found.url, "file"
+        for entry in remote.list_objects(folder, recursive=below):
+            self._objects[entry.url] = entry
+            child, kind = entry.url, "file"
             while child != folder:
                 parent = dirname(child)
                 self._children.setdefault(parent, set()).add((basename(child), kind))
@@ -200,12 +200,12 @@ class BucketListing:
     def _is_known(self, folder: str, below: bool) -> bool:
         if not below and folder in self._listed:
             return True
-        return any(relative(folder, known) is not None for known in self._listed_below)
+        return any(relative(folder, listed) is not None for listed in self._listed_below)
 
     def _object(self, url: str) -> remote.RemoteObject | None:
         if url not in self._objects:
-            known = self._is_known(dirname(url), below=False)
-            self._objects[url] = None if known else remote.info(url)
+            is_known = self._is_known(dirname(url), below=False)
+            self._objects[url] = None if is_known else remote.info(url)
         return self._objects[url]
 
     def locate(self, path: str, as_folder: bool = False) -> tuple[str, str] | None:
@@ -226,8 +226,8 @@ class BucketListing:
         return self._object(path) is not None
 
     def size(self, path: str) -> int:
-        found = self._object(path)
-        return found.size if found else 0
+        entry = self._object(path)
+        return entry.size if entry else 0
 
     def read_bytes(self, path: str) -> bytes:
         return remote.read_bytes(path)
@@ -244,7 +244,7 @@ class BucketListing:
 
     def series(self, folder: str, names: Sequence[str]) -> Sequence[Series]:
         return series_of_objects(
-            {name: found for name in names if may_be_b_scan(name) and (found := self._object(join(folder, name)))}
+            {name: entry for name in names if may_be_b_scan(name) and (entry := self._object(join(folder, name)))}
         )
 
     def location(self, path: str) -> str:
@@ -266,7 +266,7 @@ class BucketListing:
             parts = [path, *(join(folder, other) for other in formats.companion_names(basename(path)))]
             if suffix_of(path) == ".xml":  # a HEYEX export lists images next to it
                 parts += [file for file in self._files(folder) if suffix_of(file) in IMAGES]
-        objects = tuple(found for part in dict.fromkeys(parts) if (found := self._object(part)))
+        objects = tuple(entry for part in dict.fromkeys(parts) if (entry := self._object(part)))
         return SourceFile(f"{path}/" if is_folder else path, name, row, objects)
 
     def _files(self, folder: str) -> list[str]:
@@ -325,11 +325,11 @@ def glob(listing: Listing, pattern: str, ignored: Counter[str], refuse: Refuse) 
     parts = pattern.split("/")
     fixed = next(index for index, part in enumerate(parts) if set(part) & WILDCARDS)
     base = listing.real("/".join(parts[:fixed]) or ("/" if pattern.startswith("/") else "."))
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
 
     def expand(folder: str, rest: tuple[str, ...]) -> None:
         if not rest or rest == ("**",):
-            found.setdefault(folder)
+            names.setdefault(folder)
             return
         if rest[0] == "**":
             expand(folder, rest[1:])
@@ -355,4 +355,4 @@ def glob(listing: Listing, pattern: str, ignored: Counter[str], refuse: Refuse) 
     located = listing.locate(base)
     if located and located[1] == "folder":
         expand(base, tuple(once[fixed:]))
-    return base, sorted(found)
+    return base, sorted(names)

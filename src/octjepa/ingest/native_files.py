@@ -106,10 +106,10 @@ class NativeFiles:
                     yield source
         if self._scans:
             by_key, by_name = self._discovered
-            for found in (by_key.get(file_key(entry)), by_name.get(str(entry["file"]))):
-                if found is not None and found.key not in tried:
-                    tried.add(found.key)
-                    yield found
+            for candidate in (by_key.get(file_key(entry)), by_name.get(str(entry["file"]))):
+                if candidate is not None and candidate.key not in tried:
+                    tried.add(candidate.key)
+                    yield candidate
 
     @cached_property
     def _discovered(self) -> tuple[dict[str, SourceFile], dict[str, SourceFile]]:

@@ -53,14 +53,14 @@ def ingest_one(
     try:
         before = state(source, spacing_mm)
         with source.local() as path:
-            given = None if spacing_mm == "file" else spacing_mm
+            stated_mm = None if spacing_mm == "file" else spacing_mm
             if bscan_slices:
-                volume = read_bscan_volume(path, source.row, given, source.dataset_path, people, seconds=math.inf)
+                volume = read_bscan_volume(path, source.row, stated_mm, source.dataset_path, people, seconds=math.inf)
             else:
                 volume = read_volume(
                     path,
                     source.row,
-                    given,
+                    stated_mm,
                     dataset_path=source.dataset_path,
                     member=source.member,
                     people=people,

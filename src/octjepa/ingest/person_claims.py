@@ -56,19 +56,22 @@ class PersonClaims:
 
     def contradictions(self) -> dict[str, tuple[str, ...]]:
         """The kinds of contradiction, in the order of `CONTRADICTION_KINDS`, by contradicted person id."""
-        found: defaultdict[str, set[str]] = defaultdict(set)
+        contradictions: defaultdict[str, set[str]] = defaultdict(set)
         for person_id, names in self._names.items():
             if any(not name & other for name in names for other in names):
-                found[person_id].add("names")
+                contradictions[person_id].add("names")
         for kind in ("birth_years", "sex"):
             for person_id, values in self._others[kind].items():
                 if len(values) > 1:
-                    found[person_id].add(kind)
+                    contradictions[person_id].add(kind)
         for kind in ("devices", "sites"):
             for person_id, values in self._others[kind].items():
-                if len(values) > 1 and (person_id in found or self._is_for_everyone(person_id)):
-                    found[person_id].add(kind)
-        return {person_id: tuple(k for k in CONTRADICTION_KINDS if k in kinds) for person_id, kinds in found.items()}
+                if len(values) > 1 and (person_id in contradictions or self._is_for_everyone(person_id)):
+                    contradictions[person_id].add(kind)
+        return {
+            person_id: tuple(k for k in CONTRADICTION_KINDS if k in kinds)
+            for person_id, kinds in contradictions.items()
+        }
 
     def _is_for_everyone(self, person_id: str) -> bool:
         """Whether exports write this id for everyone, and no file names the person or the birth year."""

@@ -95,12 +95,18 @@ def cluster(workers: int | None) -> Iterator[Any]:
         yield ray
         return
     address = os.environ.get("RAY_ADDRESS") or "local"
-    own: dict[str, Any] = {"num_cpus": workers, "object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
+    cluster: dict[str, Any] = {
+        "num_cpus": workers,
+        "object_store_memory": _OBJECT_STORE_BYTES,
+        "include_dashboard": False,
+    }
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     with redirect_stdout(sys.stderr):  # Ray prints about its workers; stdout is for the result
         try:
             _check_reachable(address)
-            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **(own if address == "local" else {}))
+            ray.init(
+                address, log_to_driver=False, logging_level=logging.ERROR, **(cluster if address == "local" else {})
+            )
         except Exception as error:  # Ray raises whatever its own start met, bare Exception included
             ray.shutdown()
             what = "no local Ray can be started" if address == "local" else f"no Ray cluster at RAY_ADDRESS={address}"

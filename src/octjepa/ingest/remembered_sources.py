@@ -28,11 +28,11 @@ def remember_sources(folder: str | Path, sources: Sequence[str | Path], model: P
 
     A cache that cannot be written is not an error: the note is a convenience.
     """
-    given = [str(source) if is_remote(source) else str(_folder(Path(source).resolve())) for source in sources]
+    named = [str(source) if is_remote(source) else str(_folder(Path(source).resolve())) for source in sources]
     with suppress(OSError, OctjepaError):
-        known = [text for text in _texts(folder, "sources") if text not in given]
+        earlier = [text for text in _texts(folder, "sources") if text not in named]
         models = [] if model is None else [str(model.resolve())]
-        write_json(_note(folder), {"sources": [*known, *given][-_MOST:], "models": models})
+        write_json(_note(folder), {"sources": [*earlier, *named][-_MOST:], "models": models})
 
 
 def sources_of(folder: str | Path) -> list[str]:
@@ -67,4 +67,4 @@ def _texts(folder: str | Path, key: str) -> list[str]:
         noted = json.loads(_note(folder).read_text())[key]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    return [one for one in noted if isinstance(one, str)] if isinstance(noted, list) else []
+    return [text for text in noted if isinstance(text, str)] if isinstance(noted, list) else []

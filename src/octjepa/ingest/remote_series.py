@@ -25,7 +25,7 @@ _CONCURRENT_FETCHES = 8
 
 def series_of_objects(objects: Mapping[str, remote.RemoteObject]) -> list[Series]:
     """The scans among the objects of one folder, by their names. Raises ResourceError: no room for a copy."""
-    small = {name: found for name, found in objects.items() if _BYTES[0] <= found.size <= _BYTES[1]}
+    small = {name: entry for name, entry in objects.items() if _BYTES[0] <= entry.size <= _BYTES[1]}
     if len(small) < MIN_FRAMES:
         return []
     absent: list[str] = []
@@ -42,7 +42,7 @@ def series_of_objects(objects: Mapping[str, remote.RemoteObject]) -> list[Series
 
     def find() -> tuple[list[Series], bool]:
         with ThreadPoolExecutor(_CONCURRENT_FETCHES) as pool:
-            sizes = {name: found.size for name, found in small.items()}
+            sizes = {name: entry.size for name, entry in small.items()}
             return find_series(sizes, lambda names: list(pool.map(facts, names)), _PEEKED), not absent
 
     series = remote.remembered("series", small.values(), find)

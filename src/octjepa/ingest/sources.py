@@ -46,20 +46,20 @@ def discover(sources: Sequence[str | Path], single_bscans: bool = False) -> Disc
     """
     if not sources:
         raise UsageError("no source named: give a scan, a folder, a glob, a list of files or a manifest.tsv")
-    found = Discovery()
+    discovery = Discovery()
     if single_bscans and any(remote.is_remote(str(source)) for source in sources):
         raise UsageError("single B-scans (--images) are read only from disks: copy them from the bucket into a folder")
-    disk, objects = Search(BScanListing() if single_bscans else LocalListing(), found), BucketListing()
-    bucket = Search(objects, found)
+    disk, objects = Search(BScanListing() if single_bscans else LocalListing(), discovery), BucketListing()
+    bucket = Search(objects, discovery)
     for source in map(str, sources):
         if suffix_of(source) in _LISTS:
             _add_list(source, disk, bucket, objects)
         else:
             (bucket if remote.is_remote(source) else disk).add(source)
-    _sort(found)
-    found.files = _split_multi_scan_files(found.files)
-    _report(sources, found)
-    return found
+    _sort(discovery)
+    discovery.files = _split_multi_scan_files(discovery.files)
+    _report(sources, discovery)
+    return discovery
 
 
 def _add_list(source: str, disk: Search, bucket: Search, objects: BucketListing) -> None:
@@ -97,7 +97,7 @@ def read_list(content: bytes, source: str) -> list[str]:
     return entries
 
 
-def _sort(found: Discovery) -> None:
+def _sort(discovery: Discovery) -> None:
     """Each file once, in the order of names; a file found with a manifest row takes precedence over one without.
 
     Of a file and a link to it the file is read, for its path may state person and eye; the other names are counted.
@@ -108,33 +108,33 @@ def _sort(found: Discovery) -> None:
         return isinstance(file.location, Path) and os.path.realpath(file.location) != os.path.abspath(file.location)
 
     unique: dict[str, SourceFile] = {}
-    for file in found.files:
+    for file in discovery.files:
         first = unique.setdefault(file.key, file)
         if first is file:
             continue
         two_names = os.path.abspath(first.location) != os.path.abspath(file.location)
-        found.ignored["link to a file that is read"] += two_names
+        discovery.ignored["link to a file that is read"] += two_names
         unique[file.key] = max(first, file, key=lambda entry: (entry.row is not None, not is_link(entry)))
-    read_by_path = [entry for entry in found.refused if entry.detail == LINK_OUT and entry.source.key in unique]
-    found.ignored["link to a file that is read"] += len(read_by_path)
-    found.refused = [entry for entry in found.refused if entry not in read_by_path]
-    found.ignored = +found.ignored  # without the kinds of which there are none
-    found.files = sorted(
+    read_by_path = [entry for entry in discovery.refused if entry.detail == LINK_OUT and entry.source.key in unique]
+    discovery.ignored["link to a file that is read"] += len(read_by_path)
+    discovery.refused = [entry for entry in discovery.refused if entry not in read_by_path]
+    discovery.ignored = +discovery.ignored  # without the kinds of which there are none
+    discovery.files = sorted(
         unique.values(), key=lambda file: (suffix_of(file.name) not in _DICOM_SUFFIXES, file.name, str(file.location))
     )
-    refused = {(refusal.source.key, refusal.reason): refusal for refusal in found.refused}
-    found.refused = sorted(refused.values(), key=lambda refusal: (refusal.source.name, refusal.reason))
+    refused = {(refusal.source.key, refusal.reason): refusal for refusal in discovery.refused}
+    discovery.refused = sorted(refused.values(), key=lambda refusal: (refusal.source.name, refusal.reason))
 
 
-def _report(sources: Sequence[str | Path], found: Discovery) -> None:
+def _report(sources: Sequence[str | Path], discovery: Discovery) -> None:
     """Warns of what a person must act on before all can be read. Raises UsageError if there is nothing to read."""
     messages = {
         code: f"{count} {code}: {REASONS[code].meaning}; {REASONS[code].action}"
-        for code, count in Counter(refusal.reason for refusal in found.refused).items()
+        for code, count in Counter(refusal.reason for refusal in discovery.refused).items()
     }
-    if not found.files:
+    if not discovery.files:
         where = ", ".join(printable(str(source)) for source in sources)
-        ignored = ", ".join(f"{count} {kind}" for kind, count in found.ignored.most_common(5))
+        ignored = ", ".join(f"{count} {kind}" for kind, count in discovery.ignored.most_common(5))
         why = f" (left out: {ignored})" if ignored else "" if messages else ": it is empty"
         raise UsageError("\n  ".join([f"no OCT scan in {where}{why}", *messages.values()]))
     for code in _WARNED:
@@ -184,11 +184,11 @@ def _list_scans(path: Path, name: str) -> tuple[str, ...] | None:
 
 def _list_scans_of_object(file: SourceFile) -> tuple[str, ...] | None:
     """As `_list_scans`, of an object; the answer is cached for as long as the object stays the same."""
-    found = next(obj for obj in file.objects if obj.url == file.location)
+    entry = next(obj for obj in file.objects if obj.url == file.location)
 
     def find() -> tuple[tuple[str, ...] | None, bool]:
         try:
-            with remote.local_copy(found) as path:
+            with remote.local_copy(entry) as path:
                 members = _list_scans(path, file.name)
         except ResourceError:
             raise
@@ -196,5 +196,5 @@ def _list_scans_of_object(file: SourceFile) -> tuple[str, ...] | None:
             return None, False
         return members, members is not None
 
-    listed = remote.remembered("scans", [found], find)
+    listed = remote.remembered("scans", [entry], find)
     return None if listed is None else tuple(listed)

@@ -143,8 +143,8 @@ class Worker:
     def __init__(self, work: Work, shares: int = 1) -> None:
         # Spawned, not forked: the parent may hold threads (BLAS, progress bar) that a fork would freeze.
         context = get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_work_on, args=(theirs, work, shares), daemon=True)
+        self.pipe, worker_pipe = context.Pipe()
+        self._process = context.Process(target=_work_on, args=(worker_pipe, work, shares), daemon=True)
         resource_tracker.ensure_running()  # which would let Ctrl-C through again
         # Ctrl-C is held back, which the process inherits: it is not stopped while it starts.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -154,7 +154,7 @@ class Worker:
             raise OctjepaError(f"no worker process can be started: {error.strerror or error}") from None
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            theirs.close()  # only the process holds its end: its death ends the pipe
+            worker_pipe.close()  # only the process holds its end: its death ends the pipe
         self.ready = False
         self.number: int | None = None
         self.until = math.inf

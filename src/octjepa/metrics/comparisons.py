@@ -53,11 +53,11 @@ def difference_estimate(ours: Estimate, reference: Estimate) -> Estimate:
 
 def paired_difference(ours: Estimate, reference: Estimate) -> PairedDifference:
     """ours - reference with its interval and p-value. Raises UsageError as `difference_estimate`."""
-    found = difference_estimate(ours, reference)
-    interval, people = found.interval(), found.n_people
-    error = standard_error(found.samples, people) if interval.low is not None else None
-    p = _two_sided_p(found.value, error, people - 1) if error else None
-    return PairedDifference(found.value, interval.low, interval.high, interval.undefined, people, p)
+    estimate = difference_estimate(ours, reference)
+    interval, people = estimate.interval(), estimate.n_people
+    error = standard_error(estimate.samples, people) if interval.low is not None else None
+    p = _two_sided_p(estimate.value, error, people - 1) if error else None
+    return PairedDifference(estimate.value, interval.low, interval.high, interval.undefined, people, p)
 
 
 def _two_sided_p(difference: float, error: float, freedom: float) -> float:

@@ -114,7 +114,7 @@ def record_use(folder: Path, test_set: str, target: str, command: str, measured:
     except OSError as error:
         raise _write_error(file, error) from None
     distinct = {(use.get("command"), use.get("target"), tuple(use["measured"])) for use in [*uses, line]}
-    return TestSetUse(target, len(distinct), len({key for *_, some in distinct for key in some}), file)
+    return TestSetUse(target, len(distinct), len({key for *_, looked_at in distinct for key in looked_at}), file)
 
 
 def _is_same_use(use: Mapping[str, Any], line: Mapping[str, Any]) -> bool:

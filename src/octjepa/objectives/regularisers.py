@@ -64,7 +64,7 @@ def sigreg(features: Float[Tensor, "n w"], step: int, total: Total = unchanged) 
 
 
 def view_sigreg(views: Float[Tensor, "n v p"], step: int, total: Total = unchanged) -> Float[Tensor, ""]:
-    """`sigreg` of each view number by itself over the `n` volumes, mean over the views: views of a volume are no
+    """`sigreg` of each view number by itself over the `n` volumes, mean over the views: views of a volume are not
     independent draws."""
     sums = sums_of_sets(views, torch.ones(views.shape[:2], device=views.device), step)
     return sigreg_of_sums(total(sums), views.shape[1])[1].mean()

@@ -80,8 +80,8 @@ def other_image(image_type: Iterable[str]) -> str:
 
 def other_part(text: str) -> str:
     """The part of the eye other than the retina that a text names ("Anterior Segment Cube"); "" for none."""
-    found = _OTHER_WORDS.search(text.replace("_", " "))
-    return found[0].lower() if found and not _POSTERIOR_WORDS.search(text.replace("_", " ")) else ""
+    match = _OTHER_WORDS.search(text.replace("_", " "))
+    return match[0].lower() if match and not _POSTERIOR_WORDS.search(text.replace("_", " ")) else ""
 
 
 def _parts_shown(header: Dataset) -> list[str]:

@@ -220,15 +220,19 @@ def _check_neighbours(path: Path, header: Dataset) -> None:
 
     Raises VolumeRejected single_frame_series: the file before or after it, by name, is a frame of the same series.
     """
-    series, own = _text(header, "SeriesInstanceUID"), _text(header, "SOPInstanceUID")
+    series, instance = _text(header, "SeriesInstanceUID"), _text(header, "SOPInstanceUID")
     for other in _neighbours(path) if series else []:
         try:
             with open_dicom(other, header_only=True) as stream:
-                found = _read_header(stream)
+                header_of_file = _read_header(stream)
         except VolumeRejected:
             continue  # no frame of this series; what is wrong with that file, its own reading says
-        single = integer(found, "NumberOfFrames") <= 1
-        if single and _text(found, "SeriesInstanceUID") == series and _text(found, "SOPInstanceUID") != own:
+        single = integer(header_of_file, "NumberOfFrames") <= 1
+        if (
+            single
+            and _text(header_of_file, "SeriesInstanceUID") == series
+            and _text(header_of_file, "SOPInstanceUID") != instance
+        ):
             raise rejection(
                 "single_frame_series",
                 f"one frame, and a file next to it holds another of its series; {_HOW_TO_ASSEMBLE}",
@@ -254,15 +258,15 @@ def _is_part(path: Path, scan: RawScan, header: Dataset) -> bool:
             if _text(facts, "SeriesInstanceUID") != series:
                 continue
             with open_dicom(other, header_only=True) as stream:
-                found = _read_header(stream)
+                other_header = _read_header(stream)
         except VolumeRejected:
             continue  # what is wrong with that file, its own reading says
-        same_size = all(integer(found, name) == integer(header, name) for name in ("Rows", "Columns"))
-        count = integer(found, "NumberOfFrames")
+        same_size = all(integer(other_header, name) == integer(header, name) for name in ("Rows", "Columns"))
+        count = integer(other_header, "NumberOfFrames")
         if not same_size or not 1 < count <= MAX_FRAMES:
             continue
-        if _text(found, "SOPInstanceUID") != _text(header, "SOPInstanceUID") and _continues(
-            frames, read_frame_geometry(found, count)
+        if _text(other_header, "SOPInstanceUID") != _text(header, "SOPInstanceUID") and _continues(
+            frames, read_frame_geometry(other_header, count)
         ):
             return True
     return False
@@ -273,16 +277,16 @@ def _continues(frames: FrameGeometry, others: FrameGeometry) -> bool:
 
     By positions; by numbers in the stack where positions are missing.
     """
-    own, theirs = frames.positions_mm, others.positions_mm
-    if np.isfinite(own).all() and np.isfinite(theirs).all():
-        step = np.median(np.diff(own, axis=0), axis=0)
+    positions, other_positions = frames.positions_mm, others.positions_mm
+    if np.isfinite(positions).all() and np.isfinite(other_positions).all():
+        step = np.median(np.diff(positions, axis=0), axis=0)
         length = float(np.linalg.norm(step))
-        gaps = (theirs[0] - own[-1], own[0] - theirs[-1])
+        gaps = (other_positions[0] - positions[-1], positions[0] - other_positions[-1])
         return length > 0 and any(float(np.linalg.norm(gap - step)) < _STEP_TOLERANCE * length for gap in gaps)
-    own, theirs = frames.in_stack, others.in_stack
-    if not (np.isfinite(own).all() and np.isfinite(theirs).all()):
+    positions, other_positions = frames.in_stack, others.in_stack
+    if not (np.isfinite(positions).all() and np.isfinite(other_positions).all()):
         return False
-    return bool(theirs.min() == own.max() + 1 or own.min() == theirs.max() + 1)
+    return bool(other_positions.min() == positions.max() + 1 or positions.min() == other_positions.max() + 1)
 
 
 def _neighbours(path: Path) -> list[Path]:
@@ -299,10 +303,10 @@ def _add_pixels(header: Dataset, stream: DicomStream) -> None:
 
     Raises VolumeRejected: truncated, no_pixel_data.
     """
-    found = stream.read(lambda tag: tag > _PIXEL_DATA)
-    raw = found.get_item(_PIXEL_DATA)
+    elements = stream.read(lambda tag: tag > _PIXEL_DATA)
+    raw = elements.get_item(_PIXEL_DATA)
     if raw is None:
-        if len(found):
+        if len(elements):
             raise rejection("no_pixel_data", "pixel data of a kind that holds no image")
         raise rejection("truncated", "the pixel data begin and are cut off")
     size = len(raw.value or b"")

@@ -81,11 +81,11 @@ class DicomStream:
         stop = None if stop_when is None else lambda tag, *_: stop_when(int(tag))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of values out of standard, which are checked one by one
-            found = _parsed(
+            parsed = _parsed(
                 lambda: read_dataset(self._file, self._implicit, self._little, stop_when=stop, specific_tags=tags)
             )
-        found.file_meta = self.meta
-        return found
+        parsed.file_meta = self.meta
+        return parsed
 
 
 def _parsed(parse: Callable[[], _T]) -> _T:

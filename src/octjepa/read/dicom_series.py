@@ -104,7 +104,7 @@ def find_series(
     """
     if not any(map(_is_single, facts_of(sorted(sizes, key=lambda name: (sizes[name], name))[:peeked]))):
         return []
-    found: defaultdict[str, defaultdict[tuple[str, ...], dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
+    by_series: defaultdict[str, defaultdict[tuple[str, ...], dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
     every: defaultdict[str, list[str]] = defaultdict(list)  # names of all files of a series, whatever they hold
     for name, facts in zip(sorted(sizes), facts_of(sorted(sizes)), strict=True):
         if facts is None:
@@ -112,16 +112,16 @@ def find_series(
         every[str(facts.get("SeriesInstanceUID") or "")].append(name)
         if _is_single(facts):
             key = tuple(_shared(facts).values())
-            found[str(facts.SeriesInstanceUID)][key].setdefault(str(facts.get("SOPInstanceUID") or name), name)
+            by_series[str(facts.SeriesInstanceUID)][key].setdefault(str(facts.get("SOPInstanceUID") or name), name)
     made = []
-    for uid, groups in found.items():
+    for uid, groups in by_series.items():
         whole = {key: files for key, files in groups.items() if len(files) >= MIN_FRAMES}
         if not whole and len(groups) >= MIN_FRAMES:  # what keeps its files apart, their reading says
             whole = {(uid,): {name: name for files in groups.values() for name in files.values()}}
         for key, files in whole.items():
-            mine = tuple(files.values())
-            beside = tuple(name for name in every[uid] if name not in mine)
-            made.append(Series(hashlib.sha256(repr((uid, key)).encode()).hexdigest()[:12], mine, beside))
+            names_of_scan = tuple(files.values())
+            beside = tuple(name for name in every[uid] if name not in names_of_scan)
+            made.append(Series(hashlib.sha256(repr((uid, key)).encode()).hexdigest()[:12], names_of_scan, beside))
     return sorted(made, key=lambda series: series.names[0])
 
 
@@ -155,8 +155,8 @@ def _item(**elements: Any) -> Dataset:
 
 def _group(header: Dataset, number: int) -> Dataset:
     """The functional groups of one B-scan: its own, else what its header holds at the top."""
-    own = header.get("PerFrameFunctionalGroupsSequence") or [_item()]
-    group = own[0]
+    frame_groups = header.get("PerFrameFunctionalGroupsSequence") or [_item()]
+    group = frame_groups[0]
     shared = (header.get("SharedFunctionalGroupsSequence") or [_item()])[0]
     for sequence, names in _GROUPS.items():
         if group.get(sequence) or shared.get(sequence):
@@ -183,15 +183,15 @@ def _numbers(headers: Sequence[Dataset]) -> list[int] | None:
 
 def _positions(headers: Sequence[Dataset]) -> np.ndarray | None:
     """Positions in mm along the line through the B-scans, or None if one is missing."""
-    found: list[list[float]] = []
+    positions: list[list[float]] = []
     for header in headers:
         group = (header.get("PerFrameFunctionalGroupsSequence") or [_item()])[0]
         source = (group.get("PlanePositionSequence") or [header])[0]
         position = floats(source.get("ImagePositionPatient"), 3)
         if position is None:
             return None
-        found.append(position)
-    points = np.array(found) - np.mean(found, axis=0)
+        positions.append(position)
+    points = np.array(positions) - np.mean(positions, axis=0)
     if not np.ptp(points, axis=0).any():
         return None
     return np.asarray(points @ np.linalg.svd(points)[2][0])

@@ -68,8 +68,8 @@ def read_stream_header(frame: bytes) -> StreamHeader | None:
 
 
 def _jpeg_header(frame: bytes) -> StreamHeader:
-    """The one start-of-frame segment before the first scan. Raises ValueError, IndexError, struct.error."""
-    found: StreamHeader | None = None
+    """The single start-of-frame segment before the first scan. Raises ValueError, IndexError, struct.error."""
+    header: StreamHeader | None = None
     at = 2
     while frame[at] == 0xFF:
         marker = frame[at + 1]
@@ -80,14 +80,14 @@ def _jpeg_header(frame: bytes) -> StreamHeader:
         if length < 2 or marker < 0xC0 or 0xD0 <= marker <= 0xD9:
             break
         if marker in _START_OF_FRAME:
-            if found is not None:
+            if header is not None:
                 break
             bits, rows, columns, samples = struct.unpack_from(">BHHB", frame, at + 4)
-            found = StreamHeader(rows, columns, samples, bits)
+            header = StreamHeader(rows, columns, samples, bits)
         elif marker == _JPEG_LS_PRESET and frame[at + 4] == _OVERSIZE:
             break
         elif marker == _START_OF_SCAN:
-            return found or _UNREADABLE
+            return header or _UNREADABLE
         at += 2 + length
     return _UNREADABLE
 
@@ -264,9 +264,11 @@ def _check_streams(streams: list[StreamHeader | None], layout: Layout) -> None:
         return
     (stream,) = stated
     if stream.bits and not _fits(stream, layout):
-        found = f"{stream.rows} x {stream.columns}, {stream.samples} x {stream.bits} bits"
+        size_text = f"{stream.rows} x {stream.columns}, {stream.samples} x {stream.bits} bits"
         expected = f"{layout.rows} x {layout.columns}, {layout.samples} x {layout.allocated} bits"
-        raise rejection("header_contradicts_pixels", f"the compressed frames are {found}; the header says {expected}")
+        raise rejection(
+            "header_contradicts_pixels", f"the compressed frames are {size_text}; the header says {expected}"
+        )
 
 
 def _fits(stream: StreamHeader, layout: Layout) -> bool:

@@ -110,8 +110,8 @@ def check_one_eye(header: Dataset) -> None:
     others: the file holds two scans."""
     eyes: list[str] = []
     for group in _items(header, _PER_FRAME):
-        found = [_value(item, _FRAME_LATERALITY) for item in _items(group, _FRAME_ANATOMY)]
-        eye = found[0] if found else ""
+        lateralities = [_value(item, _FRAME_LATERALITY) for item in _items(group, _FRAME_ANATOMY)]
+        eye = lateralities[0] if lateralities else ""
         eyes.append(str(eye.decode("ascii", "replace") if isinstance(eye, bytes) else eye or "").strip(" \0").upper())
     right, left = (np.flatnonzero([eye == side for eye in eyes]) + 1 for side in ("R", "L"))
     if len(right) and len(left):

@@ -120,12 +120,12 @@ def is_plausible_thickness(value: float) -> bool:
 
 def implausible_extents(shape: Shape, spacing_mm: tuple[float, float, float]) -> tuple[str, ...]:
     """The axes along which the scan is shorter or longer than any OCT; a part of a scan may be short."""
-    found = []
+    candidates = []
     for axis, length, mm in zip(AXES, shape, spacing_mm, strict=True):
         low, high = EXTENT_MM[axis]
         if length * mm > high or (length * mm < low and length >= _WHOLE[axis]):
-            found.append(axis)
-    return tuple(found)
+            candidates.append(axis)
+    return tuple(candidates)
 
 
 def resolve_geometry(sources: SpacingSources, shape: Shape, pattern: Pattern) -> Geometry:
@@ -189,7 +189,11 @@ def _geometry_from_option(
         order = in_file.order
         notes += [note for note in in_file.notes if note.startswith("frames_")]
         axes = zip(AXES, spacing, in_file.spacing_mm, strict=True)
-        notes += [f"option_disagrees_{axis}" for axis, given, found in axes if not _is_close(given, found, 0.02)]
+        notes += [
+            f"option_disagrees_{axis}"
+            for axis, stated_mm, header_mm in axes
+            if not _is_close(stated_mm, header_mm, 0.02)
+        ]
     _is_pitch_doubtful(spacing[0], spacing[2], shape, sources, notes)
     return Geometry(spacing, dict.fromkeys(AXES, "option"), order, None, (), notes)
 
@@ -377,12 +381,16 @@ def _describe_gaps(frames: FrameGeometry, column_mm: float, columns: int) -> str
     """The facts that frame positions, or else the lines on the fundus image, say of the gaps between B-scans, in
     words.
     """
-    known = np.isfinite(frames.positions_mm).all(axis=1)
+    has_position = np.isfinite(frames.positions_mm).all(axis=1)
     positions = _positions_along_normal(frames)
     positions = _positions_on_fundus(frames, column_mm, columns) if positions is None else positions
     if positions is None:
-        missing = f"missing for {int((~known).sum())} of {len(known)} frames" if known.any() else "none are stated"
-        return "all the same" if known.all() else missing
+        missing = (
+            f"missing for {int((~has_position).sum())} of {len(has_position)} frames"
+            if has_position.any()
+            else "none are stated"
+        )
+        return "all the same" if has_position.all() else missing
     gaps = np.diff(np.sort(positions))
     return f"{gaps.min():.3g} to {gaps.max():.3g} mm apart, over {gaps.sum():.3g} mm"
 

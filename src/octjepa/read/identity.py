@@ -96,12 +96,12 @@ def _eye_in_path(path: PurePath) -> str:
 
     Single letters and two-letter words of other meaning count as a whole name or at its end only.
     """
-    found = set()
+    eyes = set()
     for part in path.parts[-4:]:
         words = re.findall(r"[a-z]+", part.lower().partition(".")[0])
-        found |= {parse_laterality(word) for word in words if word in _EYE_WORDS}
-        found |= {parse_laterality(word) for word in words[-1:] if word in _EYE_ENDS}
-    return str(found.pop()) if len(found) == 1 else ""
+        eyes |= {parse_laterality(word) for word in words if word in _EYE_WORDS}
+        eyes |= {parse_laterality(word) for word in words[-1:] if word in _EYE_ENDS}
+    return str(eyes.pop()) if len(eyes) == 1 else ""
 
 
 def _site(header: HeaderFields, person_ids: list[str], proven: bool) -> str:

@@ -51,12 +51,12 @@ def luminance(values: np.ndarray, notes: list[str]) -> np.ndarray:
 
 def _count_values(values: np.ndarray) -> int:
     """How many different values there are, `FEW_VALUES` + 1 for more; frame by frame, because sorting copies."""
-    found: set[Any] = set()
+    values_seen: set[Any] = set()
     for frame in values:
-        found.update(np.unique(frame).tolist() if frame.dtype.kind != "f" else _finite_values(frame))
-        if len(found) > FEW_VALUES:
+        values_seen.update(np.unique(frame).tolist() if frame.dtype.kind != "f" else _finite_values(frame))
+        if len(values_seen) > FEW_VALUES:
             break
-    return len(found)
+    return len(values_seen)
 
 
 def _finite_values(frame: np.ndarray) -> list[float]:

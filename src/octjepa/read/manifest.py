@@ -145,8 +145,8 @@ def _parse_number(text: str | None) -> float | None:
 
 def _parse_pair(text: str | None) -> tuple[float, float] | None:
     """ "[0.003872, 0.01206]" -> (0.003872, 0.01206); "Varies by frame" -> None."""
-    found = re.findall(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?", text or "")
-    return (float(found[0]), float(found[1])) if len(found) == 2 else None
+    numbers = re.findall(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?", text or "")
+    return (float(numbers[0]), float(numbers[1])) if len(numbers) == 2 else None
 
 
 def _parse_table(text: str, name: str) -> list[dict[str, str]]:
@@ -192,8 +192,8 @@ def parse_manifest(text: str, folder: str, name: str) -> Manifest:
     table = _parse_table(text, name)
     column = next((name for name in _FILE_COLUMNS if table and name in table[0]), None)
     if column is None:
-        found = ", ".join(table[0]) if table else "nothing"
-        raise UsageError(f"{name} has no column 'filepath' (found {found}): expected an AI-READI manifest.tsv")
+        columns_text = ", ".join(table[0]) if table else "nothing"
+        raise UsageError(f"{name} has no column 'filepath' (found {columns_text}): expected an AI-READI manifest.tsv")
     parent, _, last = folder.rpartition("/")
     inside = last == "retinal_oct" and not parent.endswith("/")  # a bucket may be called that as well
     root = (parent or "/") if inside else folder

@@ -1,4 +1,4 @@
-"""One memory budget per process for everything that is read from a file of somebody else.
+"""One memory budget per process for everything that is read from a file of another person.
 
 A header of a few bytes can declare an array of many gigabytes, and a few megabytes of deflate can unpack to thousands
 of times their size. Every reader therefore passes through the functions here before it allocates or unpacks anything:

@@ -78,12 +78,12 @@ def _read(path: Path, number: int, shape: tuple[int, int, int], notes: list[str]
         if decoding_fault(encoded[index], stream, layout, syntax.name) or (stream is not None and stream.signed):
             return None
         try:
-            found = FrameDecoder(syntax, layout)(encoded[index], stream)
+            frame = FrameDecoder(syntax, layout)(encoded[index], stream)
         except Exception:
             return None
     else:
         size = layout.frame_bytes
         if len(data.PixelData) < frames * size:
             return None
-        found = np.frombuffer(data.PixelData, np.uint8, size, index * size).reshape(layout.rows, layout.columns)
-    return found if found.shape == shape[1:] and found.dtype == np.uint8 else None
+        frame = np.frombuffer(data.PixelData, np.uint8, size, index * size).reshape(layout.rows, layout.columns)
+    return frame if frame.shape == shape[1:] and frame.dtype == np.uint8 else None

@@ -79,10 +79,10 @@ def is_upside_down(pixels: UInt8[np.ndarray, "F H W"]) -> bool:
     """Whether the sclera is on top."""
     frames, height, width = pixels.shape
     across, down = max(1, min(8, width // 8)), max(1, height // _DEPTH_SAMPLES)
-    some = pixels[frames // 8 :: max(1, frames // 6)]
-    some = some[:, : height // down * down, : width // across * across].astype(np.float32)
+    sample = pixels[frames // 8 :: max(1, frames // 6)]
+    sample = sample[:, : height // down * down, : width // across * across].astype(np.float32)
     # [F, H, W] -> means of blocks [F, H / down, W / across] -> A-scans [N, H / down]
-    blocks = some.reshape(len(some), height // down, down, width // across, across).mean(axis=(2, 4))
+    blocks = sample.reshape(len(sample), height // down, down, width // across, across).mean(axis=(2, 4))
     ascans = blocks.transpose(0, 2, 1).reshape(-1, height // down)
     low = np.percentile(ascans, 10, axis=1, keepdims=True)
     contrast = ascans.max(axis=1, keepdims=True) - low
@@ -123,26 +123,26 @@ def localizer_frames(frame_geometry: FrameGeometry) -> Bool[np.ndarray, " F"]:
     """Whether each frame is not a B-scan by its header: it is called another image, or cuts the others' plane."""
     normals = frame_geometry.normals
     length = np.linalg.norm(normals, axis=1)
-    known = np.isfinite(length) & (length > 1e-6)
+    has_length = np.isfinite(length) & (length > 1e-6)
     odd = np.zeros(len(normals), bool)
-    if known.sum() > 2:
-        unit = normals[known] / length[known, None]
+    if has_length.sum() > 2:
+        unit = normals[has_length] / length[has_length, None]
         cosines = np.abs(unit @ unit.T)
         usual = int(np.median(cosines, axis=1).argmax())
         across = cosines[usual] < _ACROSS
         if across.sum() <= MAX_LOCALIZERS and (cosines[usual][~across] > _PARALLEL).all():
-            odd[known] = across
+            odd[has_length] = across
     return frame_geometry.en_face | odd
 
 
 def circle_frames(frame_geometry: FrameGeometry) -> Bool[np.ndarray, " F"]:
     """Whether each frame runs along a circle: it is curved, or ends where it begins."""
-    known = np.isfinite(frame_geometry.lines_px).all(axis=1)
-    closed = np.zeros(len(known), bool)
-    closed[known] = (
-        np.linalg.norm(frame_geometry.lines_px[known, 2:] - frame_geometry.lines_px[known, :2], axis=1) < 1.0
+    has_line = np.isfinite(frame_geometry.lines_px).all(axis=1)
+    closed = np.zeros(len(has_line), bool)
+    closed[has_line] = (
+        np.linalg.norm(frame_geometry.lines_px[has_line, 2:] - frame_geometry.lines_px[has_line, :2], axis=1) < 1.0
     )
-    return frame_geometry.curved | (closed & (known.sum() > closed.sum() / 2))
+    return frame_geometry.curved | (closed & (has_line.sum() > closed.sum() / 2))
 
 
 def find_scan_pattern(frame_geometry: FrameGeometry, device: str, text: str) -> Pattern:
@@ -155,8 +155,8 @@ def find_scan_pattern(frame_geometry: FrameGeometry, device: str, text: str) -> 
     if circle.all():
         return "circle"
     lines = frame_geometry.lines_px[~circle]
-    known = lines[np.isfinite(lines).all(axis=1)]
-    turns = [_angle_spread_degrees(known[:, 2:] - known[:, :2])] if len(known) >= 3 else []
+    known_lines = lines[np.isfinite(lines).all(axis=1)]
+    turns = [_angle_spread_degrees(known_lines[:, 2:] - known_lines[:, :2])] if len(known_lines) >= 3 else []
     directions = frame_geometry.row_directions[np.isfinite(frame_geometry.row_directions).all(axis=1)]
     if len(directions) >= 3:
         turns.append(_angle_spread_degrees(directions))
@@ -164,7 +164,7 @@ def find_scan_pattern(frame_geometry: FrameGeometry, device: str, text: str) -> 
         return "radial"
     if circle.any():
         return "radial"  # lines and circles in one file: an optic disc programme
-    if len(known) >= 3 or "3d" in text or device == "topcon_triton":
+    if len(known_lines) >= 3 or "3d" in text or device == "topcon_triton":
         return "raster"
     if "circle" in text:
         return "circle"

@@ -140,12 +140,12 @@ def _is_filled(header: Dataset, tag: int) -> bool:
 
 def personal_fields(header: Dataset) -> tuple[str, ...]:
     """The fields of `FIELD_KINDS` that a DICOM header fills, in that order; PatientID is the study's own key."""
-    found = {field for tag, field in _tag_to_field().items() if tag in header and _is_filled(header, tag)}
+    fields = {field for tag, field in _tag_to_field().items() if tag in header and _is_filled(header, tag)}
     if any(tag.is_private and tag.element > 0xFF for tag in header.keys()):  # noqa: SIM118 -- a Dataset iterates elements
-        found.add(PRIVATE)
+        fields.add(PRIVATE)
     if str(header.get("BurnedInAnnotation", "")).strip().upper() == "YES":
-        found.add(BURNED_IN)
-    return tuple(field for field in FIELD_KINDS if field in found)
+        fields.add(BURNED_IN)
+    return tuple(field for field in FIELD_KINDS if field in fields)
 
 
 def count_fields(files: Iterable[Iterable[str]]) -> dict[str, dict[str, int | str | bool]]:
@@ -195,14 +195,14 @@ def _spelled(name: str) -> list[str]:
         raw = name.encode("latin-1")
     except UnicodeEncodeError:
         return [name]
-    found = [name]
+    names = [name]
     if not name.isascii():
         for encoding in _OTHER_ENCODINGS:
             try:
-                found.append(raw.decode(encoding))
+                names.append(raw.decode(encoding))
             except UnicodeDecodeError:
                 continue
-    return found
+    return names
 
 
 def _written_out(text: str) -> str:
@@ -221,15 +221,15 @@ def _name_parts(name: str) -> tuple[set[str], set[str]]:
     for spelled in _spelled(name):
         for group in spelled.split("="):  # alphabetic, ideographic, phonetic
             for text in {group, _written_out(group)}:
-                found = [word for word in words(text) if not word.isdigit()]
-                parts |= {word for word in found if len(word) > 1 and not _IDEOGRAPHS.search(word)}
-                parts |= {word for word in found if len(word) > 2}
-                for first, second in pairwise(found):
+                name_words = [word for word in words(text) if not word.isdigit()]
+                parts |= {word for word in name_words if len(word) > 1 and not _IDEOGRAPHS.search(word)}
+                parts |= {word for word in name_words if len(word) > 2}
+                for first, second in pairwise(name_words):
                     wholes |= {first + second, second + first}
                     if len(first) > 1 and len(second) > 1 and not _IDEOGRAPHS.search(first + second):
                         wholes |= {first[0] + second, second + first[0], second[0] + first, first + second[0]}
-                if len(found) == 1 and _IDEOGRAPHS.search(found[0]) and len(found[0]) > 1:
-                    wholes.add(found[0])
+                if len(name_words) == 1 and _IDEOGRAPHS.search(name_words[0]) and len(name_words[0]) > 1:
+                    wholes.add(name_words[0])
     return parts, {whole for whole in wholes if len(whole) > 2 or _IDEOGRAPHS.search(whole)}
 
 
@@ -243,15 +243,15 @@ def identifies_person(text: str, name: str, birth_date: str) -> bool:
     if _BYTES.search(text):  # a file name that is not UTF-8; Chinese systems write GB18030
         with suppress(UnicodeError):
             return identifies_person(os.fsencode(text).decode("gb18030"), name, birth_date)
-    found = words(text)
+    text_words = words(text)
     if not text.isascii():
-        found += words(_written_out(text))
-    compact = "".join(found)
+        text_words += words(_written_out(text))
+    compact = "".join(text_words)
     parts, wholes = _name_parts(name)
     # A short part counts as a whole word only: "li" is in many an id by chance.
-    if any(part in found or (len(part) > 3 and part in compact) for part in parts):
+    if any(part in text_words or (len(part) > 3 and part in compact) for part in parts):
         return True
-    if any(whole in found or (_IDEOGRAPHS.search(whole) and whole in compact) for whole in wholes):
+    if any(whole in text_words or (_IDEOGRAPHS.search(whole) and whole in compact) for whole in wholes):
         return True
     digits = re.sub(r"\D", "", text)
     return any(spelling in digits for spelling in _spellings(birth_date))
@@ -264,12 +264,12 @@ def repeats_personal_text(text: str, name: str, birth_date: str, others: Iterabl
     """
     if identifies_person(text, name, birth_date):
         return True
-    plain, found = "".join(words(text)), set(words(text))
+    plain, word_set = "".join(words(text)), set(words(text))
     for other in others:
         joined = "".join(words(other))
         if len(joined) > 3 and not joined.isdigit() and joined in plain:
             return True
-        if any((len(word) > 3 or not word.isdigit()) and len(word) > 2 and word in found for word in words(other)):
+        if any((len(word) > 3 or not word.isdigit()) and len(word) > 2 and word in word_set for word in words(other)):
             return True
     return False
 

@@ -64,8 +64,8 @@ def _unlike_b_scans(blocks: Float[np.ndarray, "n h w"]) -> Bool[np.ndarray, " n"
     count = len(blocks)
     similarity = np.eye(count)
     for step in range(1, _NEAREST + 1):
-        found = _correlations(blocks, step)
-        similarity += np.diag(found, step) + np.diag(found, -step)
+        correlations = _correlations(blocks, step)
+        similarity += np.diag(correlations, step) + np.diag(correlations, -step)
     between_rows, contrast = _share_between_rows(blocks), blocks.std(axis=(1, 2))
     unlike = np.zeros(count, bool)
     for index in range(count):
@@ -87,8 +87,8 @@ def _is_picture(frame: UInt8[np.ndarray, "H W"], scans: Float[np.ndarray, "n h w
     white, black = float((frame >= _WHITE).mean()), float((frame <= _BLACK).mean())
     if white > _SATURATED or min(white, black) > _BOTH_ENDS:
         return False
-    for one, next_one in ((blocks[:-1], blocks[1:]), (blocks[:, :-1], blocks[:, 1:])):
-        if min(one.std(), next_one.std()) < 1e-3 or np.corrcoef(one.ravel(), next_one.ravel())[0, 1] < _SMOOTH:
+    for first, next_one in ((blocks[:-1], blocks[1:]), (blocks[:, :-1], blocks[:, 1:])):
+        if min(first.std(), next_one.std()) < 1e-3 or np.corrcoef(first.ravel(), next_one.ravel())[0, 1] < _SMOOTH:
             return False
     unmasked = block_means((frame > _BLACK)[None].view(np.uint8))[0] > 0.1
     vitreous, retina = np.percentile(scans, (10, 98))
@@ -98,13 +98,13 @@ def _is_picture(frame: UInt8[np.ndarray, "H W"], scans: Float[np.ndarray, "n h w
 
 def picture_frames(pixels: UInt8[np.ndarray, "F H W"]) -> Bool[np.ndarray, " F"]:
     """True for the first and the last frame if they are a picture, such as the fundus image of a scan."""
-    found = np.zeros(len(pixels), bool)
+    is_picture = np.zeros(len(pixels), bool)
     if len(pixels) < _FEWEST:
-        return found
+        return is_picture
     for end, others in ((0, pixels[:_FEWEST]), (-1, pixels[: -_FEWEST - 1 : -1])):
         blocks = block_means(others)
-        found[end] = bool(_unlike_b_scans(blocks)[0]) and _is_picture(pixels[end], blocks[1:])
-    return found
+        is_picture[end] = bool(_unlike_b_scans(blocks)[0]) and _is_picture(pixels[end], blocks[1:])
+    return is_picture
 
 
 def damaged_frames(pixels: UInt8[np.ndarray, "F H W"]) -> Bool[np.ndarray, " F"]:

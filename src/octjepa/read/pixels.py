@@ -115,22 +115,22 @@ def check_size(frames: int, layout: Layout, packed_bytes: int | None = None) -> 
         check_memory(size, what, packed_bytes, COMPRESSION_RATIO)
 
 
-def _check_frame_count(data: Dataset, found: int, notes: list[str]) -> int:
+def _check_frame_count(data: Dataset, n_frames: int, notes: list[str]) -> int:
     """The number of frames `found` in the data, with a note where NumberOfFrames differs.
 
     Raises VolumeRejected frames_missing, header_contradicts_pixels.
     """
     declared = integer(data, "NumberOfFrames")
-    if declared > found:
-        raise rejection("frames_missing", f"NumberOfFrames says {declared}, the data hold {found}")
-    if declared != found:
+    if declared > n_frames:
+        raise rejection("frames_missing", f"NumberOfFrames says {declared}, the data hold {n_frames}")
+    if declared != n_frames:
         if declared > 1 and len(data.get("PerFrameFunctionalGroupsSequence") or []) == declared:
             # Two elements agree on the count: the rows or columns of the header are wrong instead.
             raise rejection(
-                "header_contradicts_pixels", f"the header describes {declared} frames, the data hold {found}"
+                "header_contradicts_pixels", f"the header describes {declared} frames, the data hold {n_frames}"
             )
-        notes.append(f"frame_count_corrected={found}")
-    return found
+        notes.append(f"frame_count_corrected={n_frames}")
+    return n_frames
 
 
 def _read_native(data: Dataset, layout: Layout, notes: list[str]) -> Shaped[np.ndarray, "F H W *colour"]:
@@ -142,9 +142,9 @@ def _read_native(data: Dataset, layout: Layout, notes: list[str]) -> Shaped[np.n
     if element.is_undefined_length or data.PixelData.startswith(ITEM):
         raise rejection("wrong_transfer_syntax", "the pixel data are compressed, the header names no compression")
     buffer = data.PixelData
-    found, rest = divmod(len(buffer), layout.frame_bytes)
+    n_frames, rest = divmod(len(buffer), layout.frame_bytes)
     declared = max(integer(data, "NumberOfFrames"), 1)
-    if found < declared:
+    if n_frames < declared:
         raise rejection(
             "frames_missing",
             f"{len(buffer)} bytes of pixel data; {declared} frames need {declared * layout.frame_bytes}",
@@ -156,7 +156,7 @@ def _read_native(data: Dataset, layout: Layout, notes: list[str]) -> Shaped[np.n
                 f"{len(buffer)} bytes are not whole number of frames of {layout.rows} x {layout.columns}",
             )
         notes.append("pixel_data_padded")
-    frames = _check_frame_count(data, found, notes)
+    frames = _check_frame_count(data, n_frames, notes)
     check_size(frames, layout)
     little = data.original_encoding[1] is not False
     kind = ("i" if layout.signed else "u") + str(layout.allocated // 8)
@@ -362,8 +362,8 @@ def _apply_rescaling(
     low, high = min(end[0] for end in ends), max(end[1] for end in ends)
     factor = 65535.0 / max(high - low, 1e-9)
     out = np.empty(values.shape, np.uint16)
-    for made, frame, (slope, offset) in zip(out, values, rescaling, strict=True):
-        made[...] = np.round((frame.astype(np.float64) * slope + (offset - low)) * factor)
+    for target, frame, (slope, offset) in zip(out, values, rescaling, strict=True):
+        target[...] = np.round((frame.astype(np.float64) * slope + (offset - low)) * factor)
     return out
 
 

@@ -228,10 +228,10 @@ def _drop_copies(scan: RawScan, notes: list[str]) -> RawScan:
 def _check_repeats(pixels: UInt8[np.ndarray, "F H W"], notes: list[str]) -> None:
     """Notes B-scans that equal the one before. Raises VolumeRejected too_few_frames where fewer than four are left."""
     repeats = sum(
-        np.array_equal(one[::32], other[::32])  # nearly all differ there already
-        and np.array_equal(one, other)
+        np.array_equal(first[::32], other[::32])  # nearly all differ there already
+        and np.array_equal(first, other)
         and bool(np.ptp(other[::4, ::4]) > 0)
-        for one, other in pairwise(pixels)
+        for first, other in pairwise(pixels)
     )
     if not repeats:
         return

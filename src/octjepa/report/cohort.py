@@ -199,19 +199,21 @@ def participant_facts(store: Store) -> dict[str, str]:
     """Age, site and group of the people who have a volume, as counts and ranges; never of one person."""
     import pandas as pd
 
-    known = store.participants
-    if known.empty:
+    participants = store.participants
+    if participants.empty:
         return {}
-    known = known[known["person_id"].isin(store.table["person_id"])].drop_duplicates("person_id")
+    participants = participants[participants["person_id"].isin(store.table["person_id"])].drop_duplicates("person_id")
     facts: dict[str, str] = {}
-    if "age" in known:
-        age = pd.to_numeric(known["age"], errors="coerce").dropna()
+    if "age" in participants:
+        age = pd.to_numeric(participants["age"], errors="coerce").dropna()
         if len(age):
             low, high = age.quantile(0.25), age.quantile(0.75)
             facts["Age"] = f"median {age.median():.0f} years, middle half {low:.0f} to {high:.0f} ({len(age)} people)"
     for column, title in (("clinical_site", "Site"), ("study_group", "Study group")):
-        if column in known:
-            values = Counter(str(value).replace("_", " ") for value in known[column] if str(value) not in ("", "nan"))
+        if column in participants:
+            values = Counter(
+                str(value).replace("_", " ") for value in participants[column] if str(value) not in ("", "nan")
+            )
             if values:
                 facts[title] = ", ".join(f"{name} {number}" for name, number in sorted(values.items()))
     return facts
@@ -234,16 +236,16 @@ def refused_files(store: Store, root: Path) -> list[RefusalReason]:
 
 def reason_meaning(reason: str) -> tuple[str, str]:
     """The meaning of a reason code, and the advice."""
-    known = REASONS.get(reason)
-    if known is None:
+    reason_entry = REASONS.get(reason)
+    if reason_entry is None:
         return "a reason that this version of octjepa does not know", "report with the version that made the store"
-    return known.meaning, known.action
+    return reason_entry.meaning, reason_entry.action
 
 
 def _common_folder(store: Store) -> str:
     """The folder that every file of the store came from, or "" if they share none but the root of the machine."""
-    known = [*store.table["file"], *(str(row["file"]) for row in store.quarantine)]
-    absolute = [path for path in known if os.path.isabs(path)]
+    files = [*store.table["file"], *(str(row["file"]) for row in store.quarantine)]
+    absolute = [path for path in files if os.path.isabs(path)]
     common = os.path.commonpath([os.path.dirname(path) for path in absolute]) if absolute else ""
     return common if common.count(os.sep) > 1 else ""
 

@@ -77,13 +77,13 @@ def _last_values(label: str, run: Training) -> LastValues:
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested settings as {"model.size": "small", ...}."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
+            values |= flat(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = str(value)
-    return found
+            values[f"{prefix}{key}"] = str(value)
+    return values
 
 
 def recipe_differences(recipes: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str]]]:

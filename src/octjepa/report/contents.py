@@ -350,7 +350,7 @@ def _read_probe(path: Path) -> ProbeContents:
             faults=[Fault.from_json(fault) for fault in data.get("faults") or ()],
             notes=data.get("notes") or [],
             labelled=_read_labelled(data.get("labelled")),
-            subgroups=[SubgroupResult.from_json(one) for one in data.get("subgroups") or ()],
+            subgroups=[SubgroupResult.from_json(entry) for entry in data.get("subgroups") or ()],
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is damaged ({type(error).__name__}): write it with octjepa probe") from None
@@ -358,8 +358,8 @@ def _read_probe(path: Path) -> ProbeContents:
 
 def _read_labelled(data: Any) -> dict[str, WithFewerLabels]:
     """By number of people; a segmentation's `labelled`, which counts volumes by split, has no results."""
-    known = isinstance(data, dict) and all(isinstance(one, dict) and "rows" in one for one in data.values())
-    return read_fewer_labels(data) if known else {}
+    is_known = isinstance(data, dict) and all(isinstance(entry, dict) and "rows" in entry for entry in data.values())
+    return read_fewer_labels(data) if is_known else {}
 
 
 def _read_embeddings(path: Path) -> EmbeddingContents:

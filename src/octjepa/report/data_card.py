@@ -144,7 +144,7 @@ def _selection(flow: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     if not ends:
         return []
     rows = [(f"the run's {split}", *(str(left[counted]) for counted in _COUNTED)) for split, left in ends]
-    return ["Of these the run chose by its recipe (its report says by which rules):", _table(("", *_COUNTED), rows)]
+    return ["Of these the run chose by its recipe (its report lists the rules):", _table(("", *_COUNTED), rows)]
 
 
 def _people(store: Store) -> list[str]:

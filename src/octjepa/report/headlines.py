@@ -328,9 +328,9 @@ def _sites_without_volumes(store: Store) -> list[str]:
     people = store.participants
     if "clinical_site" not in people:
         return []
-    known = people[people["clinical_site"].astype(str).str.strip() != ""].dropna(subset=["clinical_site"])
-    stored = set(known.loc[known["person_id"].isin(store.table["person_id"]), "clinical_site"])
-    counts = Counter(str(site) for site in known["clinical_site"] if site not in stored)
+    located = people[people["clinical_site"].astype(str).str.strip() != ""].dropna(subset=["clinical_site"])
+    stored = set(located.loc[located["person_id"].isin(store.table["person_id"]), "clinical_site"])
+    counts = Counter(str(site) for site in located["clinical_site"] if site not in stored)
     return [
         f"clinical site {site} is lost: none of its {count} people in participants.tsv has a volume in the store"
         for site, count in sorted(counts.items())

@@ -37,16 +37,16 @@ def label_curve(
     """
     if not labelled or paired is None or not paired.probe:
         return None
-    columns: dict[str, Sequence[Row]] = {f"{count} people": one.rows for count, one in labelled.items()}
+    columns: dict[str, Sequence[Row]] = {f"{count} people": fewer.rows for count, fewer in labelled.items()}
     columns["all"] = rows
 
     def reading(row: Row) -> bool:
         same = (row.target, row.metric, row.probe) == (paired.target, paired.metric, paired.probe)
         return same and row.pool in (paired.pool, "none")
 
-    found = {heading: {row.name: row for row in some if reading(row)} for heading, some in columns.items()}
-    names = list(found["all"])
-    if not any(found[heading] for heading in found if heading != "all"):
+    by_heading = {heading: {row.name: row for row in some if reading(row)} for heading, some in columns.items()}
+    names = list(by_heading["all"])
+    if not any(by_heading[heading] for heading in by_heading if heading != "all"):
         return None
-    curves = tuple(LabelCurveRow(name, tuple(found[heading].get(name) for heading in columns)) for name in names)
+    curves = tuple(LabelCurveRow(name, tuple(by_heading[heading].get(name) for heading in columns)) for name in names)
     return LabelCurve(paired.target, paired.metric, list(columns), curves)

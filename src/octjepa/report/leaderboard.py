@@ -204,8 +204,8 @@ def figure_text(row: Record, value: str | None = "value", low: str = "low", high
     interval = "" if least is None or most is None else f"[{least:.2f}, {most:.2f}]"
     if value is None:
         return interval or "-"
-    known = getattr(row, value)
-    return "-" if known is None else f"{known:.3f} {interval or '(no interval)'}"
+    cell_value = getattr(row, value)
+    return "-" if cell_value is None else f"{cell_value:.3f} {interval or '(no interval)'}"
 
 
 def seeds_text(row: BoardRow) -> str:

@@ -161,10 +161,10 @@ def copy_errors(
     along = []
     for axis in range(3):
         line_nearest, distance = nearest_visible(visible, positions, axis)
-        known = np.isfinite(distance)
-        line_source = token_at[tuple(line_nearest[known].T)]
-        line_errors = ((pixels[target[known]] - pixels[line_source]) ** 2).mean(axis=1)
-        along.append((float(line_errors.sum()), float(known.sum()), float(len(target))))
+        is_known = np.isfinite(distance)
+        line_source = token_at[tuple(line_nearest[is_known].T)]
+        line_errors = ((pixels[target[is_known]] - pixels[line_source]) ** 2).mean(axis=1)
+        along.append((float(line_errors.sum()), float(is_known.sum()), float(len(target))))
     return CopyErrors(
         (float(errors.sum()), float(len(errors))),
         (float(errors[on_tissue].sum()), float(on_tissue.sum())),

@@ -263,7 +263,9 @@ def summary(measured: MaskStatistics) -> MaskSummary:
         targets_on_tissue=families[MIX].targets.on_tissue,
         targets_far=families[MIX].targets.far,
         copy_nearest=(
-            None if measured.synthetic else {name: one.error.value for name, one in copies.items() if one is not None}
+            None
+            if measured.synthetic
+            else {name: copy.error.value for name, copy in copies.items() if copy is not None}
         ),
     )
 

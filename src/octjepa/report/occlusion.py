@@ -181,10 +181,10 @@ def colour_levels(
 
     NaN and sizes up to `by_chance` stay clear. `size` is the (height, width) of a cell in voxels.
     """
-    known = np.where(np.abs(values) > by_chance, values, 0.0)
-    level = np.rint(LEVELS * np.abs(known) / most).astype(int)
+    clear = np.where(np.abs(values) > by_chance, values, 0.0)
+    level = np.rint(LEVELS * np.abs(clear) / most).astype(int)
     return [
-        svg.cells((level == step) & (sign * known > 0), size, f"{css} s{step}")
+        svg.cells((level == step) & (sign * clear > 0), size, f"{css} s{step}")
         for css, sign in (("occ-for", 1), ("occ-against", -1))
         for step in range(1, LEVELS + 1)
     ]

@@ -78,7 +78,7 @@ def _one_word(contents: Contents, headlines: Sequence[Headline], faults: Sequenc
     unmeasured = [headline for headline in headlines if headline.verdict == "none"]
     if unmeasured:
         sentence = "No measured result fails, but the following results are missing."
-        return OverallVerdict("not known", sentence, tuple(one.title for one in unmeasured))
+        return OverallVerdict("not known", sentence, tuple(check.title for check in unmeasured))
     sentence = "Every result holds, including the comparison with the strongest baseline."
     return OverallVerdict("healthy", sentence, tuple(_reason(headline) for headline in headlines))
 
@@ -103,9 +103,9 @@ def _training_answer(headlines: Sequence[Headline], faults: Sequence[Fault]) -> 
     measured = [result for result in results if result.verdict != "none"]
     if not measured:
         return Answer(question, "Unknown. It was not measured.", reasons)
-    if all(one.verdict == "good" for one in measured):
+    if all(check.verdict == "good" for check in measured):
         return Answer(question, "Yes. Every comparison below holds.", reasons)
-    if any(one.verdict == "good" for one in measured):
+    if any(check.verdict == "good" for check in measured):
         return Answer(question, "In part. Some of the comparisons below hold.", reasons)
     return Answer(question, "Not shown. None of the comparisons below holds.", reasons)
 

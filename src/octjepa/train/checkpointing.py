@@ -177,8 +177,8 @@ def _read_start(
         from octjepa.checkpoint.warm_start import start_weights
 
         inherited = set(start_weights(model, recipe))
-    own = store.table.loc[store.table["volume_id"].isin(ids), "sop_instance_uid"]
-    uids = {uid_key(uid) for uid in text_column(own) if uid}
+    seen_uids = store.table.loc[store.table["volume_id"].isin(ids), "sop_instance_uid"]
+    uids = {uid_key(uid) for uid in text_column(seen_uids) if uid}
     return replace(start, inherited=tuple(sorted({*(inherited - set(ids)), *uids})))
 
 

@@ -57,10 +57,10 @@ class SpikeGuard:
 
     def limit(self, update: int) -> float:
         """The largest norm of a healthy gradient; infinite for the first updates, until enough norms are known."""
-        known = [norm for done, norm in self._norms if done <= update - _LAG][-_NORM_WINDOW:]
-        if self._factor is None or update < SPIKES_FROM_UPDATE or len(known) < _FEWEST_NORMS:
+        recent_norms = [norm for done, norm in self._norms if done <= update - _LAG][-_NORM_WINDOW:]
+        if self._factor is None or update < SPIKES_FROM_UPDATE or len(recent_norms) < _FEWEST_NORMS:
             return math.inf
-        return self._factor * median(known)
+        return self._factor * median(recent_norms)
 
     def follow(self, update: int, healthy: bool, norm: float) -> bool:
         """Records an update (from 0); True when too many in a row were skipped."""

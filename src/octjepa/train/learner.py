@@ -147,7 +147,7 @@ def save_state(folder: Path, learner: Learner, fingerprint: str) -> None:
 def load_state(folder: Path, learner: Learner, fingerprint: str) -> int:
     """Fills `learner` from the newest state in `folder`; the updates it has done, 0 if there is no state.
 
-    A damaged state is reported, and the one before it taken. Raises CheckpointError (none is whole),
+    A damaged state is reported, and the previous state is used. Raises CheckpointError (none is whole),
     WrongCheckpointError (a training of another fingerprint: other settings, weights or labels).
     """
     return load_newest(folder, lambda location: _load_state(location, learner, fingerprint)) or 0

@@ -91,10 +91,10 @@ def choose_threads() -> Choice:
     origin = "OMP_NUM_THREADS sets them" if os.environ.get("OMP_NUM_THREADS") else "torch sets them"
     if threads * processes <= available:
         return Choice(threads, f"{origin}, {_each(processes)} on {_count(available, 'core')}")
-    found = f"{_count(threads, 'thread')} {_each(processes)} on {_count(available, 'core')} slow each other down"
+    threads_text = f"{_count(threads, 'thread')} {_each(processes)} on {_count(available, 'core')} slow each other down"
     if processes > available:
-        return Choice(threads, found, f"start {_count(available, 'process')}, each with OMP_NUM_THREADS=1")
-    return Choice(threads, found, f"set OMP_NUM_THREADS={available // processes}")
+        return Choice(threads, threads_text, f"start {_count(available, 'process')}, each with OMP_NUM_THREADS=1")
+    return Choice(threads, threads_text, f"set OMP_NUM_THREADS={available // processes}")
 
 
 def _count(number: int, unit: str) -> str:
@@ -112,9 +112,9 @@ def choose_loader_workers(workers: int | None, device: torch.device) -> Choice:
     if workers is not None:
         if workers * processes <= available:
             return Choice(workers, _REQUESTED)
-        found = f"{_count(workers, 'loader process')} {_each(processes)} share {_count(available, 'core')}"
+        workers_text = f"{_count(workers, 'loader process')} {_each(processes)} share {_count(available, 'core')}"
         key = "machine.loader_workers (of a fine-tuning: loader_workers)"
-        return Choice(workers, found, f"lower {key} to {available // processes}")
+        return Choice(workers, workers_text, f"lower {key} to {available // processes}")
     if device.type == "cpu":
         return Choice(0, "a CPU has the arithmetic to do")
     share = available // processes
@@ -142,8 +142,10 @@ def choose_compile(recipe: Recipe, device: torch.device, updates: int) -> Choice
     missing = [] if importlib.util.find_spec("triton") is not None else ["Triton"]
     missing += [] if any(map(shutil.which, names)) else [f"a C compiler ({', '.join(names)})"]
     if missing:
-        found = f"{' and '.join(missing)} not found: blocks run uncompiled, which is slower"
-        return Choice(False, found, "install what is missing (CC names a compiler), or set machine.compile=false")
+        missing_text = f"{' and '.join(missing)} not found: blocks run uncompiled, which is slower"
+        return Choice(
+            False, missing_text, "install what is missing (CC names a compiler), or set machine.compile=false"
+        )
     return Choice(True, f"a GPU with a compiler, {updates:,} updates")
 
 
@@ -163,10 +165,10 @@ def choose_attention(recipe: Recipe, device: torch.device) -> Choice:
         lengths = {recipe.token_count}  # the encoder's: hidden tokens are in it
     if not trains_by_plain_products(dtype, device) or min(lengths) > PLAIN_TOKENS:
         return Choice("scaled_dot_product_attention", f"{recipe.train.precision} on {device.type}")
-    found = f"bf16 on cpu, {min(lengths)} to {max(lengths)} tokens"
+    lengths_text = f"bf16 on cpu, {min(lengths)} to {max(lengths)} tokens"
     if max(lengths) <= PLAIN_TOKENS:
-        return Choice("plain products", found)
-    return Choice(f"plain products up to {PLAIN_TOKENS} tokens, else scaled_dot_product_attention", found)
+        return Choice("plain products", lengths_text)
+    return Choice(f"plain products up to {PLAIN_TOKENS} tokens, else scaled_dot_product_attention", lengths_text)
 
 
 def host_only(recipe: Recipe) -> str | None:
@@ -198,5 +200,5 @@ def choose_data_on(recipe: Recipe, device: torch.device, volumes: int) -> Choice
     if reason is not None:
         return Choice("host", f"{reason} is for the host")
     needed, free = stored_bytes(recipe, volumes), free_device_bytes(device)
-    found = f"{needed / 1e9:.3g} GB of stored voxels, {free / 1e9:.3g} GB free"
-    return Choice("device" if needed <= DEVICE_SHARE * free else "patches", found)
+    memory_text = f"{needed / 1e9:.3g} GB of stored voxels, {free / 1e9:.3g} GB free"
+    return Choice("device" if needed <= DEVICE_SHARE * free else "patches", memory_text)

@@ -57,8 +57,8 @@ class MonitorSet:
             by_vendor.setdefault(str(device[volume_id]), []).append(volume_id)
         queues = list(by_vendor.values())
         in_turn = [queue[i] for i in range(max(map(len, queues))) for queue in queues if i < len(queue)]
-        known = (read_or_warn(store, volume_id) for volume_id in in_turn)
-        volumes = sorted(islice((v for v in known if v is not None), count), key=lambda v: v.volume_id)
+        readable = (read_or_warn(store, volume_id) for volume_id in in_turn)
+        volumes = sorted(islice((v for v in readable if v is not None), count), key=lambda v: v.volume_id)
         if not volumes:
             raise OctjepaError(f"none of {len(in_turn)} volumes for the monitor can be read")
         recipe = recipe.with_whole_views
@@ -131,11 +131,11 @@ def run_monitor(model: VJEPA3D, runtime: Runtime, monitor_set: MonitorSet, updat
     features = _Features(teacher, student, of_hidden, batch.target, batch.grid_index, update)
     vendors = np.asarray(monitor_set.device_of)
     for vendor in (None, *sorted(set(monitor_set.device_of))):
-        mine = torch.from_numpy((vendors == vendor) | (vendor is None))
-        if vendor is not None and mine.sum() < _VOLUMES_OF_VENDOR:
+        of_vendor = torch.from_numpy((vendors == vendor) | (vendor is None))
+        if vendor is not None and of_vendor.sum() < _VOLUMES_OF_VENDOR:
             continue
         for part, chosen in (("tissue", monitor_set.tissue), ("background", ~monitor_set.tissue)):
-            metrics = features.metrics(chosen & mine.unsqueeze(1))
+            metrics = features.metrics(chosen & of_vendor.unsqueeze(1))
             values |= {"_".join(filter(None, (name, part, vendor))): value for name, value in metrics.items()}
     return values
 

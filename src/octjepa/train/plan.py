@@ -148,10 +148,10 @@ def plan(recipe: Recipe, volumes: int | None = None) -> Plan:
     recipe = with_precision(recipe, precision)
     devices = recipe.machine.devices or 1
     share, micro, accumulation = batch_shares(recipe, devices)
-    known = volumes or recipe.data.expected_volumes
+    n_volumes = volumes or recipe.data.expected_volumes
     if recipe.data.max_samples is not None:
-        known = min(known or recipe.data.max_samples, recipe.data.max_samples)
-    counted = known or recipe.train.global_batch
+        n_volumes = min(n_volumes or recipe.data.max_samples, recipe.data.max_samples)
+    counted = n_volumes or recipe.train.global_batch
     with torch.device("meta"):
         model = VJEPA3D.from_recipe(recipe)
     flops = _step_flops(model, recipe)
@@ -178,7 +178,7 @@ def plan(recipe: Recipe, volumes: int | None = None) -> Plan:
         peak_memory_bytes=peak_bytes(recipe, micro, share),
         disk_bytes=_disk_bytes(recipe, every, trainable, updates),
         volumes=counted,
-        volumes_known=known is not None,
+        volumes_known=n_volumes is not None,
         updates=updates,
         warmup_updates=warmup_updates(recipe.train, updates),
         effective_batch=recipe.train.global_batch,
@@ -341,7 +341,7 @@ def time_run(recipe: Recipe, dataset: TrainingDataset, updates: int, enough_seco
             float(metrics["healthy"])
             laps.append((loaded - start, worked - loaded, time.perf_counter() - worked))
             progress.advance()
-    load, work, step = (statistics.median(one) for one in zip(*laps[_WARMUP:], strict=True))
+    load, work, step = (statistics.median(lap) for lap in zip(*laps[_WARMUP:], strict=True))
     workers = loader_workers(recipe, runtime.device)
     each = max(work, load / workers) if workers else load + work
     seconds = accumulation * each + step

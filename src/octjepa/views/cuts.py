@@ -50,13 +50,13 @@ class CutBatch(NamedTuple):
         def here(part: Tensor) -> Tensor:
             return part.to(device, non_blocking=True)
 
-        given = self.batch
-        batch = given._replace(
-            positions=here(given.positions),
-            grid_index=here(given.grid_index),
-            tissue=here(given.tissue),
-            context=here(given.context),
-            target=here(given.target),
+        held_batch = self.batch
+        batch = held_batch._replace(
+            positions=here(held_batch.positions),
+            grid_index=here(held_batch.grid_index),
+            tissue=here(held_batch.tissue),
+            context=here(held_batch.context),
+            target=here(held_batch.target),
         )
         return CutBatch(
             batch, here(self.corner), here(self.flips), here(self.tables), here(self.patches), self.one_view

@@ -86,9 +86,9 @@ def translate_transfer_errors(workers: Iterable[BaseProcess]) -> Iterator[None]:
         raise OctjepaError(f"a loader process {_explain(death)}") from None
     except (OSError, RuntimeError) as error:  # torch turns one into the other
         if _DEATH.search(str(error) + ".") and not _is_precise(_most_precise_death(error)):
-            known = _death_of(workers)
-            if known is not None:
-                raise OctjepaError(f"a loader process {_explain(known)}") from None
+            cause = _death_of(workers)
+            if cause is not None:
+                raise OctjepaError(f"a loader process {_explain(cause)}") from None
         if _NO_FILES not in str(error) or _CAUGHT.search(str(error)):
             raise
         raise ResourceError(f"no batch can be taken from a loader process: {_NO_FILES}. {_RAISE_LIMIT}") from None

@@ -127,11 +127,11 @@ def feature_views(candidates: Sequence[EmbeddedCandidate]) -> dict[tuple[str, in
         )
     first = candidates[0]
     untrained: list[EmbeddedCandidate] = []
-    for one in candidates:
-        if not any(np.array_equal(one.table.untrained, other.table.untrained) for other in untrained):
-            untrained.append(one)
-            name = UNTRAINED if one.entry.name == first.entry.name else f"{UNTRAINED}:{one.entry.name}"
-            views[name, 1 + sum(key[0] == name for key in views)] = [("", one, "untrained")]
+    for entry in candidates:
+        if not any(np.array_equal(entry.table.untrained, other.table.untrained) for other in untrained):
+            untrained.append(entry)
+            name = UNTRAINED if entry.entry.name == first.entry.name else f"{UNTRAINED}:{entry.entry.name}"
+            views[name, 1 + sum(key[0] == name for key in views)] = [("", entry, "untrained")]
     for block in first.table.unpooled:
         views[block, 1] = [("", first, block)]
     return views

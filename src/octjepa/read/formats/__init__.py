@@ -136,8 +136,8 @@ _HEYEX_ROOT = re.compile(rb"<HEDX|<BODY[\s>]")
 
 def _is_heyex_xml(path: Path, head: bytes) -> bool:
     """The root element of a HEYEX export in UTF-8 or UTF-16; anonymisers leave the BODY that is in it."""
-    found = _HEYEX_ROOT.search(head.replace(b"\0", b""))
-    return found is not None and (found[0] == b"<HEDX" or path.suffix.lower() == ".xml")
+    match = _HEYEX_ROOT.search(head.replace(b"\0", b""))
+    return match is not None and (match[0] == b"<HEDX" or path.suffix.lower() == ".xml")
 
 
 _is_bioptigen = _mark(b"FRAMEHEADER", at=10)
@@ -224,7 +224,9 @@ def recognise(path: Path) -> str | None:
 
 def is_experimental(format: str) -> bool:
     """Whether built files alone have proved the reader of a format, or of its variants ("topcon_fda" of "topcon")."""
-    return any(known.experimental for known in all_formats() if f"{format}_".startswith(f"{known.name}_"))
+    return any(
+        known_format.experimental for known_format in all_formats() if f"{format}_".startswith(f"{known_format.name}_")
+    )
 
 
 def is_scan_folder(folder: Path, names: Sequence[str]) -> bool:

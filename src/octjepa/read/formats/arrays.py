@@ -123,7 +123,7 @@ def single_b_scan(shape: Sequence[int]) -> VolumeRejected:
 def scan_member(shapes: Mapping[str, Sequence[int]]) -> str:
     """The name of the array that is the scan. Raises VolumeRejected: no_pixel_data, unsupported_pixels."""
     volumes = {name: shape for name, shape in shapes.items() if len(_squeezed(shape)) == 3 or _has_channels(shape)}
-    by_name = [name for known in SCAN_NAMES for name in volumes if name.lower() == known]
+    by_name = [name for scan_name in SCAN_NAMES for name in volumes if name.lower() == scan_name]
     if by_name or len(volumes) == 1:
         return next(iter(by_name or volumes))
     if not volumes:
@@ -176,7 +176,7 @@ def _text(values: list[object]) -> str:
 
 
 def _role(key: str, names: Mapping[str, Sequence[str]]) -> str:
-    return next((role for role, known in names.items() if key in known), "")
+    return next((role for role, aliases in names.items() if key in aliases), "")
 
 
 def array_metadata(small: Mapping[str, np.ndarray], shapes: Mapping[str, Sequence[int]]) -> ArrayMetadata:
@@ -197,7 +197,9 @@ def array_metadata(small: Mapping[str, np.ndarray], shapes: Mapping[str, Sequenc
                 raise rejection("broken_header", "its spacing_mm is not three numbers (slice, depth, column)")
             spacing_mm = (float(values[0]), float(values[1]), float(values[2]))
         elif key in ("pattern", "scan_pattern"):
-            pattern = next((known for known in get_args(Pattern) if known in _text(values).lower()), None)
+            pattern = next(
+                (pattern_name for pattern_name in get_args(Pattern) if pattern_name in _text(values).lower()), None
+            )
         elif key == "axes":
             axes = axes_word(",".join(map(str, values)))
             if not axes:

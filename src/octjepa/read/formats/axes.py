@@ -136,20 +136,22 @@ def _layouts(shape: tuple[int, ...], axes: StoredAxes, spacing_mm: AxisSpacing) 
     `spacing_mm` is (slice, depth, column) and comes before that in `axes`.
     """
     by_role = dict(zip("DHW", spacing_mm, strict=True))
-    found, whole = [], []
+    orders, whole = [], []
     for word in map("".join, permutations("DHW")):
         stored = [by_role[role] for role in word] if any(spacing_mm) else axes.spacing_mm
-        known = {role: mm for role, mm in zip(word, stored, strict=True) if mm is not None}
+        spacing_of = {role: mm for role, mm in zip(word, stored, strict=True) if mm is not None}
         lengths = (shape[word.index("D")], shape[word.index("H")], shape[word.index("W")])
-        plausible = all(is_plausible(_ROLES[role], mm) for role, mm in known.items())
-        if not plausible and any(spacing_mm) and len(known) == 3:
-            plausible = not stated_spacing_fault((known["D"], known["H"], known["W"]), lengths)
-        if not known or not plausible:
+        plausible = all(is_plausible(_ROLES[role], mm) for role, mm in spacing_of.items())
+        if not plausible and any(spacing_mm) and len(spacing_of) == 3:
+            plausible = not stated_spacing_fault((spacing_of["D"], spacing_of["H"], spacing_of["W"]), lengths)
+        if not spacing_of or not plausible:
             continue
-        found.append(word)
-        if len(known) == 3 and not implausible_extents(lengths, (known["D"], known["H"], known["W"])):
+        orders.append(word)
+        if len(spacing_of) == 3 and not implausible_extents(
+            lengths, (spacing_of["D"], spacing_of["H"], spacing_of["W"])
+        ):
             whole.append(word)
-    return found, whole
+    return orders, whole
 
 
 def _reads_backwards(shape: tuple[int, ...], axes: StoredAxes) -> bool:
@@ -166,14 +168,14 @@ def _stored_layout(
     """(the stored axes as a word of D, H and W, notes). Raises VolumeRejected axes_ambiguous."""
     by_content = _depth_by_content(pixels)
     layouts, whole = _layouts(pixels.shape, axes, spacing_mm)
-    convention, given = axes.convention, any(spacing_mm)
-    if given:  # in no stored order: what is implausible may be the spacing, and then says nothing of the axes
+    convention, is_stated = axes.convention, any(spacing_mm)
+    if is_stated:  # in no stored order: what is implausible may be the spacing, and then says nothing of the axes
         layouts = whole if convention in whole else []
     depths = {word.index("H") for word in layouts}
     settled = axes.stated
     if not settled and convention in whole and by_content not in depths:
         settled = convention
-    elif not settled and not given and len(whole) == 1 and not _reads_backwards(pixels.shape, axes):
+    elif not settled and not is_stated and len(whole) == 1 and not _reads_backwards(pixels.shape, axes):
         settled = whole[0]
     if settled:
         notes = ["axes_stated"] if axes.stated else ["depth_by_spacing"] if by_content is None else []

@@ -122,16 +122,17 @@ def _check_numbers(sequence: Sequence) -> None:
         raise rejection("frames_missing", f"{len(numbers)} images, {len(missing)} numbers between them absent: {shown}")
 
 
-def _one_scan(folder: Path, found: list[Sequence]) -> tuple[Sequence, Size]:
+def _one_scan(folder: Path, found_sequences: list[Sequence]) -> tuple[Sequence, Size]:
     """(the B-scans, their size). Raises VolumeRejected."""
-    sized = [(sequence, _sizes(folder, sequence)) for sequence in found]
+    sized = [(sequence, _sizes(folder, sequence)) for sequence in found_sequences]
     usual = {_most_common(sizes): index for index, (_, sizes) in reversed(list(enumerate(sized)))}
     widest = max(usual, key=lambda size: size[0] * size[1])
     rivals = [size for size in usual if 2 * size[0] > widest[0] or 2 * size[1] > widest[1]]
     same = sum(_most_common(sizes) == widest for _, sizes in sized)
     if len(rivals) > 1 or same > 1:  # thumbnails are half as large at most
         raise rejection(
-            "unsupported_pixels", f"{len(found)} sequences of images in one folder; expected one scan a folder"
+            "unsupported_pixels",
+            f"{len(found_sequences)} sequences of images in one folder; expected one scan a folder",
         )
     scans = _without_fundus(*sized[usual[widest]])
     if len(scans) < MIN_FRAMES:
@@ -218,8 +219,8 @@ def unmasked(stem: str) -> str:
 
 def frame_names(folder: Path) -> list[str]:
     """Names of the B-scan images of a folder, in their order. Raises VolumeRejected as `read_images` does."""
-    found = sequences(without_masks(child.name for child in folder.iterdir() if child.is_file()))
-    return [name for _, name in _one_scan(folder, found)[0]] if found else []
+    found_sequences = sequences(without_masks(child.name for child in folder.iterdir() if child.is_file()))
+    return [name for _, name in _one_scan(folder, found_sequences)[0]] if found_sequences else []
 
 
 def read_images(folder: Path) -> RawScan:
@@ -229,12 +230,12 @@ def read_images(folder: Path) -> RawScan:
     not_structural_oct, size_implausible, path_escapes.
     """
     names = without_masks(child.name for child in folder.iterdir() if child.is_file())
-    found = sequences(names)
-    if not found:
+    found_sequences = sequences(names)
+    if not found_sequences:
         raise rejection("unknown_format", "a folder that holds no sequence of B-scan images")
-    for name in {name for sequence in found for _, name in sequence}:
+    for name in {name for sequence in found_sequences for _, name in sequence}:
         check_inside(folder / name, folder)
-    scan, size = _one_scan(folder, found)
+    scan, size = _one_scan(folder, found_sequences)
     _check_left_out(names, {name for _, name in scan})
     with Image.open(folder / scan[0][1]) as first:
         mode = first.mode

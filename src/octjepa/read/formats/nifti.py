@@ -162,7 +162,7 @@ def _spacing(header: Nifti1Header) -> tuple[AxisSpacing, tuple[int, ...], tuple[
     """(spacing, axes on which it is uncertain, notes), the last axis in the file first."""
     unit_mm = _UNIT_MM.get(int(header["xyzt_units"]) & 7, 1.0)
     stored = np.abs(np.asarray(header["pixdim"][1:4], np.float64)) * unit_mm
-    known: list[float | None] = [_known_spacing(mm, unit_mm) for mm in stored]
+    spacings: list[float | None] = [_known_spacing(mm, unit_mm) for mm in stored]
     notes: list[str] = []
     uncertain: set[int] = set()
     if int(header["sform_code"]) > 0:
@@ -175,16 +175,16 @@ def _spacing(header: Nifti1Header) -> tuple[AxisSpacing, tuple[int, ...], tuple[
             straight = np.abs(np.diag(np.linalg.qr(affine)[1])) if sheared else lengths
             if sheared:
                 notes.append("affine_sheared")
-            for axis, mm in enumerate(known):
+            for axis, mm in enumerate(spacings):
                 other = [_known_spacing(float(length[axis]), unit_mm) for length in (lengths, straight)]
                 if mm is None:
-                    known[axis] = other[1]
+                    spacings[axis] = other[1]
                     uncertain |= {axis} if other[1] is not None else set()
                 elif all(length is not None and abs(length / mm - 1) > _DIFFERS for length in other):
                     uncertain.add(axis)
             if uncertain:
                 notes.append("affine_disagrees_with_spacing")
-    a, b, c = known
+    a, b, c = spacings
     return (c, b, a), tuple(sorted(2 - axis for axis in uncertain)), tuple(notes)
 
 

@@ -188,14 +188,14 @@ def best_baseline(prefix: str, validations: Sequence[Mapping[str, Any]]) -> floa
     """
     if not validations:
         return None
-    found = [
+    curves = [
         float(value)
         for key, value in validations[-1].items()
         if key.startswith(prefix) and value is not None and np.isfinite(value)
     ]
-    if not found:
+    if not curves:
         return None
-    return min(found) if "loss" in prefix else max(found)
+    return min(curves) if "loss" in prefix else max(curves)
 
 
 def _series(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:

@@ -94,10 +94,10 @@ def en_face(
     inside = (depths >= top[:, None]) & (depths < band[1][:, None]) & (band[0][:, None] >= 0)  # [D, H, W]
     count, total = (_three_columns(np.where(inside, values, 0).sum(axis=1)) for values in (1.0, pixels))  # [D, W]
     mean = total / np.maximum(count, 1)
-    known = mean[count > 0]
-    if not known.size:
+    covered = mean[count > 0]
+    if not covered.size:
         return np.zeros(mean.shape, np.uint8)
-    low, high = np.percentile(known, [0.5, 99.5])
+    low, high = np.percentile(covered, [0.5, 99.5])
     stretched = np.clip((mean - low) / max(high - low, 1e-6), 0, 1) * 255
     return np.where(count > 0, stretched, 0).astype(np.uint8)
 

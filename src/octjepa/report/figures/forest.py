@@ -111,7 +111,7 @@ def planned_results(results: Sequence[Row], paired: ProbePaired | None) -> list[
 
 def paired_difference(what: str, pair: Paired) -> Difference:
     """`pair`, drawn."""
-    value, low, high = (finite(one) for one in (pair.difference, pair.low, pair.high))
+    value, low, high = (finite(number) for number in (pair.difference, pair.low, pair.high))
     drawing = None if value is None else _draw_difference({"value": value, "low": low, "high": high})
     return Difference(what, value, low, high, pair.n_people, drawing)
 

@@ -101,7 +101,7 @@ def finetune_store(recipe: FinetuneRecipe, inputs: FinetuneInputs, out: Path, re
 
 def _check_measured(subgroups: Sequence[SubgroupColumn], results: FinetuneResult, out: Path) -> None:
     """Raises UsageError where finished results lack a subgroup column: the test set is read once."""
-    measured = {one.column for one in results.subgroups}
+    measured = {subgroup.column for subgroup in results.subgroups}
     if lacking := [column.name for column in subgroups if column.name not in measured]:
         raise UsageError(
             f"{out} is finished and was not measured by {', '.join(lacking)}: tune into a new --out with --subgroups"
@@ -127,12 +127,12 @@ def finetune_with_fewer_labels(
         folder, limited = out / f"labelled-{count}", recipe.model_copy(update={"labelled": count})
         try:
             shared = replace(inputs, frozen=out / _FROZEN, subgroups=())
-            made = finetune_store(limited, shared, folder, is_begun(folder))
+            summary = finetune_store(limited, shared, folder, is_begun(folder))
         except TooFewLabelsError as error:
             by_count[str(count)] = TunedWithFewerLabels(left_out=(str(error),))
             continue
-        left_out = tuple(note for note in made.notes if note.startswith(f"{count} labelled people: "))
-        by_count[str(count)] = TunedWithFewerLabels(made.rows, made.paired, left_out)
+        left_out = tuple(note for note in summary.notes if note.startswith(f"{count} labelled people: "))
+        by_count[str(count)] = TunedWithFewerLabels(summary.rows, summary.paired, left_out)
     write_json(out / LABELLED, plain(by_count))
     return by_count
 
@@ -145,14 +145,14 @@ def _finetune(recipe: FinetuneRecipe, inputs: FinetuneInputs, out: Path, runtime
         )
     encoder = load_start(checkpoint, store.preprocessing).to(runtime.device)
     require_same_contract(encoder, store, checkpoint)
-    theirs = isinstance(encoder, TunableExternal)
+    is_external = isinstance(encoder, TunableExternal)
     frozen = encoder.weights_hash()
-    found = ProbeResult()
+    frozen_result = ProbeResult()
 
     def prepare() -> tuple[Ledger, TuningData, FinetuneResult | None]:
         ledger = Ledger.of(inputs.labels, inputs.ledger_folder, COMMAND)
         prepared = prepare_tuning_data(
-            recipe, encoder, checkpoint, store, inputs.labels, inputs.targets, found, inputs.subgroups
+            recipe, encoder, checkpoint, store, inputs.labels, inputs.targets, frozen_result, inputs.subgroups
         )
         open_folder(out, recipe, encoder, frozen, store, prepared, runtime)
         return ledger, prepared, read_results(out)
@@ -162,22 +162,22 @@ def _finetune(recipe: FinetuneRecipe, inputs: FinetuneInputs, out: Path, runtime
         runtime.run_on_rank_zero(lambda: _clean(out))  # a kill may have come in between
         _check_measured(inputs.subgroups, finished, out)
         return finished
-    tuned = [_tune(data.name, encoder, out, recipe, data, store, runtime, found)]
+    tuned = [_tune(data.name, encoder, out, recipe, data, store, runtime, frozen_result)]
     if recipe.scratch:
         untrained = encoder.untrained().to(runtime.device)
-        tuned.append(_tune(SCRATCH, untrained, out / "scratch", recipe, data, store, runtime, found))
-    if theirs and recipe.drop_path:
-        found.add_note(f"{data.name} is of another project: drop_path was not applied")
+        tuned.append(_tune(SCRATCH, untrained, out / "scratch", recipe, data, store, runtime, frozen_result))
+    if is_external and recipe.drop_path:
+        frozen_result.add_note(f"{data.name} is of another project: drop_path was not applied")
     table = _frozen_embeddings(checkpoint, store, inputs.frozen or out / _FROZEN, frozen, data, runtime)
     used = _measured(data, tuned, table)
-    test_set = runtime.run_on_rank_zero(lambda: data.evaluation.open_test_set(ledger, used, found))
+    test_set = runtime.run_on_rank_zero(lambda: data.evaluation.open_test_set(ledger, used, frozen_result))
     test = {run.name: (predict_split(run.network, data, store, "test", runtime), run.shifts) for run in tuned}
 
     def finish() -> FinetuneResult:
-        paired = evaluate(data, table, test, test_set, found)
+        paired = evaluate(data, table, test, test_set, frozen_result)
         ours = {"val": (tuned[0].val, tuned[0].shifts), "test": test[data.name]}
         write_predictions(out / _PREDICTIONS, data, recipe.level, ours)
-        result = _result(data, found, paired, tuned[0].saved, out)
+        result = _result(data, frozen_result, paired, tuned[0].saved, out)
         write_json(out / RESULTS, result.to_json())
         _clean(out)
         return result
@@ -252,14 +252,14 @@ def _measured(data: TuningData, tuned: Sequence[_TunedRun], table: Embeddings) -
 def _result(
     data: TuningData, found: ProbeResult, paired: Sequence[TunedPaired], saved: Path, out: Path
 ) -> FinetuneResult:
-    mine = [row for row in found.rows if row.name == data.name and row.probe == TUNED]
+    tuned_rows = [row for row in found.rows if row.name == data.name and row.probe == TUNED]
     one_target = len(data.targets) == 1
     metrics = {
         row.metric if one_target or row.target == MACRO else f"{row.metric}_{row.target}": row.measured()
-        for row in mine
+        for row in tuned_rows
     }
     return FinetuneResult(
-        summary=_summary(mine, paired[0]),
+        summary=_summary(tuned_rows, paired[0]),
         metrics=metrics,
         checkpoint=str(saved),
         paired=tuple(paired),
@@ -278,9 +278,9 @@ def _result(
     )
 
 
-def _summary(mine: Sequence[Row], first: TunedPaired) -> str:
+def _summary(tuned_rows: Sequence[Row], first: TunedPaired) -> str:
     """One line: the tuned metric, and what tuning gained over the same encoder frozen."""
-    row = next(row for row in mine if (row.target, row.metric) == (first.target, first.metric))
+    row = next(row for row in tuned_rows if (row.target, row.metric) == (first.target, first.metric))
     return (
         f"{first.target}: {first.metric} {_number(row.value)}{_interval(row)} tuned; tuned minus frozen "
         f"{_number(first.difference, '+')}{_interval(first, '+')}; {row.n} test cases of {row.n_people} people"

@@ -94,10 +94,10 @@ def predict_scans(
         write_frame(out / REFUSED, refused)
         if store.table.empty and lost is not None:
             raise lost
-        made = replace(_write(model, store, out, level), refused=read["by_reason"], store=str(out / STORE))
+        written = replace(_write(model, store, out, level), refused=read["by_reason"], store=str(out / STORE))
     if lost is not None:
-        raise TooManyLostError(str(lost), made.to_json())
-    return made
+        raise TooManyLostError(str(lost), written.to_json())
+    return written
 
 
 def predict_store(tuned: str | Path, store: Store, out: Path, level: str | None = None) -> StorePredictions:
@@ -143,8 +143,8 @@ def _write(model: TunedModel, store: Store, out: Path, level: str | None) -> Sto
         volumes=len(volumes),
         level=level,
         predicted={
-            str(target): {str(name): int(count) for name, count in some["predicted"].value_counts().items()}
-            for target, some in classes.groupby("target", sort=False)
+            str(target): {str(name): int(count) for name, count in rows["predicted"].value_counts().items()}
+            for target, rows in classes.groupby("target", sort=False)
         },
         unlike_training={
             why: int(by_case["unlike_training"].str.contains(why).sum()) for why in ("device", "features")
@@ -158,11 +158,11 @@ def _outputs(model: TunedModel, store: Store, volume_ids: Sequence[str]) -> tupl
     each, is_far = [], []
     with bar("predict", len(volume_ids), "volume") as progress:
         for start in range(0, len(volume_ids), VOLUMES_AT_ONCE):
-            some = volume_ids[start : start + VOLUMES_AT_ONCE]
-            outputs, distances = model.network.predict_with_distance([store.read(name) for name in some])
+            ids = volume_ids[start : start + VOLUMES_AT_ONCE]
+            outputs, distances = model.network.predict_with_distance([store.read(name) for name in ids])
             each.append(outputs)
             is_far.append(distances > model.network.reference_limit)
-            progress.advance(len(some))
+            progress.advance(len(ids))
     heads = [torch.cat(of_head).double().cpu().numpy() for of_head in zip(*each, strict=True)]
     return heads, torch.cat(is_far).cpu().numpy()
 
@@ -186,10 +186,10 @@ def _keys(model: TunedModel, scans: pd.DataFrame, is_far: np.ndarray, level: str
 
 def _prediction(model: TunedModel, outputs: list[np.ndarray], number: int, indices: list[int]) -> dict[str, Any]:
     head = model.heads[number]
-    found = case_prediction(head, outputs[number][indices])
+    prediction = case_prediction(head, outputs[number][indices])
     if not head.classes:
-        return {"target": head.target, "predicted": "", "value": found["value"]}
+        return {"target": head.target, "predicted": "", "value": prediction["value"]}
     probabilities = {
-        f"{kind}_{name}": value for kind in ("calibrated", "balanced") for name, value in found[kind].items()
+        f"{kind}_{name}": value for kind in ("calibrated", "balanced") for name, value in prediction[kind].items()
     }
-    return {"target": head.target, "predicted": found["predicted"], **probabilities}
+    return {"target": head.target, "predicted": prediction["predicted"], **probabilities}

@@ -64,14 +64,14 @@ class FinetuneResult(Record):
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FinetuneResult:
         """As `Record.from_json`; a choice is of an update, or of a probe's setting."""
-        choices = tuple(_choice(one) for one in data.get("choices") or ())
+        choices = tuple(_choice(choice) for choice in data.get("choices") or ())
         others = {key: value for key, value in data.items() if key != "choices"}
         return replace(super().from_json(others), choices=choices)
 
     def tuned_choice(self, name: str | None = None) -> TunedChoice | None:
         """The update whose weights were selected, of the network `name` or of the first."""
-        tuned = (one for one in self.choices if isinstance(one, TunedChoice))
-        return next((one for one in tuned if name in (None, one.name)), None)
+        tuned = (choice for choice in self.choices if isinstance(choice, TunedChoice))
+        return next((choice for choice in tuned if name in (None, choice.name)), None)
 
 
 def _choice(data: Mapping[str, Any]) -> Choice | TunedChoice:

@@ -86,8 +86,10 @@ class TuningTask(SupervisedTask[Batch | ViewBatch]):
     def validate(self, learners: Sequence[Learner]) -> list[float | None]:
         """The mean of the targets' validation losses."""
         scores = predict_split(self.network, self.data, self.store, "val", self.runtime)
-        found = [validation_loss(*three)[0] for three in zip(self.data.targets, self.data.labels, scores, strict=True)]
-        losses = [loss for loss in found if loss is not None]
+        target_losses = [
+            validation_loss(*three)[0] for three in zip(self.data.targets, self.data.labels, scores, strict=True)
+        ]
+        losses = [loss for loss in target_losses if loss is not None]
         return [sum(losses) / len(losses) if losses else None]
 
 

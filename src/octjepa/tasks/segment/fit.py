@@ -108,7 +108,7 @@ def _segment_store(
     untrained = encoder.untrained().to(device)
     heads, chosen = _fit_heads(recipe, encoder, untrained, labelled, prior, out)
     findings, name = Findings(notes=labelled.notes), ", ".join(labelled.classes)
-    weights = [one.weights_hash() for one in (encoder, untrained)]
+    weights = [network.weights_hash() for network in (encoder, untrained)]
     used = [f"{science_hash(recipe)} {of}" for of in (*weights, *_REFERENCES[1:])]
     people = [str(volume["person_id"]) for volume in labelled.in_split("test")]
     draws = Draws(people, recipe.resamples, recipe.seed)
@@ -130,9 +130,9 @@ def _segment_store(
     )
     saved = save_head(out, heads[encoder.name], labelled.classes, recipe, encoder)
     rows = estimates.results()
-    mine = {f"{row.metric}_{row.target}".removesuffix("_mean"): row for row in rows if row.name == encoder.name}
+    head_rows = {f"{row.metric}_{row.target}".removesuffix("_mean"): row for row in rows if row.name == encoder.name}
     results = SegmentationResult(
-        metrics={key: row.measured() for key, row in mine.items()},
+        metrics={key: row.measured() for key, row in head_rows.items()},
         checkpoint=str(saved),
         classes=tuple(labelled.classes),
         encoder=encoder.name,

@@ -110,12 +110,12 @@ def segment_volume(saved: SavedHead, volume: OCTVolume) -> tuple[np.ndarray, str
     Raises VolumeRejected as canonicalisation does.
     """
     whole = whole_scan_preprocessing(saved.encoder.recipe.preprocessing, volume)
-    made: CanonicalisationResult = canonicalise(volume, whole)
-    shifts, frame_mm = made.volume.frame_shifts, made.volume.frame_mm
+    canonical: CanonicalisationResult = canonicalise(volume, whole)
+    shifts, frame_mm = canonical.volume.frame_shifts, canonical.volume.frame_mm
     assert shifts is not None
     assert frame_mm is not None
-    native = NativeMap(volume.shape, volume.spacing_mm, whole, shifts, frame_mm, made.mirrored)
-    return scores_to_scan(saved.head.scores(made.volume), native), made.volume.volume_id
+    native = NativeMap(volume.shape, volume.spacing_mm, whole, shifts, frame_mm, canonical.mirrored)
+    return scores_to_scan(saved.head.scores(canonical.volume), native), canonical.volume.volume_id
 
 
 def _segment_file(saved: SavedHead, scan: Path, out: Path, forms: Forms) -> SegmentedFile:
@@ -139,13 +139,13 @@ def _segment_file(saved: SavedHead, scan: Path, out: Path, forms: Forms) -> Segm
         else:  # a healthy eye, where the classes are lesions: the standard knows no segmentation without a frame
             (out / f"{name}.dcm").unlink(missing_ok=True)  # of another head
             files["note"] = "no class in any voxel, so there is no DICOM Segmentation of it"
-    known = volume.provenance["slice"] in ("positions", "frame_location")
-    first = "inferior" if known else saved.recipe.first_bscan
+    is_known = volume.provenance["slice"] in ("positions", "frame_location")
+    first = "inferior" if is_known else saved.recipe.first_bscan
     orientation = ScanOrientation(volume.laterality or "", scan_centre(volume.shape, volume.spacing_mm), first)
     spacing = volume.spacing_mm[0], volume.spacing_mm[2]
     maps = thickness_um(codes, len(saved.classes), volume.spacing_mm[1])
     means = etdrs_means(maps, spacing, orientation)
-    vertical = "positions" if known else f"assumed {first} first"
+    vertical = "positions" if is_known else f"assumed {first} first"
     table = [
         (label, sector, float(value), "scan", vertical)
         for label, of_class in zip(saved.classes, means, strict=True)

@@ -149,7 +149,7 @@ class Segmenter:
 
 
 def load_segmenter(folder: str | Path | None = None) -> Segmenter:
-    """The packaged network, or the one in `folder`.
+    """The packaged network, or the network in `folder`.
 
     Loads `segmenter.safetensors` and `segmenter.json`. Raises OctjepaError if a file is missing or damaged; UsageError
     if that is in `folder`.

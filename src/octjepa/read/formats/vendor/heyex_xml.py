@@ -236,14 +236,14 @@ def read_lines(path: Path, member: str = "") -> tuple[list[dict[str, np.ndarray]
     images = _images(_scans(_root(path))[int(member or 1) - 1])
     lines: list[dict[str, np.ndarray]] = []
     for number, image in enumerate(images, 1):
-        found = {}
+        stated = {}
         for line in image.iter("SegLine"):
             try:
                 rows = np.array(line.findtext("Array", "").replace(",", ".").split(), np.float32)
             except ValueError:
                 raise rejection("broken_header", f"a SegLine of B-scan {number} holds words, not rows") from None
-            found[line.findtext("Name", "").strip()] = np.where(np.abs(rows) < 1e6, rows, np.float32("nan"))
-        lines.append(found)
+            stated[line.findtext("Name", "").strip()] = np.where(np.abs(rows) < 1e6, rows, np.float32("nan"))
+        lines.append(stated)
     width = _number(images[0], f"{_CONTEXT}/Width")
     lengths = [len(rows) for bscan in lines for rows in bscan.values()]
     return lines, int(width) if np.isfinite(width) else max(lengths, default=0)
