@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from octjepa.evaluate.results import TunedPaired
 from octjepa.metrics.findings import Fault
 from octjepa.report.cohort import summarise_cohort
 from octjepa.report.contents import Contents, Training
@@ -15,6 +16,7 @@ from octjepa.report.figures.eyes import extreme_volumes, through_the_volume
 from octjepa.report.headlines import Headline, headlines
 from octjepa.report.verdict import overall_verdict
 from octjepa.store import Store
+from octjepa.tasks.finetune.result import FinetuneResult
 
 
 def line(update: int, **values: object) -> dict[str, object]:
@@ -86,7 +88,7 @@ def test_software_and_training_are_two_questions(results: list[Headline], answer
 
 
 def test_a_small_test_set_is_too_small_and_not_broken() -> None:
-    tuned = Contents(Path("tuned"), "tuning", training=Training(Path("tuned"), {}, "", [], {}))
+    tuned = Contents(Path("tuned"), "tuning", training=Training(Path("tuned"), {}, "", []))
     small = Fault("rare_class", "2 test people have grade 3")
     verdict = overall_verdict(tuned, [GOOD], [small, small])
     assert verdict is not None
@@ -97,12 +99,12 @@ def test_a_small_test_set_is_too_small_and_not_broken() -> None:
 
 
 def test_a_fine_tuning_names_its_strongest_baseline() -> None:
-    def pair(against: str, low: float) -> dict[str, object]:
+    def pair(against: str, low: float) -> TunedPaired:
         ends = {"difference": low + 0.1, "low": low, "high": low + 0.2}
-        return {"against": against, "reference": "covariates", "metric": "auroc", **ends}
+        return TunedPaired(against=against, reference="covariates", metric="auroc", **ends)
 
-    results = {"paired": [pair("frozen", 0.02), pair("best_baseline", -0.05)]}
-    tuned = Contents(Path("tuned"), "tuning", training=Training(Path("tuned"), {}, "", [], results))
+    results = FinetuneResult("", (), (pair("frozen", 0.02), pair("best_baseline", -0.05)))
+    tuned = Contents(Path("tuned"), "tuning", training=Training(Path("tuned"), {}, "", tuned=results))
     found = headlines(tuned, None)
     assert [(one.title, one.verdict) for one in found] == [
         ("Tuned minus frozen", "good"), ("Tuned minus covariates", "open"),
