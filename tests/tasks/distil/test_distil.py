@@ -46,7 +46,7 @@ def position_tokens(preprocessing: Preprocessing, grid: tuple[int, int, int]) ->
     [(STUDENT, (2, 4, 4)), (STUDENT, (8, 7, 5)), (FINE, (16, 14, 14)), (FINE, (4, 6, 5))],
 )
 @pytest.mark.parametrize("mirrored", [(False, False, False), (True, False, True)])
-def test_a_student_token_gets_what_the_teacher_has_at_its_place(preprocessing, grid, mirrored) -> None:
+def test_a_student_token_gets_the_features_at_its_position(preprocessing, grid, mirrored) -> None:
     view = View(STUDENT, (0, 6, 2), mirrored)
     index = np.arange(32)
     found, known = teach(position_tokens(preprocessing, grid), preprocessing, view, PATCH, index)
@@ -67,7 +67,7 @@ def test_a_student_token_gets_what_the_teacher_has_at_its_place(preprocessing, g
     assert np.all(np.abs(found - expected)[known] <= token_mm + 1e-4)
 
 
-def test_places_without_a_teacher_token_are_unknown() -> None:
+def test_positions_without_a_teacher_token_are_unknown() -> None:
     taught = position_tokens(STUDENT, (2, 4, 4))
     upper = taught.grid_index[(taught.grid_index // 4) % 4 < 2]
     sparse = taught._replace(features=taught.features[upper], grid_index=upper)
@@ -136,10 +136,10 @@ def test_teachers_that_cannot_teach_are_refused_in_one_line(layouts, tmp_path: P
         Pairs(store, RECIPE, flat)
     with pytest.raises(UsageError, match="another preprocessing than the teacher reads: give a store"):
         Pairs(store, RECIPE, prepare_external(teacher.external, FINE))
-    strangers = MemoryStore(FINE)
-    strangers.table["volume_id"] = "other"
+    unrelated = MemoryStore(FINE)
+    unrelated.table["volume_id"] = "other"
     with pytest.raises(UsageError, match="share no scan of split train"):
-        Pairs(store, RECIPE, prepare_external(teacher.external, FINE), strangers).ids("train")
+        Pairs(store, RECIPE, prepare_external(teacher.external, FINE), unrelated).ids("train")
     finer = Pairs(store, RECIPE, prepare_external(teacher.external, FINE), MemoryStore(FINE))
     assert len(finer.ids("val")) == 8
     assert finer.read("volume0001")[1].grid == (16, 2, 2)
