@@ -66,6 +66,8 @@ class Inputs:
         write_cohort(root / "phantom", 5, 5, ("topcon_maestro2", "zeiss_cirrus"), split_shares=(0.4, 0.2, 0.4))
         build_store([root / "phantom"], root / "layers", RECIPE.preprocessing, workers=1)
         apply_split(Store.open(root / "layers"), "recommended", 0)
+        one_eye = next((root / "phantom").rglob("*.dcm"))  # the report of a small store takes seconds for every eye
+        build_store([one_eye], root / "few", RECIPE.preprocessing, workers=1)
         return cls(root)
 
     def verbs(self) -> dict[str, Verb]:
@@ -90,7 +92,7 @@ class Inputs:
             Verb("leaderboard", lambda life: ["leaderboard", encoder, *labels, "--ledger", life / "looks", "--out",
                                               life / "board"]),
             Verb("export", lambda life: ["export", encoder, "--format", "safetensors", "--out", life / "weights"]),
-            Verb("report", lambda life: ["report", root / "layers", "--out", life / "page.html", "--card",
+            Verb("report", lambda life: ["report", root / "few", "--out", life / "page.html", "--card",
                                          life / "card.md"]),
         ]  # fmt: skip
         return {verb.name: verb for verb in verbs}
