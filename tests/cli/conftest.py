@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from command_line import call
+from flat_layers import FlatLayers
 
 
 @dataclass
@@ -72,7 +73,7 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
         "--probe", "linear", "--out", made.root / "probe.json",
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("octjepa.report.store_layers.SECONDS", 0.0)  # layers take seconds for every scan: tests/report
+        patch.setattr("octjepa.report.store_layers.LayerCache", FlatLayers)  # a network takes seconds for every scan
         made.say("report", made.root)
     return made
 
