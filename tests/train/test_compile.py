@@ -47,13 +47,9 @@ print("compiled", graphs)
 
 @pytest.mark.skipif(shutil.which("g++", path="/usr/bin:/bin") is None, reason="builds kernels with g++")
 def test_compiled_blocks_train_the_same_model_and_are_built_for_training_alone(tmp_path):
-    compiler = tmp_path / "c++"  # without optimization: building the kernels takes most of the time
-    compiler.write_text('#!/bin/sh\nexec g++ "$@" -O0\n')
-    compiler.chmod(0o755)
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(tmp_path)],
-        env={"PYTHONPATH": PYTHONPATH, "PATH": "/usr/bin:/bin", "CXX": str(compiler),
-             "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "kernels")},
+        env={"PYTHONPATH": PYTHONPATH, "PATH": "/usr/bin:/bin", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "kernels")},
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
