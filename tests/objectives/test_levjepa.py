@@ -144,9 +144,9 @@ def test_the_projection_of_a_view_depends_on_its_own_tokens_only() -> None:
 def test_a_run_validates_and_exports_the_only_encoder(tmp_path: Path) -> None:
     recipe = recipe_of()
     summary = pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run")
-    assert summary["loss"] > 0
-    assert set(summary["baseline_loss"]) == {"constant"}
-    assert summary["encoder"] == "student"
+    assert summary.loss > 0
+    assert set(summary.baseline_loss) == {"constant"}
+    assert summary.encoder == "student"
     lines = [line for line in read_json_lines(tmp_path / "run" / "metrics.jsonl") if "train/loss" in line]
     assert {line["train/ema_momentum"] for line in lines} == {0.0}
     for line in lines:
