@@ -19,7 +19,7 @@ from octjepa.evaluate.labels import LabelTable
 from octjepa.evaluate.protocol import Ledger, ProtocolSettings, TestSet, open_test_set, prepare_evaluation
 from octjepa.evaluate.targets import Target
 from octjepa.metrics.bootstrap import Draws, Estimate
-from octjepa.metrics.findings import Findings
+from octjepa.metrics.findings import Fault, Findings
 from octjepa.metrics.scores import Predictions
 
 from .cohorts import Cohort
@@ -27,6 +27,18 @@ from .settings import RESAMPLES
 
 _SEED = 0  # of the draws of test people
 TRUTH = "eyes.tsv"
+
+
+class _SilentFindings(Findings):
+    """Findings that are not logged: every row of the exam uses the same open test people, and its pages say so."""
+
+    def add_note(self, text: str) -> None:
+        """Adds a note."""
+        self.notes.append(text)
+
+    def add_fault(self, kind: str, what: str) -> None:
+        """Adds a fault."""
+        self.faults.append(Fault(kind, what))
 
 
 @dataclass(frozen=True)
@@ -75,7 +87,7 @@ def open_eyes(
     identifies each predictor (`test_set_ledger.fingerprint`). Raises UsageError: a person in two splits, or none of the
     questions can be learned and tested.
     """
-    findings, settings = Findings(), ProtocolSettings(task=kind, resamples=RESAMPLES, seed=_SEED)
+    findings, settings = _SilentFindings(), ProtocolSettings(task=kind, resamples=RESAMPLES, seed=_SEED)
     evaluation = prepare_evaluation(cohort.table, labels_of(cohort, truth), list(truth), settings, findings)
     ledger = Ledger.of(cohort.truth_folder / TRUTH, cohort.uses, f"exam {task}")
     test_set = evaluation.open_test_set(ledger, {target.name: measured for target in evaluation.targets}, findings)
@@ -90,4 +102,4 @@ def open_people(cohort: Cohort, task: str, tested: Int[np.ndarray, " n"], measur
     test_set = hashlib.sha256("\x1f".join([cohort.name, task, *ids]).encode()).hexdigest()
     ledger = Ledger.of(cohort.truth_folder / TRUTH, cohort.uses, f"exam {task}")
     draws = Draws(people, RESAMPLES, _SEED)
-    return open_test_set(ledger, {task: test_set}, {task: measured}, Findings(), draws, {task: people})
+    return open_test_set(ledger, {task: test_set}, {task: measured}, _SilentFindings(), draws, {task: people})

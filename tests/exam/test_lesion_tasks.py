@@ -184,11 +184,14 @@ def test_matched_pairs_are_classified_or_left_out() -> None:
     assert "5 of 200 test people have it" in reasons(found)["auroc_drusen_or_wave", 30]
 
 
-def test_each_use_of_the_test_people_is_counted_before_they_are_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_use_of_the_test_people_is_counted_before_they_are_predicted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     eyes: Any = Eyes("drusen_or_wave")
     truth = np.repeat(eyes.column("decoy_member")[:, None], 5, axis=1)
     for signal in (6.0, 0.0, 6.0):  # the third is the first one again
         list(decoys(eyes, eye_features(truth, signal)))
+    assert not caplog.records  # many rows use the open people: no warning for each
     (ledger,) = eyes.uses.glob("*.jsonl")
     uses = [json.loads(line) for line in ledger.read_text(encoding="utf-8").splitlines()]
     assert [(use["command"], use["target"]) for use in uses] == [("exam decoys", "drusen_or_wave")] * 2
