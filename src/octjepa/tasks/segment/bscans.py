@@ -50,7 +50,8 @@ def write_bscans(
     arrays: dict[str, np.ndarray] = {}
     shown = []
     for which, index in median_and_lowest(figures).items():
-        entry = test[index]
+        entry, dice = test[index], figures[index]
+        assert dice is not None  # `median_and_lowest` leaves out volumes without a value
         volume, true = labelled.store.read(entry["volume_id"]), labelled.stored[entry["volume_id"]]
         at = fullest_bscan(true)
         planes = np.asarray(volume.pixels[at]), true[at], scores(volume)[:, at].argmax(axis=0).astype(np.uint8)
@@ -63,7 +64,7 @@ def write_bscans(
                 device=entry["device"],
                 bscan=at + 1,
                 of=len(true),
-                dice=figures[index],
+                dice=dice,
                 test_scans=len(test),
                 spacing_mm=labelled.store.preprocessing.target_spacing_mm[1:],
             )

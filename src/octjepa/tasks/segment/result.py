@@ -50,7 +50,7 @@ class ShownBScan(Record):
     of: int
     dice: float
     test_scans: int
-    spacing_mm: tuple[float, ...]
+    spacing_mm: tuple[float, float]
 
 
 @dataclass(frozen=True)
