@@ -66,13 +66,15 @@ def measure(source: Path, work: Path, encoder: str, labels: Path, is_bscans: boo
     settings = ProbeSettings(probes=("linear",), task="binary", level="eye", metrics=("auroc",), bootstrap=200)
     table = read_embeddings(work / "eyes.parquet")
     result = run_probes([table], labels, tuple(LESIONS), settings, ledger_folder=work / "uses")
-    auroc: dict[str, dict[str, float]] = {}
-    for row in result.payload()["metrics"]:
-        if row["pool"] == table.pools[0]:
-            auroc.setdefault(row["features"], {})[row["target"]] = round(row["value"], 3)
+    pool = table.pools[0]
+    auroc: dict[str, dict[str, float | None]] = {}
+    for row in result.rows:
+        if row.metric == "auroc" and row.pool in (pool, ""):
+            auroc.setdefault(row.name, {})[row.target] = None if row.value is None else round(row.value, 3)
     return {
-        "eyes": made["rows"],
-        "tokens": made["tokens_per_volume"]["median"],
+        "eyes": made.rows,
+        "test_people": max((row.n_people or 0 for row in result.rows), default=0),
+        "tokens": made.tokens_per_volume["median"],
         "ingest_cpu_seconds": round(ingested - started, 1),
         "embed_cpu_seconds": round(embedded - ingested, 1),
         "auroc": auroc,

@@ -113,8 +113,8 @@ def test_encoders_read_only_the_position_of_the_bscan(store: Store, tmp_path: Pa
         assert set(slices.tolist()) == {2}
         assert len(slices) > 20
     made = embed_store("phantom-tiny", store, tmp_path / "out.parquet")
-    assert made["rows"] == 4
-    assert made["tokens_per_volume"]["most"] <= 16 * 16
+    assert made.rows == 4
+    assert made.tokens_per_volume["most"] <= 16 * 16
 
 
 def test_a_store_holds_either_volumes_or_bscans(store: Store, folder: Path, tmp_path: Path) -> None:

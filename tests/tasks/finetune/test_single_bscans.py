@@ -56,7 +56,7 @@ def test_pictures_are_tuned_on_and_new_ones_predicted(pictures: Path, store: Sto
     made = predict_scans(
         tmp_path / "tuned", [pictures / "eye_1.png", pictures / "eye_2.png"], tmp_path / "out", images=True
     )
-    assert made["cases"] == 2
+    assert made.cases == 2
     assert len((tmp_path / "out" / "predictions.tsv").read_text().splitlines()) == 3
 
 
