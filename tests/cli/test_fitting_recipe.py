@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from octjepa import machine, store
-from octjepa.cli.data import _print_fitting_recipe
+from octjepa.cli.data import print_fitting_recipe
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_the_recipe_follows_the_number_of_gpus(
     table = pd.DataFrame({"native_d": [145, 145, 11], "native_h": [496] * 3, "native_w": [512] * 3})
     monkeypatch.setattr(machine, "gpu_count", lambda: gpus)
     monkeypatch.setattr(store.Store, "open", lambda location: SimpleNamespace(table=table))
-    _print_fitting_recipe("store")
+    print_fitting_recipe("store")
     printed = capsys.readouterr().out
     assert printed.startswith(f"{line} 145 x 496 x 512")
     assert ("--recipe" in printed) == (gpus > 0)

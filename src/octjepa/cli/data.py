@@ -161,10 +161,10 @@ def ingest(
         print_result(error.summary, as_json)  # the work is done: its numbers come before the exit code
         raise
     if recipe == "tiny_cpu" and not as_json and not quiet:
-        _print_fitting_recipe(store)
+        print_fitting_recipe(store)
 
 
-def _print_fitting_recipe(store: str) -> None:
+def print_fitting_recipe(store: str) -> None:
     """One line: the recipe that suits this machine, and the grid that it stores of these scans."""
     from octjepa.config import load_recipe
     from octjepa.machine import gpu_count
