@@ -59,9 +59,9 @@ def _made(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        for one in absent:  # the innermost first
+        for absent_folder in absent:  # the innermost first
             with suppress(OSError):  # it holds something by now
-                one.rmdir()
+                absent_folder.rmdir()
 
 
 @contextmanager

@@ -65,8 +65,8 @@ class VolumeEmbedder(TransformerMixin, BaseEstimator):
         pooling.check_pools([self.pool])
         if self.batch < 1:
             raise UsageError(f"batch is {self.batch}, expected at least 1 volume")
-        given = self.encoder
-        encoder = given if isinstance(given, PretrainedEncoder) else load_encoder(given)
+        stated_encoder = self.encoder
+        encoder = stated_encoder if isinstance(stated_encoder, PretrainedEncoder) else load_encoder(stated_encoder)
         self.store_ = self.store if isinstance(self.store, Store | None) else Store.open(self.store)
         if self.store_ is not None:
             require_same_contract(encoder, self.store_, encoder.name)

@@ -66,9 +66,9 @@ def export_encoder(
     """As `export`, for an encoder that is already loaded or was just trained."""
     if out.exists() and not out.is_dir():
         raise _not_empty(out)
-    made = {"safetensors": _safetensors, "hf": _hugging_face, "onnx": _onnx}[form](encoder)
-    made[CARD] = front_matter(encoder, form, licence, metrics or {}) + str(made[CARD])
-    files = {name: _bytes(content, _about(encoder)) for name, content in made.items()}
+    file_contents = {"safetensors": _safetensors, "hf": _hugging_face, "onnx": _onnx}[form](encoder)
+    file_contents[CARD] = front_matter(encoder, form, licence, metrics or {}) + str(file_contents[CARD])
+    files = {name: _bytes(content, _about(encoder)) for name, content in file_contents.items()}
     sums = (f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items())
     files[SUMS] = "".join(sums).encode()  # last: with it the folder is whole
     with writer_lock(out):

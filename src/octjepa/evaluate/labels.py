@@ -129,17 +129,17 @@ def read_labels(path: str | Path, targets: Sequence[str]) -> LabelTable:
     labelled = {name: _unique(rows, column, name, path, notes) for name, column in columns.items()}
     names = {(p, cell): visit_pseudonyms(p, cell) for p, cell in zip(people, cells, strict=True) if cell}
     values = {
-        name: {(p, side): text for (p, side, cell), text in found.items() if not cell}
-        for name, found in labelled.items()
+        name: {(p, side): text for (p, side, cell), text in text_of.items() if not cell}
+        for name, text_of in labelled.items()
     }
     visits = {
         name: {
             (p, side, volume_name): text
-            for (p, side, cell), text in found.items()
+            for (p, side, cell), text in text_of.items()
             if cell
             for volume_name in names[p, cell]
         }
-        for name, found in labelled.items()
+        for name, text_of in labelled.items()
     }
     sites = {} if site is None else dict(zip(people, frame[site].str.strip(), strict=True))
     by_eye = eye is not None and bool((eyes != "").any())
@@ -272,13 +272,13 @@ def split_multilabel(labels: LabelTable, targets: Sequence[str]) -> tuple[LabelT
     for target in targets:
         cells = {key: _label_set(text) for key, text in labels.values[target].items()}
         of_visits = {key: _label_set(text) for key, text in labels.visits.get(target, {}).items()}
-        found = sorted(set().union(*cells.values(), *of_visits.values()), key=str.lower)
-        check_spelling(target, found)
-        if not found or len(found) > MAX_CLASSES:
+        all_labels = sorted(set().union(*cells.values(), *of_visits.values()), key=str.lower)
+        check_spelling(target, all_labels)
+        if not all_labels or len(all_labels) > MAX_CLASSES:
             raise UsageError(
-                f"{target} holds {len(found)} different labels, expected 1 to {MAX_CLASSES}, parted by ; or |"
+                f"{target} holds {len(all_labels)} different labels, expected 1 to {MAX_CLASSES}, parted by ; or |"
             )
-        for label in found:
+        for label in all_labels:
             names.append(f"{target}={label}")
             values[names[-1]] = {key: str(int(label in cell)) for key, cell in cells.items()}
             visits[names[-1]] = {key: str(int(label in cell)) for key, cell in of_visits.items()}

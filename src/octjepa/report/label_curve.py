@@ -44,7 +44,9 @@ def label_curve(
         same = (row.target, row.metric, row.probe) == (paired.target, paired.metric, paired.probe)
         return same and row.pool in (paired.pool, "none")
 
-    by_heading = {heading: {row.name: row for row in some if reading(row)} for heading, some in columns.items()}
+    by_heading = {
+        heading: {row.name: row for row in heading_rows if reading(row)} for heading, heading_rows in columns.items()
+    }
     names = list(by_heading["all"])
     if not any(by_heading[heading] for heading in by_heading if heading != "all"):
         return None

@@ -72,12 +72,12 @@ def build_sections(contents: Contents) -> dict[str, Section]:
     if not contents.compared:
         registered.pop("comparison", None)
     with bar("report", len(registered), "section") as progress:
-        for name, one in registered.items():
-            title = "Test" if name == "probe" and contents.kind not in _PRETRAINED else one.title
+        for name, part in registered.items():
+            title = "Test" if name == "probe" and contents.kind not in _PRETRAINED else part.title
             try:
-                sections[name] = Section(title, *one.build(contents))
+                sections[name] = Section(title, *part.build(contents))
             except OctjepaError as error:
-                sections[name] = Section(title, None, [Missing(one.what, str(error), "see the message")])
+                sections[name] = Section(title, None, [Missing(part.what, str(error), "see the message")])
             progress.advance()
     return sections
 

@@ -83,11 +83,11 @@ def read_entries(texts: Sequence[str]) -> list[Entry]:
     entries: list[Entry] = []
     paths: set[str] = set()
     for text in texts:
-        given, path = _split_name(text)
+        stated_name, path = _split_name(text)
         if path in paths:
             raise UsageError(f"{path} is given twice: one training cannot count as two")
         paths.add(path)
-        name = given or _unused(_default_name(path), [entry.name for entry in entries])
+        name = stated_name or _unused(_default_name(path), [entry.name for entry in entries])
         if name in RESERVED or name.partition(":")[0] in RESERVED:
             raise UsageError(
                 f"{text}: the name {name!r} is that of a baseline row; write NAME={path} with another name"

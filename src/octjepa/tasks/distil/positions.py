@@ -93,23 +93,23 @@ def teach(
     first = np.stack(np.unravel_index(index, grid), axis=-1) * np.asarray(patch, dtype=np.float64)  # [k, 3]
     total = np.zeros((len(index), taught.features.shape[1]))
     weight = np.zeros(len(index))
-    features, known = _map_of(taught)
+    features, has_features = _map_of(taught)
     for shares in itertools.product(*((np.arange(n) + 0.5) / n for n in points)):
         at = View.centred(teacher).voxels(view.millimetres(first + np.asarray(shares) * np.asarray(patch)))
-        values, weights = _interpolate(features, known, taught.grid, at / token - 0.5)
+        values, weights = _interpolate(features, has_features, taught.grid, at / token - 0.5)
         total += values
         weight += weights
-    found = weight > _LEAST_WEIGHT * math.prod(points)
-    return (total / np.maximum(weight, 1e-6)[:, None]).astype(np.float32), found
+    has_weight = weight > _LEAST_WEIGHT * math.prod(points)
+    return (total / np.maximum(weight, 1e-6)[:, None]).astype(np.float32), has_weight
 
 
 def _map_of(taught: TokenFeatures) -> tuple[Float[np.ndarray, "cells dim"], Float[np.ndarray, " cells"]]:
     """(features of every cell of the grid, 1 for cells that have a token)."""
     cells = math.prod(taught.grid)
     features = np.zeros((cells, taught.features.shape[1]), np.float32)
-    known = np.zeros(cells)
-    features[taught.grid_index], known[taught.grid_index] = taught.features, 1.0
-    return features, known
+    cell_known = np.zeros(cells)
+    features[taught.grid_index], cell_known[taught.grid_index] = taught.features, 1.0
+    return features, cell_known
 
 
 def _interpolate(

@@ -82,8 +82,8 @@ def _train(arguments: argparse.Namespace) -> None:
     ]
     fingerprint = hashlib.sha256(json.dumps(settled).encode()).hexdigest()[:16]
     _, volume_ids = distil(network, pairs, settings, runtime, arguments.out, fingerprint)
-    own = store.table.loc[store.table["volume_id"].isin(volume_ids), "sop_instance_uid"]
-    seen = {*volume_ids, *(uid_key(str(uid)) for uid in own if uid), *student.recorded_training}
+    seen_uids = store.table.loc[store.table["volume_id"].isin(volume_ids), "sop_instance_uid"]
+    seen = {*volume_ids, *(uid_key(str(uid)) for uid in seen_uids if uid), *student.recorded_training}
     recipe = student.recipe.model_copy(update={"name": "distil"})
     trained = PretrainedEncoder(
         network.encoder.cpu(), recipe, "distil", seen | teacher.recorded_training, student.which

@@ -183,8 +183,8 @@ class DistilTask(SupervisedTask[DistilBatch]):
         errors, taught = [], []
         for volume_id in self.validation_ids:
             batch = self.batch([volume_id], None)
-            known = batch.known.to(self.runtime.device)
-            errors.append(self._errors(batch, slice(None))[known].cpu())
+            is_known = batch.known.to(self.runtime.device)
+            errors.append(self._errors(batch, slice(None))[is_known].cpu())
             taught.append(batch.taught[batch.known])
         self.network.train()
         targets = torch.cat(taught)
@@ -226,9 +226,9 @@ class DistilTask(SupervisedTask[DistilBatch]):
         index = tokens.select(share, min(self.settings.tokens, len(share)), fixed)
         values = tokens.extract_patches(pixels, patch, index)
         patches = intensity.lookup_table(volume.tissue_mean, volume.tissue_std)[values]
-        features, known = teach(taught, self.pairs.teacher.preprocessing, view, patch, index)
+        features, is_known = teach(taught, self.pairs.teacher.preprocessing, view, patch, index)
         target = standardised(torch.from_numpy(features)).numpy()
-        return patches, token_positions(index, recipe), target, known
+        return patches, token_positions(index, recipe), target, is_known
 
 
 def distil(
