@@ -174,8 +174,8 @@ def tokens_of(featurise: Featurise, frames: Sequence[Frame], what: str) -> Token
             part = frames[start : start + 8]
             for number, found in enumerate(featurise([frame.volume for frame in part])):
                 _, height, width = found.grid
-                place = found.grid_index % (height * width)
-                unique, inverse = np.unique(place, return_inverse=True)
+                position = found.grid_index % (height * width)
+                unique, inverse = np.unique(position, return_inverse=True)
                 total = np.zeros((len(unique), found.features.shape[1]), np.float32)
                 np.add.at(total, inverse, found.features.astype(np.float32))
                 features.append(total / np.bincount(inverse)[:, None])

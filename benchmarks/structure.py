@@ -332,8 +332,8 @@ def walks() -> dict[str, set[str]]:
         table, out = str(folder / "run/embeddings.parquet"), str(folder / "run/probe.json")
         found.append(_files(probed, lambda: _cli("probe", table, *labels, "--out", out)))
         stages = ("stages.head=1", "stages.last=0", "stages.all=1")
-        places = ("--from", str(folder / "run"), "--store", str(folder / "store"), "--out", str(folder / "tuned"))
-        found.append(_files(tuned, lambda: _cli("finetune", "finetune", *stages, *places, *labels)))
+        folders = ("--from", str(folder / "run"), "--store", str(folder / "store"), "--out", str(folder / "tuned"))
+        found.append(_files(tuned, lambda: _cli("finetune", "finetune", *stages, *folders, *labels)))
     return dict(zip(WALKS, found, strict=True))
 
 

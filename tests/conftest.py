@@ -70,9 +70,9 @@ def scheduling_group(nodeid: str) -> str:
     return next((folder for folder in TOGETHER if file.startswith(f"{folder}/")), file)
 
 
-def _place_in_queue(nodeid: str) -> int:
+def _rank_in_queue(nodeid: str) -> int:
     group = f"{scheduling_group(nodeid)}/"
-    return next((place for place, name in enumerate(FIRST) if group.startswith(f"{name}/")), len(FIRST))
+    return next((rank for rank, name in enumerate(FIRST) if group.startswith(f"{name}/")), len(FIRST))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -94,7 +94,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "line" in getattr(item, "fixturenames", ()):  # a cohort through every verb: whoever is first pays for it
             item.add_marker(pytest.mark.slow)
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: _place_in_queue(item.nodeid))
+        items.sort(key=lambda item: _rank_in_queue(item.nodeid))
     if TEST_DEVICE != "cpu":
         for item in items:
             if item.get_closest_marker("cpu"):

@@ -50,5 +50,5 @@ def test_the_walks_name_functions_that_exist() -> None:
             parsed = tree(f"octjepa.{file.removesuffix('.py').replace('/', '.')}")
             owner, _, method = function.rpartition(".")
             classes = [node for node in ast.walk(parsed) if isinstance(node, ast.ClassDef) and node.name == owner]
-            (place,) = classes or [parsed]
-            assert any(isinstance(node, ast.FunctionDef) and node.name == method for node in place.body), name
+            (holder,) = classes or [parsed]
+            assert any(isinstance(node, ast.FunctionDef) and node.name == method for node in holder.body), name

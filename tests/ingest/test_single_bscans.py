@@ -68,18 +68,18 @@ def test_every_picture_is_an_entry_of_one_slice(store: Store) -> None:
     assert picture["native_h"] * picture["spacing_y_mm"] == pytest.approx(2.0)
     assert "spacing_assumed" in read_notes(picture["notes"])
     assert (table["enface_hash"] == "").all()
-    place = bscan_range(store.preprocessing, SLICES)
-    assert place == slice(8, 12)
+    slots = bscan_range(store.preprocessing, SLICES)
+    assert slots == slice(8, 12)
     for volume_id in table["volume_id"]:
         volume = store.read(volume_id)
         assert volume.bscan_slices == SLICES
         filled = np.flatnonzero(volume.pixels.any(axis=(1, 2)))
-        assert filled.tolist() == list(range(place.start, place.stop))
+        assert filled.tolist() == list(range(slots.start, slots.stop))
         assert (volume.pixels[filled] == volume.pixels[filled[0]]).all()
         assert np.flatnonzero((volume.band[0] >= 0).any(axis=1)).tolist() == filled.tolist()
         native = store.native_map(volume_id)
         there = native.to_canonical(np.array([[0.0, 40.0, 60.0]]))
-        assert place.start <= there[0, 0] < place.stop
+        assert slots.start <= there[0, 0] < slots.stop
         assert np.allclose(native.to_native(there), [[0.0, 40.0, 60.0]])
 
 

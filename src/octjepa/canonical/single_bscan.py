@@ -38,13 +38,13 @@ def canonicalise_bscan(volume: OCTVolume, preprocessing: Preprocessing, slices: 
     filled = np.flatnonzero((canonical.band[0] >= 0).any(axis=1))
     if not len(filled):
         raise rejection("no_tissue", "the tissue band is outside the stored size")
-    place = bscan_range(preprocessing, slices)
+    slots = bscan_range(preprocessing, slices)
     pixels, shifts = np.zeros_like(canonical.pixels), np.zeros_like(canonical.shifts)
     band = np.full_like(canonical.band, -1)
-    pixels[place], shifts[place] = canonical.pixels[filled[0]], canonical.shifts[filled[0]]
-    band[:, place] = canonical.band[:, filled[:1]]
+    pixels[slots], shifts[slots] = canonical.pixels[filled[0]], canonical.shifts[filled[0]]
+    band[:, slots] = canonical.band[:, filled[:1]]
     assert canonical.frame_shifts is not None
-    middle = ((place.start + place.stop - 1) - (preprocessing.stored_size[0] - 1)) / 2
+    middle = ((slots.start + slots.stop - 1) - (preprocessing.stored_size[0] - 1)) / 2
     placed = replace(
         canonical,
         volume_id=volume_id(volume.content_hash),
