@@ -27,6 +27,7 @@ from octjepa.ingest.source_file import SourceFile
 from octjepa.ingest.sources import discover
 from octjepa.locks import writer_lock
 from octjepa.progress import bar
+from octjepa.read.personal_data import StatedPerson
 from octjepa.read.reader import SpacingOption, read_volume
 from octjepa.tasks.nifti import write_nifti
 from octjepa.volume import OCTVolume
@@ -98,7 +99,7 @@ def convert_sources(
     job = _Job(out, form, None if spacing_mm == "file" else spacing_mm, _layer_codes() if layers else None)
     with writer_lock(out), bar("convert", len(discovery.files), "scan") as progress:
         for source in discovery.files:
-            people: list[tuple[str, str]] = []
+            people: list[StatedPerson] = []
             try:
                 results.scans.append(_convert(source, names, people, job))
             except VolumeRejected as error:
@@ -113,7 +114,7 @@ def convert_sources(
     return results
 
 
-def _convert(source: SourceFile, names: OutputNames, people: list[tuple[str, str]], job: _Job) -> ConvertedScan:
+def _convert(source: SourceFile, names: OutputNames, people: list[StatedPerson], job: _Job) -> ConvertedScan:
     """Raises VolumeRejected: the scan cannot be read. NotPreserved: the format cannot hold it."""
     with source.local() as path:
         volume = read_volume(

@@ -73,8 +73,8 @@ def embed_biomarkers(
     facts = TableFacts(len(FEATURES), NAME, science_hash(store.preprocessing), pools=("mean",))
     write_embeddings(out, frame, facts)
     columns = out.with_suffix(".tsv")
-    named = frame[["volume_id", "person_id", "eye"]].join(_columns(table, frame.index))
-    text = format_table([str(name) for name in named.columns], named.itertuples(index=False))
+    rows_of_eyes = frame[["volume_id", "person_id", "eye"]].join(_columns(table, frame.index))
+    text = format_table([str(name) for name in rows_of_eyes.columns], rows_of_eyes.itertuples(index=False))
     write_atomic(columns, lambda file: file.write(text.encode()))
     empty = int((~np.isfinite(table)).sum())
     return {"rows": len(frame), "features": len(FEATURES), "empty": empty, "table": str(out), "columns": str(columns)}
