@@ -35,5 +35,5 @@ def test_one_pooling_is_the_default_of_all() -> None:
     assert DEFAULT_POOLS == (POSITION_FREE_POOL, DEFAULT_POOL)
     assert POSITION_FREE_POOL == occlusion.POOL == "mean_std_max"
     option = get_type_hints(results.embed, include_extras=True)["pool"].__metadata__[0]
-    assert "default: " + " and ".join(DEFAULT_POOLS) in option.help
+    assert "Default: " + " and ".join(DEFAULT_POOLS) in option.help
     assert results.POOLS.split(", ") == list(POOL_WIDTHS)
