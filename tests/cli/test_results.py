@@ -32,6 +32,7 @@ PLAN_KEYS = {
 RECIPES = (
     "smoke_test",
     "tiny_cpu",
+    "tiny_cpu_levjepa",
     "tiny_cpu_vjepa",
     "fine_cpu",
     "fine_cpu_noise2noise",

@@ -19,7 +19,11 @@ from planted import PlantedStore
 
 
 def table_of(made: StorePredictions) -> pd.DataFrame:
-    return pd.read_csv(made.predictions, sep="\t", dtype={"person_id": str}, keep_default_na=False)
+    return read_table(made.predictions)
+
+
+def read_table(path: str) -> pd.DataFrame:
+    return pd.read_csv(path, sep="\t", dtype={"person_id": str}, keep_default_na=False)
 
 
 @pytest.mark.slow
@@ -67,7 +71,7 @@ def test_files_become_a_table_and_what_is_refused_is_listed(done, tmp_path: Path
     made = call(*words, "--json")
     assert made.code == 0, made.err
     assert made.json["cases"] == 2
-    assert len(table_of(made.json)) == 2
+    assert len(read_table(made.json["predictions"])) == 2
     refused = pd.read_csv(tmp_path / "out" / "refused.tsv", sep="\t")
     assert refused["file"].tolist() == ["broken.dcm"]
     assert made.json["refused"] == {refused["reason"].iloc[0]: 1}
