@@ -45,7 +45,7 @@ def train(settings: Settings, work: Path, store: str, out: str, *recipe: str) ->
         torch.use_deterministic_algorithms(True, warn_only=True)
     name, *overrides = recipe
     summary = pretrain(load_recipe(name, overrides), Store.open(store), Path(out), (Path(out) / "run.json").is_file())
-    print(json.dumps(summary), flush=True)
+    print(json.dumps(summary.to_json()), flush=True)
 
 
 def one_rank(settings: Settings, work: Path, out: str) -> None:

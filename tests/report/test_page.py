@@ -165,7 +165,7 @@ def test_a_run_and_a_store_have_pages_of_their_own(demo: Path, tmp_path: Path) -
 def test_what_cannot_be_reported_on_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no folder"):
         write_report(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match=r"no run or fine-tuning \(run\.json\), no segmentation \(head\)"):
+    with pytest.raises(UsageError, match=r"expected a run or fine-tuning \(run\.json\), a segmentation \(head\)"):
         write_report(tmp_path)
     (tmp_path / "run.json").write_text("{", encoding="utf-8")
     with pytest.raises(OctjepaError, match=r"run\.json is damaged"):

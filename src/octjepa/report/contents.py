@@ -237,8 +237,8 @@ def _kind(root: Path, shown: Path) -> Kind:
     if (root / "head").is_dir():
         return "segmentation"
     raise UsageError(
-        f"{shown} is not a run or fine-tuning (run.json), no segmentation (head), no store (store.json) and no demo "
-        f"folder ({', '.join(DEMO_PARTS)}): there is nothing to show"
+        f"{shown} holds nothing to show: expected a run or fine-tuning (run.json), a segmentation (head), a store "
+        f"(store.json) or a demo ({', '.join(DEMO_PARTS)})"
     )
 
 

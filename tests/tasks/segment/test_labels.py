@@ -152,7 +152,7 @@ Spoil = Callable[[Path, tuple[int, int, int]], None]
     (lambda path, s: write_npz(path, np.ones((s[0] - 1, *s[1:]), np.uint8), ["onl"]), "its scan 28 x 188 x 168"),
     (lambda path, s: write_npz(path, np.ones(s, np.uint8), ["onl"], spacing_mm=(0.5, 0.008, 0.036)), "between slices"),
     (lambda path, s: write_npz(path, np.full(s, 7, np.uint8), ["onl"]), "unknown classes 7: named are 1 onl"),
-    (lambda path, s: write_npz(path, np.full(s, 0.5, np.float32), ["onl"]), "no whole numbers"),
+    (lambda path, s: write_npz(path, np.full(s, 0.5, np.float32), ["onl"]), "not whole numbers"),
     (lambda path, s: write_npz(path, np.ones(s[1:], np.uint8), ["onl"]), "has 2 axes"),
     (lambda path, s: np.savez(path, other=np.ones(3)), "expected the arrays `labels` and `names`"),
     (lambda path, s: path.write_bytes(b"PK\x03\x04 no archive"), "cannot be read as .npz"),
@@ -173,7 +173,7 @@ def test_nifti_without_names_of_its_numbers_is_refused(line: Line, tmp_path: Pat
     write_nifti(tmp_path / f"{row['sop_instance_uid']}.nii.gz", codes, (1.0, 1.0, 1.0))
     assert "no classes.json" in refused(line.store, tmp_path)
     (tmp_path / "classes.json").write_text('["onl"]')
-    assert "no mapping" in refused(line.store, tmp_path)
+    assert "is not a mapping" in refused(line.store, tmp_path)
 
 
 def test_classes_that_cannot_be_learned_are_refused(line: Line, some: Path) -> None:
