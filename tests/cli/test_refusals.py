@@ -117,7 +117,7 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones(tmp_path: Path) -> No
         (["probe", "TABLE", "--labels", "LABELS", "--target", "drusen", "--pool", "sum"], "mean, mean_std_max"),
         (["probe", "TABLE", "--labels", "LABELS", "--target", "drusen", "--out", "NEW/a.json"], "no folder"),
         (["report", "NEW"], "no folder"),
-        (["report", "EMPTY"], "there is nothing to show"),
+        (["report", "EMPTY"], "holds nothing to show"),
         (["report", "RUN", "--out", "EMPTY"], "is a folder"),
         (["demo", "--out", "TEXTS"], "give --out a new folder"),
         (["demo", "--out", "SCAN"], "is a file"),
