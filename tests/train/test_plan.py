@@ -44,8 +44,8 @@ def test_the_reference_recipes_plan_to_the_reference_figures(without_memory):
 
 def test_eight_gpus_of_one_machine_share_the_batch_of_their_recipe():
     planned = plan(load_recipe("eight_gpus"))
-    assert planned["batch"] == {"micro": 32, "devices": 8, "accumulation": 1}
-    assert planned["peak_memory_bytes"] < 20e9  # fits devices of 24 GB
+    assert planned.batch.to_json() == {"micro": 32, "devices": 8, "accumulation": 1}
+    assert planned.peak_memory_bytes < 20e9  # fits devices of 24 GB
 
 
 @pytest.mark.slow
