@@ -64,7 +64,7 @@ def test_it_says_what_the_contract_names(made):
     assert set(payload["baseline_cosine"]) == {"constant", "position_mean", "copy_nearest"}
     assert {"difference", "low", "high"} <= payload["paired"].keys()
     names = {row["name"] for row in payload["probe"]}
-    assert {"untrained", "histogram", "intensity", "majority", "covariates", "phantom-tiny"} < names
+    assert {"untrained", "histogram", "intensity", "majority", "covariates", "phantom-truth"} < names
     assert {row["pool"] for row in payload["probe"]} == {"zones_whitened", "none"}
     assert {row["target"] for row in payload["probe"]} >= {*LESIONS, "macro"}
     assert json.loads((out / "demo.json").read_text())["cosine"] == payload["cosine"]

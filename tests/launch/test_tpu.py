@@ -95,7 +95,7 @@ def test_the_whole_way(cluster: Cluster, where: tuple[str, ...]) -> None:
     assert stage.calls("octjepa") == [["octjepa", "rank=0", "pretrain", *arguments]] * 2
 
     done = cluster.tpu("start", where, *start, **environ)
-    assert (done.returncode, "a run is continuing here already" in done.stdout) == (1, True)
+    assert (done.returncode, "a run is active here already" in done.stdout) == (1, True)
 
 
 def test_a_variable_reaches_the_processes_of_every_host(deployed: Cluster) -> None:
@@ -131,7 +131,7 @@ def test_status_stop_and_going_on(running: Cluster) -> None:
     assert second.endswith("; no metrics here")
 
     done = running.tpu("deploy", SSH)
-    assert (done.returncode, "a run is continuing here: tpu stop it first" in done.stdout) == (1, True)
+    assert (done.returncode, "a run is active here: tpu stop it first" in done.stdout) == (1, True)
 
     done = running.tpu("stop", SSH)
     assert done.returncode == 0, done.stderr
