@@ -43,8 +43,9 @@ def url(correctable: Scans) -> Iterator[str]:
         yield address
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """A browser for each test: the page of another address does not answer in a browser that left a saved page."""
     with browser_page(tmp_path_factory.mktemp("profile")) as opened:
         opened.look(1300, 900)
         yield opened
@@ -120,6 +121,8 @@ def test_a_boundary_is_drawn_saved_moved_by_keys_and_removed(page: Page, url: st
     assert not file.exists()
     assert shown_eye(page)[2] == before
     assert page.console == []
+    left = "(() => {const e = new Event('beforeunload', {cancelable: true}); dispatchEvent(e); return e.defaultPrevented})()"
+    assert page.value(left) is False
 
 
 def test_without_the_key_the_page_says_that_nothing_was_saved(page: Page, url: str, labels: Path) -> None:

@@ -148,7 +148,7 @@ def test_the_attention_reported_is_that_of_the_blocks(
 def test_a_plan_names_every_choice_and_why(monkeypatch: pytest.MonkeyPatch, machine: Any) -> None:
     monkeypatch.setattr(planning, "peak_bytes", lambda *_: 0)
     machine(2, 8)
-    planned = planning.plan(small_recipe())
+    planned = planning.plan(small_recipe()).to_json()
     assert (planned["threads"], planned["compile"], planned["loader_workers"]) == (8, False, 0)
     assert planned["attention"] == "scaled_dot_product_attention"
     assert planned["threads_reason"] == "8 threads in one process on 2 cores slow each other down"
