@@ -121,8 +121,8 @@ def test_a_boundary_is_drawn_saved_moved_by_keys_and_removed(page: Page, url: st
     assert not file.exists()
     assert shown_eye(page)[2] == before
     assert page.console == []
-    left = "(() => {const e = new Event('beforeunload', {cancelable: true}); dispatchEvent(e); return e.defaultPrevented})()"
-    assert page.value(left) is False
+    leave = "const e = new Event('beforeunload', {cancelable: true}); dispatchEvent(e); return e.defaultPrevented"
+    assert page.value(f"(() => {{{leave}}})()") is False
 
 
 def test_without_the_key_the_page_says_that_nothing_was_saved(page: Page, url: str, labels: Path) -> None:

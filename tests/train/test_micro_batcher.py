@@ -37,7 +37,9 @@ def test_fewer_volumes_at_once_are_the_same_run(tmp_path, crowded, objective):
 @pytest.mark.slow
 def test_a_regulariser_is_given_the_whole_batch_or_nothing(tmp_path, crowded):
     """Of half a batch it is another objective, so the run ends and says what to do."""
-    recipe = small_recipe(train={"max_updates": 2}, monitor={"every_updates": None}, objective={"variance_covariance": 0.1})
+    recipe = small_recipe(
+        train={"max_updates": 2}, monitor={"every_updates": None}, objective={"variance_covariance": 0.1}
+    )
     with pytest.raises(
         OctjepaError, match=r"update 1: 4 volumes .* objective\.variance_covariance looks .* machine\.recompute=true"
     ):
