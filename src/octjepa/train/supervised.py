@@ -89,7 +89,7 @@ def train_supervised(
 ) -> None:
     """Trains `learners` on the same batches and leaves in each the weights of its least validation loss, or the last.
 
-    folder: if one learner's journal and states are written, and resumed from; None: nothing is saved. fingerprint:
+    folder: for the journal and states of one learner, which a resumed run reads; None: nothing is saved. fingerprint:
     of everything that decides the result, held against a state's. Raises Interrupted (a signal came; a state is
     written), OctjepaError (gradients are not finite, one sample does not fit into memory, a process was lost),
     WrongCheckpointError, CheckpointError (the state in `folder`).

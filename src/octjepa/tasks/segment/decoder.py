@@ -46,7 +46,7 @@ from octjepa.views.intensity import sample_augmentation
 from octjepa.volume import CanonicalVolume
 
 _VALIDATIONS = 4
-_MIN_SHARE = 1e-3  # of the prior, so that a class may be if no training label had it
+_MIN_SHARE = 1e-3  # of the prior, so that every class can be predicted at every position
 _CERTAIN = 20.0  # the logit given to background if nothing is labelled: no loss, no gradient
 ReadVolume = Callable[[], LabelledVolume]
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -49,9 +49,9 @@ _SETUP = 13  # of a study: texts of application and camera, zero-terminated
 
 
 def _check_directories(path: Path) -> None:
-    """Follows the directories as eyepy does, which stops if no directory is and never if one leads back.
+    """Follows the directories as eyepy does: it stops at a position without a directory, and never if one leads back.
 
-    The last directory of a sound file ends in empty entries and so leads to the file's start, if none is.
+    The last directory of a sound file ends in empty entries, and so leads to the file's start, which holds none.
     Raises VolumeRejected: broken_header, truncated.
     """
     size = file_size(path)

@@ -1,0 +1,67 @@
+"""The parts that the commands of encoder trainings share: options, the start, the fingerprint, exit codes.
+
+`python -m octjepa.tasks.truth.train` and `python -m octjepa.tasks.distil.train` differ in their data and losses only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from octjepa.config import science_hash
+from octjepa.distributed.signals import Interrupted
+from octjepa.encoders import PretrainedEncoder, load_encoder
+from octjepa.errors import OctjepaError
+
+
+def add_training_options(parser: argparse.ArgumentParser, batch: int, precision: str) -> None:
+    """Adds the options of every encoder training; `batch` and `precision` are their defaults."""
+    parser.add_argument("--out", type=Path, required=True, help="folder of checkpoints, metrics and the encoder")
+    parser.add_argument("--init", default="phantom-tiny", help="encoder to start from: a name, a run or a folder")
+    parser.add_argument("--random", action="store_true", help="start from random weights of the same architecture")
+    parser.add_argument("--updates", type=int, default=2000)
+    parser.add_argument("--batch", type=int, default=batch)
+    parser.add_argument("--learning-rate", type=float, default=5e-4)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--precision", default=precision, choices=("fp32", "bf16", "auto"))
+
+
+def starting_encoder(arguments: argparse.Namespace) -> PretrainedEncoder:
+    """The encoder that the training starts from; seeds torch. Raises as `load_encoder`."""
+    torch.manual_seed(arguments.seed)
+    encoder = load_encoder(arguments.init)
+    return encoder.untrained() if arguments.random else encoder
+
+
+def run_fingerprint(
+    settings: Mapping[str, Any], encoder: PretrainedEncoder, arguments: argparse.Namespace, *others: str
+) -> str:
+    """Names everything that decides the result. A run that has not ended may be made longer when it is resumed."""
+    settled = [
+        {**settings, "updates": None},
+        science_hash(encoder.recipe),
+        str(arguments.init),
+        arguments.random,
+        *others,
+    ]
+    return hashlib.sha256(json.dumps(settled).encode()).hexdigest()[:16]
+
+
+def exit_code_of(train: Callable[[], None]) -> int:
+    """Runs `train`: 0, 1 after an error of octjepa, or 128 plus the number of a signal."""
+    try:
+        train()
+    except Interrupted as error:
+        print(f"{error}", file=sys.stderr)
+        return error.exit_code
+    except OctjepaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
