@@ -3,11 +3,10 @@
 `python -m benchmarks.real_bscans [NAME=ENCODER ...] [--out docs/real]` reads ../shared/real/macular_edema_bscans
 and writes bscans.json and bscans.md. These are development eyes; nothing is chosen with these numbers.
 
-The B-scans come without a spacing and without an order in space. Each is taken alone, as 2 mm deep and 6 mm wide
-(`octjepa.tasks.segmenter.single_bscans.ASSUMED_MM`), and four copies of it make a volume of eight slices for an
-encoder: two of its slices of tokens, whose mean is one map of 16 x 16 tokens. Every row describes the same tokens. The
-square that the device painted into every B-scan is replaced by a mirror image of what lies beside it. B-scans that
-ingest would refuse are left out and counted.
+The B-scans come without a spacing and without an order in space. Each is prepared as `octjepa ingest --images` prepares
+a picture: 2 mm deep, 6 mm wide, and one position of the token grid along the slice axis. Every row describes the same
+tokens. The square that the device painted into every B-scan is replaced by a mirror image of what lies beside it.
+B-scans that ingest would refuse are left out and counted.
 
 Task 5: a token is positive where a lesion fills at least 2 % of it, in B-scans that were graded for this lesion. A
 logistic regression on 128 principal components of the features, with the token's position, learns from four of five
@@ -24,6 +23,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -35,6 +35,7 @@ import torch
 from benchmarks.exam.readings import STRENGTHS, Projection, interleave, logistic_scores
 from benchmarks.exam.tokens import Featurise, of_context, of_encoder, of_intensity, patches_of, positions_in_view
 from benchmarks.exam.truth import view_voxels
+from benchmarks.phantom_tokens import Value
 from benchmarks.real_eyes import SHARED
 from benchmarks.real_tokens import recorded_features
 from jaxtyping import Bool, Float
@@ -42,13 +43,13 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from sklearn.model_selection import GroupKFold
 
 from octjepa.canonical.native_mapping import NativeMap
-from octjepa.canonical.pipeline import canonicalise
+from octjepa.canonical.single_bscan import bscan_range, canonicalise_bscan
 from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.files import write_json
 from octjepa.progress import bar
+from octjepa.read.single_bscan import ASSUMED_MM, SLICE_MM
 from octjepa.reasons import VolumeRejected
-from octjepa.tasks.segmenter.inference import Segmenter, load_segmenter, with_calibration
-from octjepa.tasks.segmenter.single_bscans import ASSUMED_MM
+from octjepa.tasks.segmenter.inference import Segmentation, Segmenter, load_segmenter, with_calibration
 from octjepa.volume import CanonicalVolume, OCTVolume
 
 LESIONS: Final = ("cyst", "drusen", "fluid", "foci")  # by bit of the masks
@@ -58,17 +59,22 @@ BASELINES: Final = ("random_init", "intensity", "context")
 FOLDS: Final = 5
 RESAMPLES: Final = 300
 _BURNED_IN: Final = (slice(317, 408), slice(16, 104))  # a square with letters, which could tell the eye
-_COPIES: Final = 4
-_SLICE_MM: Final = 0.72  # twice the slice pitch of the packaged encoders: the copies fill eight of its slices
+
+
+@dataclass(frozen=True)
+class Eye:
+    """An eye at a visit, its group of patients and its diagnoses."""
+
+    name: str
+    group: int
+    diagnoses: frozenset[str]
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
     """A B-scan, its masks and its place in the encoder's view."""
 
-    eye: str
-    group: int
-    diagnoses: frozenset[str]
+    eye: Eye
     pixels: np.ndarray  # [H, W]
     masks: Bool[np.ndarray, "4 H W"]
     graded: tuple[bool, ...]
@@ -80,7 +86,7 @@ class Frame:
     def spacing_mm(self) -> tuple[float, float, float]:
         """The assumed spacing."""
         height, width = self.pixels.shape
-        return _SLICE_MM, ASSUMED_MM[0] / height, ASSUMED_MM[1] / width
+        return SLICE_MM, ASSUMED_MM[0] / height, ASSUMED_MM[1] / width
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,68 +98,51 @@ class Tokens:
     frame: np.ndarray
 
 
-@dataclass(frozen=True)
-class Value:
-    """A number with its 95 % interval over patient groups."""
-
-    value: float
-    low: float
-    high: float
-
-
 # --- frames
 
 
 def read_frames(folder: Path, encoder: PretrainedEncoder) -> tuple[list[Frame], dict[str, int]]:
     """The B-scans of the data set, and how many were refused, by reason."""
-    frames, refused = [], {}
+    frames: list[Frame] = []
+    refused: Counter[str] = Counter()
     paths = sorted(folder.glob("*.npz"))
     with bar("prepare real B-scans", len(paths), "eyes") as progress:
         for path in paths:
             with np.load(path) as data:
                 pixels, bits, graded = (data[name] for name in ("volume", "mask_bits", "mask_graded"))
-                group = int(data["patient_group"])
-                diagnoses = frozenset(str(data["eye_diagnosis"]).replace("|", "+").split("+"))
-            for number, (image, mask, known) in enumerate(zip(pixels, bits, graded, strict=True)):
-                clean = image.copy()
-                rows, columns = _BURNED_IN
-                clean[_BURNED_IN] = image[rows, columns.stop : 2 * columns.stop - columns.start][:, ::-1]
-                spacing = (_SLICE_MM, ASSUMED_MM[0] / image.shape[0], ASSUMED_MM[1] / image.shape[1])
-                copies = np.repeat(clean[None], _COPIES, axis=0)
-                scan = OCTVolume(copies, spacing, {"slice": "option"}, "", "", pattern="line")
+                eye = Eye(
+                    path.stem,
+                    int(data["patient_group"]),
+                    frozenset(str(data["eye_diagnosis"]).replace("|", "+").split("+")),
+                )
+            for image, mask, grades in zip(pixels, bits, graded, strict=True):
                 try:
-                    volume = canonicalise(scan, encoder.preprocessing).volume
+                    frames.append(_frame(eye, image, mask, int(grades), encoder))
                 except VolumeRejected as error:
-                    refused[error.reason] = refused.get(error.reason, 0) + 1
-                    continue
-                assert volume.frame_shifts is not None
-                assert volume.frame_mm is not None
-                native = NativeMap(
-                    scan.shape, spacing, encoder.preprocessing, volume.frame_shifts, volume.frame_mm, mirrored=False
-                )
-                at, inside = view_voxels(native, encoder.preprocessing, 1)
-                middle = len(at) // 2
-                masks = np.stack([(mask >> bit & 1).astype(bool) for bit in range(len(LESIONS))])
-                known_bits = tuple(bool(known >> bit & 1) for bit in range(len(LESIONS)))
-                frames.append(
-                    Frame(
-                        f"{path.stem}",
-                        group,
-                        diagnoses,
-                        clean,
-                        masks,
-                        known_bits,
-                        _named(volume, f"{path.stem}-{number}"),
-                        at[middle],
-                        inside[middle],
-                    )
-                )
+                    refused[error.reason] += 1
             progress.advance()
-    return frames, refused
+    return frames, dict(refused)
 
 
-def _named(volume: CanonicalVolume, name: str) -> CanonicalVolume:
-    return CanonicalVolume(name, volume.pixels, volume.band, volume.tissue_mean, volume.tissue_std, volume.shifts)
+def _frame(eye: Eye, image: np.ndarray, bits: np.ndarray, grades: int, encoder: PretrainedEncoder) -> Frame:
+    """Raises VolumeRejected: ingest would refuse the B-scan."""
+    pixels = image.copy()
+    rows, columns = _BURNED_IN
+    pixels[_BURNED_IN] = image[rows, columns.stop : 2 * columns.stop - columns.start][:, ::-1]
+    preprocessing, slices = encoder.preprocessing, encoder.recipe.tokens.patch_size[0]
+    spacing = (SLICE_MM, ASSUMED_MM[0] / image.shape[0], ASSUMED_MM[1] / image.shape[1])
+    scan = OCTVolume(pixels[None], spacing, {"slice": "option"}, "", "", pattern="line")
+    volume = canonicalise_bscan(scan, preprocessing, slices).volume
+    assert volume.frame_shifts is not None
+    assert volume.frame_mm is not None
+    # The B-scan fills one position of the token grid, whatever lies between B-scans.
+    filled_mm = (slices * preprocessing.target_spacing_mm[0], *spacing[1:])
+    native = NativeMap(scan.shape, filled_mm, preprocessing, volume.frame_shifts, volume.frame_mm, mirrored=False)
+    at, inside = view_voxels(native, preprocessing, 1)
+    filled = bscan_range(preprocessing, slices).start - preprocessing.margin[0]
+    masks = np.stack([(bits >> bit & 1).astype(bool) for bit in range(len(LESIONS))])
+    is_graded = tuple(bool(grades >> bit & 1) for bit in range(len(LESIONS)))
+    return Frame(eye, pixels, masks, is_graded, volume, at[filled], inside[filled])
 
 
 def tiles(frame: Frame, native: np.ndarray, encoder: PretrainedEncoder) -> Float[np.ndarray, "tokens voxels"]:
@@ -167,27 +156,29 @@ def tiles(frame: Frame, native: np.ndarray, encoder: PretrainedEncoder) -> Float
 
 
 def tokens_of(featurise: Featurise, frames: Sequence[Frame], what: str) -> Tokens:
-    """Tokens of every frame: the mean over the two slices of tokens that hold the copies."""
+    """Tokens of every frame."""
     features, index, frame_of = [], [], []
     with bar(what, len(frames), "B-scans") as progress:
         for start in range(0, len(frames), 8):
             part = frames[start : start + 8]
-            for number, found in enumerate(featurise([frame.volume for frame in part])):
-                _, height, width = found.grid
-                position = found.grid_index % (height * width)
-                unique, inverse = np.unique(position, return_inverse=True)
-                total = np.zeros((len(unique), found.features.shape[1]), np.float32)
-                np.add.at(total, inverse, found.features.astype(np.float32))
-                features.append(total / np.bincount(inverse)[:, None])
-                index.append(unique)
-                frame_of.append(np.full(len(unique), start + number))
+            for number, tokens in enumerate(featurise([frame.volume for frame in part])):
+                _, height, width = tokens.grid
+                features.append(tokens.features.astype(np.float32))
+                index.append(tokens.grid_index % (height * width))
+                frame_of.append(np.full(len(tokens.grid_index), start + number))
                 progress.advance()
     return Tokens(np.concatenate(features), np.concatenate(index), np.concatenate(frame_of))
 
 
-def segmenter_tokens(segmenter: Segmenter, frames: Sequence[Frame], like: Tokens, encoder: PretrainedEncoder) -> Tokens:
-    """Mean and maximum, over each token, of the last features and the fluid of the segmentation network."""
-    features = np.zeros((len(like.index), 0), np.float32)
+def segmented(
+    segmenter: Segmenter, frames: Sequence[Frame], like: Tokens, encoder: PretrainedEncoder
+) -> tuple[Tokens, Float[np.ndarray, "frames f"]]:
+    """Tokens and biomarkers of every frame by the segmentation network.
+
+    Tokens: mean and maximum, over each token, of the last features and of the probability of fluid. Biomarkers: mean
+    and spread of the thickness of seven layers, and shares of the classes in the retina.
+    """
+    features, markers = [], []
     with bar("segmentation network", len(frames), "B-scans") as progress:
         for number, frame in enumerate(frames):
             with recorded_features(segmenter) as outputs:
@@ -197,26 +188,18 @@ def segmenter_tokens(segmenter: Segmenter, frames: Sequence[Frame], like: Tokens
             rows = np.minimum(np.arange(height) * last.shape[1] // height, last.shape[1] - 1)
             columns = np.minimum(np.arange(width) * last.shape[2] // width, last.shape[2] - 1)
             maps = [channel[rows][:, columns] for channel in last] + [result.fluid[0].astype(np.float32)]
-            cut = [tiles(frame, one, encoder) for one in maps]
-            values = np.stack([value for one in cut for value in (one.mean(axis=1), one.max(axis=1))], axis=1)
-            if not features.shape[1]:
-                features = np.zeros((len(like.index), values.shape[1]), np.float32)
-            mine = like.frame == number
-            features[mine] = values[like.index[mine]]
+            cut = [tiles(frame, one, encoder)[like.index[like.frame == number]] for one in maps]
+            features.append(np.stack([value for one in cut for value in (one.mean(axis=1), one.max(axis=1))], axis=1))
+            markers.append(_biomarkers(result))
             progress.advance()
-    return Tokens(features, like.index, like.frame)
+    return Tokens(np.concatenate(features), like.index, like.frame), np.stack(markers)
 
 
-def biomarkers(segmenter: Segmenter, frames: Sequence[Frame]) -> Float[np.ndarray, "frames f"]:
-    """Mean and spread of the thickness of seven layers, and shares of the classes in the retina."""
-    out = []
-    for frame in frames:
-        result = segmenter.predict(frame.pixels[None], frame.spacing_mm, sparse=True)
-        thickness = np.diff(result.boundaries_um[:, 0], axis=0)
-        retina = max(float((result.boundaries_px[-1, 0] - result.boundaries_px[0, 0]).sum()), 1.0)
-        shares = [np.count_nonzero(result.classes[0] == kind) / retina for kind in range(1, len(result.class_names))]
-        out.append([*thickness.mean(axis=1), *thickness.std(axis=1), *shares])
-    return np.array(out, np.float32)
+def _biomarkers(result: Segmentation) -> Float[np.ndarray, " f"]:
+    thickness = np.diff(result.boundaries_um[:, 0], axis=0)
+    retina = max(float((result.boundaries_px[-1, 0] - result.boundaries_px[0, 0]).sum()), 1.0)
+    shares = [np.count_nonzero(result.classes[0] == kind) / retina for kind in range(1, len(result.class_names))]
+    return np.array([*thickness.mean(axis=1), *thickness.std(axis=1), *shares], np.float32)
 
 
 # --- task 5
@@ -312,7 +295,7 @@ def lesions(rows: Mapping[str, Tokens], frames: Sequence[Frame], encoder: Pretra
     """Task 5: results of every lesion and row."""
     any_row = next(iter(rows.values()))
     truth = lesion_truth(frames, any_row, encoder)
-    groups = np.array([frame.group for frame in frames])[any_row.frame]
+    groups = np.array([frame.eye.group for frame in frames])[any_row.frame]
     position = positions_in_view(any_row.index, (1, *encoder.recipe.grid[1:]))
     out: dict[str, object] = {}
     for lesion, name in enumerate(LESIONS):
@@ -337,8 +320,8 @@ def lesions(rows: Mapping[str, Tokens], frames: Sequence[Frame], encoder: Pretra
 
 def diagnoses(eyes: Mapping[str, np.ndarray], frames: Sequence[Frame]) -> dict[str, object]:
     """Task 6: results of every diagnosis and row. `eyes` holds one vector per eye, in the order of their names."""
-    names = sorted({frame.eye for frame in frames})
-    of_eye = {frame.eye: frame for frame in frames}
+    of_eye = {frame.eye.name: frame.eye for frame in frames}
+    names = sorted(of_eye)
     known = np.array([bool(of_eye[name].diagnoses & set(DIAGNOSES)) for name in names])
     groups = np.array([of_eye[name].group for name in names])[known]
     out: dict[str, object] = {}
@@ -441,17 +424,17 @@ def main() -> int:
     rows = {name: tokens_of(make(), frames, name) for name, make in makers.items()}
     like = rows["phantom-tiny"]
     segmenter = with_calibration(load_segmenter(), flip=False)
-    rows["segmenter"] = segmenter_tokens(segmenter, frames, like, packaged)
+    rows["segmenter"], markers = segmented(segmenter, frames, like, packaged)
     torch.manual_seed(0)
     untrained = Segmenter(type(segmenter.network)(segmenter.network.size), segmenter.calibration)
-    rows["random_segmenter"] = segmenter_tokens(untrained, frames, like, packaged)
-    token_eye = [frames[number].eye for number in like.frame]
+    rows["random_segmenter"], _ = segmented(untrained, frames, like, packaged)
+    token_eye = [frames[number].eye.name for number in like.frame]
     eyes = {name: pooled(tokens.features, token_eye) for name, tokens in rows.items()}
-    eyes["biomarkers"] = pooled(biomarkers(segmenter, frames), [frame.eye for frame in frames])
+    eyes["biomarkers"] = pooled(markers, [frame.eye.name for frame in frames])
     results = {
         "frames": len(frames),
-        "eyes": len({frame.eye for frame in frames}),
-        "groups": len({frame.group for frame in frames}),
+        "eyes": len({frame.eye.name for frame in frames}),
+        "groups": len({frame.eye.group for frame in frames}),
         "refused": refused,
         "lesions": lesions(rows, frames, packaged),
         "diagnoses": diagnoses(eyes, frames),

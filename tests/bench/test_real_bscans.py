@@ -34,19 +34,19 @@ def test_a_feature_that_names_the_patients_helps_nobody() -> None:
     assert 0.2 < difference["low"] < difference["value"] < difference["high"]
 
 
-def test_tokens_are_the_mean_over_the_slices_that_hold_the_copies() -> None:
+def test_tokens_have_their_position_within_a_slice_and_their_b_scan() -> None:
     class _Frame:
         volume = None
 
     def featurise(volumes):  # type: ignore[no-untyped-def]
-        index = np.array([4 + 1, 8 + 1, 4 + 3])  # slices 1 and 2 of a grid of 2 x 2 places
-        features = np.array([[1.0], [3.0], [7.0]], np.float32)
-        return [TokenFeatures(features, index, (4, 2, 2), np.ones(3, np.float32)) for _ in volumes]
+        index = np.array([8 + 1, 8 + 3])  # in slice 2 of a grid of 2 x 2 positions
+        features = np.array([[2.0], [7.0]], np.float32)
+        return [TokenFeatures(features, index, (4, 2, 2), np.ones(2, np.float32)) for _ in volumes]
 
-    found = tokens_of(featurise, [_Frame(), _Frame()], "test")  # type: ignore[list-item]
-    assert found.index.tolist() == [1, 3, 1, 3]
-    assert found.features[:, 0].tolist() == [2.0, 7.0, 2.0, 7.0]
-    assert found.frame.tolist() == [0, 0, 1, 1]
+    tokens = tokens_of(featurise, [_Frame(), _Frame()], "test")  # type: ignore[list-item]
+    assert tokens.index.tolist() == [1, 3, 1, 3]
+    assert tokens.features[:, 0].tolist() == [2.0, 7.0, 2.0, 7.0]
+    assert tokens.frame.tolist() == [0, 0, 1, 1]
 
 
 def test_an_eye_is_the_mean_and_the_maximum_of_its_samples() -> None:
