@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any
 
 import pytest
@@ -97,3 +99,31 @@ def test_no_folder_is_written_or_removed_through_a_link(link: str, tmp_path: Pat
     remove_unfinished(chunks)
     assert left.is_dir()
     assert not list(elsewhere.rglob("pixels.npy"))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a file that was dropped is closed
+def test_ctrl_c_at_any_line_is_still_ctrl_c(tmp_path: Path) -> None:
+    """It came between two lines once, and the file was closed twice: the user read "Bad file descriptor"."""
+    stopped = 0
+    for number in range(1, 50):
+        left = number
+
+        def stop_at_a_line(frame: FrameType, event: str, argument: object) -> object:
+            nonlocal left
+            if frame.f_code.co_name != "open_temporary":
+                return None
+            left -= event == "line"
+            if event == "line" and left == 0:
+                raise KeyboardInterrupt
+            return stop_at_a_line
+
+        sys.settrace(stop_at_a_line)
+        try:
+            open_temporary(tmp_path / f"{number}").close()
+        except KeyboardInterrupt:
+            stopped += 1
+        finally:
+            sys.settrace(None)
+        if left > 0:
+            break
+    assert stopped == number - 1 > 8

@@ -53,18 +53,19 @@ def open_temporary(path: Path) -> IO[bytes]:
             status = path.lstat()
             if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
                 path.unlink()
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        # The file object owns its descriptor from the start, so that a Ctrl-C at any line closes it once.
+        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666), "wb")
         try:
             with suppress(OSError):  # some network disks know no locks
-                fcntl.flock(handle, fcntl.LOCK_EX)
+                fcntl.flock(file, fcntl.LOCK_EX)
             with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(handle), path.lstat()):  # else the other writer has renamed it
-                    os.ftruncate(handle, 0)
-                    return os.fdopen(handle, "wb")
+                if os.path.samestat(os.fstat(file.fileno()), path.lstat()):  # else the other writer has renamed it
+                    os.ftruncate(file.fileno(), 0)
+                    return file
         except BaseException:
-            os.close(handle)
+            file.close()
             raise
-        os.close(handle)
+        file.close()
 
 
 def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
