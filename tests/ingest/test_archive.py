@@ -365,7 +365,7 @@ def test_what_is_no_source_or_target_is_reported(tmp_path: Path) -> None:
 
 
 def test_reasons_are_documented(root: Path) -> None:
-    page = (root / "docs" / "expand.md").read_text(encoding="utf-8")
+    page = (root / "docs" / "convert.md").read_text(encoding="utf-8").partition("### What is refused")[2]
     assert dict(re.findall(r"^\| `([a-z_]+)` \| ([^|]+) \|", page, re.MULTILINE)) == REFUSALS
 
 
