@@ -29,7 +29,7 @@ test: setup  ## run the tests that take seconds (ARGS="-k name" for some of them
 test-all: setup  ## run every test, the slow ones too; CI runs this after `make check`
 	@$(PY) -m pytest $(SPREAD) --ignore=tests/house $(ARGS)
 
-test-xla:  ## the training update by torch_xla, on its CPU device, in .venv-xla of its own (2.7 GB; docs/tpu.md)
+test-xla:  ## the training update by torch_xla, on its CPU device, in .venv-xla of its own (2.7 GB; docs/launch.md)
 	@scripts/environments/setup-xla
 	@PJRT_DEVICE=CPU TPU_SKIP_MDS_QUERY=1 OMP_NUM_THREADS=1 \
 	  XLA_FLAGS="--xla_llvm_disable_expensive_passes=true --xla_backend_optimization_level=0" \

@@ -3,7 +3,7 @@
 `python benchmarks/coverage.py` prints, for each number of test people and each figure, the share of simulated studies
 whose interval holds the true figure: ours (Student's, on the figure's scale), plain percentiles, and BCa
 (Efron 1987) of the same resamples. A study without an interval counts as missed. The figures in
-docs/statistics.md are its output.
+docs/leaderboard.md are its output.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from jaxtyping import install_import_hook
 # Before anything imports NumPy's or torch's thread pools.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Tests compute on the CPU, also where there is a GPU, unless this variable names a device: docs/gpu.md.
+# Tests compute on the CPU, also where there is a GPU, unless this variable names a device: docs/launch.md.
 TEST_DEVICE = os.environ.setdefault("OCTJEPA_TEST_DEVICE", "cpu")
 if TEST_DEVICE == "cpu":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""

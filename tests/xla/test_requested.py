@@ -28,5 +28,5 @@ def test_without_the_library_the_way_to_it_is_named(monkeypatch: pytest.MonkeyPa
     if importlib.util.find_spec("torch_xla") is not None:
         pytest.skip("torch_xla is installed here")
     monkeypatch.setenv("PJRT_DEVICE", "TPU")
-    with pytest.raises(UsageError, match=r"PJRT_DEVICE=TPU asks for torch_xla.*docs/tpu\.md.*unset PJRT_DEVICE"):
+    with pytest.raises(UsageError, match=r"PJRT_DEVICE=TPU asks for torch_xla.*docs/launch\.md.*unset PJRT_DEVICE"):
         xla.device()

@@ -6,7 +6,7 @@ runs the graph that leads to it, and `sync` runs that part again. Numbers such a
 inputs of the graph.
 
 torch_xla is used where PJRT_DEVICE, its own variable, says TPU or CPU; it needs torch 2.9.0, hence an environment of
-its own (docs/tpu.md). `device` comes before the first backward pass, even one on the CPU: torch counts devices then.
+its own (docs/launch.md). `device` comes before the first backward pass, even one on the CPU: torch counts devices then.
 """
 
 from __future__ import annotations
@@ -120,5 +120,5 @@ def _library(name: str) -> ModuleType:
     except ModuleNotFoundError:
         raise UsageError(
             f"PJRT_DEVICE={os.environ.get('PJRT_DEVICE', '')} asks for torch_xla, which is not installed here: it has "
-            "a separate environment (docs/tpu.md). To train without it, unset PJRT_DEVICE"
+            "a separate environment (docs/launch.md). To train without it, unset PJRT_DEVICE"
         ) from None

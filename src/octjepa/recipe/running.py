@@ -60,7 +60,7 @@ def _known_tracker(name: str) -> str:
 
 
 class TrackingRecipe(Section):
-    """Where figures and pictures go next to the run folder; docs/tracking.md. Nothing leaves the machine by default."""
+    """Where figures and pictures go next to the run folder; docs/report.md. Nothing leaves the machine by default."""
 
     backends: Annotated[tuple[Annotated[str, AfterValidator(_known_tracker)], ...], AfterValidator(without_repeats)] = (
         machine(())

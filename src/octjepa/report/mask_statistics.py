@@ -4,7 +4,7 @@ The input is a recipe and volumes of a store, or no store: then tissue bands are
 pixel statistics are given. The output describes the recipe's mix and each mask family alone: how often each position is
 context, target or left out. Whether borders or the centre are hidden too often. How far a target is from the nearest
 visible token. How much tissue targets hold. And how well the nearest visible patch predicts a hidden one when it is
-copied. Intensity augmentation is off. See docs/masks.md.
+copied. Intensity augmentation is off. See docs/pretext.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ No edge is favoured: along an axis that it does not span, a shape's start is uni
 touches the grid, overhang cut off, and it shrinks towards its centre. Along an axis that it spans, shrinking towards
 the centre, which is the grid's own, would hide the borders a fifth too seldom: there the last shape is cut from a
 random position on, wrapped around. Cutting in raster order would rarely hide the last B-scans.
-`octjepa plan --masks` measures all this (docs/masks.md).
+`octjepa plan --masks` measures all this (docs/pretext.md).
 """
 
 from __future__ import annotations
