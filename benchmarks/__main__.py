@@ -34,7 +34,7 @@ def scripts() -> dict[str, str]:
 def compare(arguments: list[str]) -> int:
     """Runs one comparison with a peer and prints the ratio and its spread; exit code 2 for bad usage."""
     parser = argparse.ArgumentParser(prog="make bench", description="Compares octjepa with a peer in alternating runs.")
-    parser.add_argument("subject", choices=BENCHMARKS, help="what to measure; described in docs/bench.md")
+    parser.add_argument("subject", choices=BENCHMARKS, help="what to measure; described in docs/performance/README.md")
     parser.add_argument("--against", help="the peer; default: the first one of the subject")
     parser.add_argument("--repeats", type=int, help="runs of each side; default: one to two minutes in all")
     parser.add_argument("--json", action="store_true", help="print one JSON object: ours, other, ratio, runs")

@@ -1,7 +1,7 @@
 """What was aimed at for speed, memory and start-up before it was measured, and why a reference is ahead where it is.
 
 `benchmarks/performance.py` writes both into docs/performance beside the figures. A reason is a few words; what supports
-it is in docs/bench.md, docs/scale.md or lab/2026-11.md.
+it is in docs/performance/README.md, docs/scale.md or lab/2026-11.md.
 """
 
 from __future__ import annotations
