@@ -50,6 +50,18 @@ def test_the_readme_is_short_and_begins_with_a_picture() -> None:
     assert any(line.startswith("![") for line in lines[:10])
 
 
+def test_pages_are_few_and_short() -> None:
+    """Records of decisions and pages that a script writes do not count."""
+    uncounted = ("docs/decisions/", "docs/exam/", "docs/real/", "docs/zoo.md")
+    pages = [path for path in sorted((ROOT / "docs").rglob("*.md")) if not name_of(path).startswith(uncounted)]
+    assert len(pages) <= 33, [name_of(path) for path in pages]
+    for path in pages:
+        text = re.sub(r"^<!-- .*?^<!-- end", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        prose = INDENTED.sub("", FENCED.sub("", text)).splitlines()
+        lines = [line for line in prose if line.strip() and not line.startswith(("|", "#", "!", "<"))]
+        assert len(lines) <= 150, f"{name_of(path)}: {len(lines)} lines of prose"
+
+
 def test_links_lead_somewhere() -> None:
     for path in DOCUMENTS:
         for target in LINK.findall(path.read_text(encoding="utf-8")):
