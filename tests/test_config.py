@@ -108,7 +108,7 @@ def test_a_key_that_the_rest_makes_necessary_is_requested(
         (
             "objective.name=jepa",
             "objective.name: unknown objective: one of levjepa, mae, mae_patch_norm, noise2noise, normalized_mse, "
-            "vjepa, vjepa_dense (found",
+            "vjepa, vjepa_dense, or your own module:Class (found",
         ),
         ("model.width=100", "model.width 100 over model.heads 6: a head needs a whole, even number of features"),
         ("model.heads=5", "model.width 192 over model.heads 5"),

@@ -4,7 +4,7 @@ A run names its store and its checkpoints. In a run that another person made the
 would be contacted in the user's name and with the user's credentials, or absolute paths of the user's own disk. Neither
 is opened unless it is on the command line or `--allow-outside` does; in Python within `allow_outside`. A path
 relative to the folder, as octjepa writes it for a store next to a run, is followed: it is read, and never leaves the
-machine.
+machine. The same rule holds for Python code that a recipe names as `module:Class` (`octjepa.registry`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from octjepa.errors import UsageError
+from octjepa.registry import decide_imports
 from octjepa.remote import is_remote, join
 
 _everything = False
@@ -43,6 +44,14 @@ def set_allowed(allowed: bool) -> None:
     """Whether every place that a folder names may be opened."""
     global _everything
     _everything = allowed
+
+
+def is_named(word: str) -> bool:
+    """Whether exactly this word is on the command line (also behind a "key="), or everything is allowed."""
+    return _everything or _absolute(word) in _named
+
+
+decide_imports(is_named)
 
 
 @contextmanager

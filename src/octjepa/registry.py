@@ -6,11 +6,16 @@ changing this package:
     [project.entry-points."octjepa.objectives"]
     my_objective = "my_package.objectives:MyObjective"
 
-Parts are imported at their first use: listing names imports nothing.
+Parts are imported at their first use: listing names imports nothing. A registry may also take a class without any
+package, as `module:Class` of a Python file in the working folder. A recipe of another person may name such a class, so
+it is imported only if the user named it in the command or allowed everything (`octjepa.outside` decides).
 """
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -21,6 +26,20 @@ from octjepa.errors import UsageError
 
 T = TypeVar("T")
 Part = TypeVar("Part")
+_CLASS = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")  # module:Class
+
+
+def _nothing(name: str) -> bool:
+    return False
+
+
+_is_allowed: Callable[[str], bool] = _nothing  # `octjepa.outside`, a layer above, replaces it
+
+
+def decide_imports(is_allowed: Callable[[str], bool]) -> None:
+    """From now on `is_allowed("module:Class")` says whether the user agreed to import that class."""
+    global _is_allowed
+    _is_allowed = is_allowed
 
 
 class Registry(Generic[T]):
@@ -29,6 +48,7 @@ class Registry(Generic[T]):
     `modules` maps built-in names to the modules that register them on import; `modules_of` lists a folder of modules
     named like their parts. A registry in a lower layer declares only the `names` of built-in parts; the layer that has
     them says by `locate` which modules hold them. Packages add parts by entry points of the group `entry_point_group`.
+    With `takes_classes` a name may also be `module:Class`.
     """
 
     def __init__(
@@ -37,8 +57,9 @@ class Registry(Generic[T]):
         entry_point_group: str,
         modules: Mapping[str, str] | None = None,
         names: Iterable[str] = (),
+        takes_classes: bool = False,
     ) -> None:
-        self.kind, self.group = kind, entry_point_group
+        self.kind, self.group, self.takes_classes = kind, entry_point_group, takes_classes
         self._modules: dict[str, str] = {**dict.fromkeys(names, ""), **(modules or {})}
         self._parts: dict[str, T] = {}  # by decorator
         self._loaded: dict[str, T] = {}  # from entry points
@@ -69,12 +90,17 @@ class Registry(Generic[T]):
         return name in self._modules
 
     def __contains__(self, name: object) -> bool:
-        return name in self._modules or name in self._parts or name in self.names()
+        return name in self._modules or name in self._parts or name in self.names() or self.is_class(name)
+
+    def is_class(self, name: object) -> bool:
+        """Whether the name is a `module:Class`, which this registry takes. Imports nothing."""
+        return self.takes_classes and isinstance(name, str) and _CLASS.fullmatch(name) is not None
 
     def get(self, name: str) -> T:
         """The part called `name`, imported now if need be.
 
-        Raises UsageError: no such name, two packages declare it, or the package that declares it fails to import.
+        Raises UsageError: no such name, two packages declare it, the package or module fails to import, or the user did
+        not agree to import the module.
         RuntimeError: the package that holds a built-in part has not been imported (an error in octjepa).
         """
         if name not in self._parts and name in self._modules:
@@ -84,8 +110,40 @@ class Registry(Generic[T]):
         if name in self._parts:
             return self._parts[name]
         if name not in self._loaded:
-            self._loaded[name] = self._load(name)
+            self._loaded[name] = self._load_class(name) if self.is_class(name) else self._load(name)
         return self._loaded[name]
+
+    def _load_class(self, name: str) -> T:
+        """The class `module:Class`, from the working folder or an installed package."""
+        module_name, _, class_name = name.partition(":")
+        if not _is_allowed(name):
+            raise UsageError(
+                f"{self.kind} {name} is Python code that a recipe names and the command does not, so it was not "
+                f"imported. If you trust who made the recipe, write {name} in the command or add --allow-outside (in "
+                "Python: octjepa.outside.allow_outside)"
+            )
+        # The last place to look, so that a file of this folder hides no installed package. It stays there, because the
+        # module may import its neighbours later.
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
+        try:
+            module = import_module(module_name)
+        except Exception as error:  # whatever the import of foreign code raises
+            if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+                raise UsageError(
+                    f"{self.kind} {name}: there is no module {error.name} in this folder or among the installed "
+                    f"packages. Run the command in the folder of {module_name.partition('.')[0]}.py, or correct the name"
+                ) from error
+            raise UsageError(
+                f"{self.kind} {name}: the module cannot be imported: {type(error).__name__}: {error}"
+            ) from error
+        if not hasattr(module, class_name):
+            classes = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
+            raise UsageError(
+                f"{self.kind} {name}: module {module_name} has no {class_name}; it defines {', '.join(classes) or 'nothing'}"
+            )
+        part: T = getattr(module, class_name)
+        return part
 
     def _load(self, name: str) -> T:
         declared = [point for point in self._entry_points() if point.name == name]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from octjepa.errors import UsageError
 from octjepa.registry import Registry
 
 
@@ -43,12 +44,27 @@ FACTS = {
 
 
 # `octjepa.objectives.base` says which modules hold the classes.
-OBJECTIVES: Registry[Any] = Registry("objective", "octjepa.objectives", names=FACTS)
+OBJECTIVES: Registry[Any] = Registry("objective", "octjepa.objectives", names=FACTS, takes_classes=True)
+BASE = "octjepa.objectives.base.Objective"
 
 
 def objective_facts(name: str) -> ObjectiveFacts:
-    """The facts of the objective `name`. Raises UsageError: there is none, or its package fails to import."""
+    """The facts of the objective `name`, which may be a `module:Class`.
+
+    Raises UsageError: there is none, its package or module fails to import, or its class is not an objective.
+    """
     if name in FACTS:
         return FACTS[name]
     kind = OBJECTIVES.get(name)
+    # The base class is compared by name, because importing it would import torch.
+    bases = {f"{base.__module__}.{base.__qualname__}": base for base in getattr(kind, "__mro__", ())}
+    if BASE not in bases:
+        raise UsageError(f"objective {name} is not a class derived from {BASE}: see docs/extend.md")
+    if kind.loss is bases[BASE].loss:
+        raise UsageError(f"objective {name} has no method loss(self, predicted, target): see docs/extend.md")
+    if not hasattr(kind, "trivial_loss"):
+        raise UsageError(
+            f"objective {name} does not state trivial_loss: the loss of always predicting zero, or None if it depends on "
+            "the targets"
+        )
     return ObjectiveFacts("", kind.predictor, kind.predictor_width, kind.exported_encoder, kind.supervises_visible)

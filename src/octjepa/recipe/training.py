@@ -87,7 +87,9 @@ def check_heads(width: int, heads: int, prefix: str) -> None:
 
 def _known_objective(name: str) -> str:
     if name not in OBJECTIVES:
-        raise ValueError(f"unknown objective: one of {', '.join(OBJECTIVES.names())}")
+        raise ValueError(f"unknown objective: one of {', '.join(OBJECTIVES.names())}, or your own module:Class")
+    if OBJECTIVES.is_class(name):
+        objective_facts(name)  # its UsageError ends the validation, since nothing else of the recipe can be judged
     return name
 
 
