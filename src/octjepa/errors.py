@@ -99,6 +99,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}s"
 
 
+def counted_are(count: int, noun: str) -> str:
+    """The count with its noun and verb: `1 volume is`, `2 volumes are`."""
+    return f"{counted(count, noun)} {'is' if count == 1 else 'are'}"
+
+
 def install_command(extra: str) -> str:
     """The command that adds `extra` to this installation of octjepa, for messages about a library that is missing.
 

@@ -90,7 +90,7 @@ def test_a_person_with_a_volume_in_no_split_is_tested_on_the_others(probed: Call
 
     result = probed(one_unsplit, level="person")
     assert auroc(result)["n"] == 27
-    assert "90 volumes are in no split and belong to no person's case" in result.notes
+    assert "90 volumes are in no split, so not part of any person's case" in result.notes
 
 
 def test_unknown_visit_order_and_quality_are_errors(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_missing_fellow_eye_is_counted(probed: Callable[..., ProbeResult]) -> 
 
     result = probed(one_lost, level="person")
     assert result.protocol["people_with_one_eye"] == 2
-    assert any("2 of 90 people have one scanned eye only" in note for note in result.notes)
+    assert any("2 of 90 people with one scanned eye only" in note for note in result.notes)
     assert auroc(result)["n"] == 27
 
 

@@ -232,7 +232,7 @@ def test_two_encoders_are_cut_to_their_common_volumes(cohort: Cohort, saved: Sav
     names = {row["name"] for row in result.rows}
     assert names == {"octjepa", "octjepa#2", "second", "untrained", "histogram", "majority", "covariates"}
     (fault,) = [fault for fault in result.faults if fault["kind"] == "different_labels"]
-    assert fault["what"].startswith("octjepa: 1 volumes are not in every table")
+    assert fault["what"].startswith("octjepa: 1 volume is left out: ")
     assert any("'octjepa' is taken" in note for note in result.notes)
     assert {row["n"] for row in result.rows} == {35}
     ours = _row(result, name="octjepa", metric="auroc")

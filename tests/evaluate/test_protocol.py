@@ -79,7 +79,7 @@ def test_a_damaged_ledger_keeps_the_test_set_closed(cohort: Cohort, tmp_path: Pa
 
 def test_pretraining_on_test_people_is_refused() -> None:
     refuse_leaks(0, "the encoder", "take another")
-    with pytest.raises(UsageError, match="the encoder was pretrained on eyes of 3 people who are now in val or test"):
+    with pytest.raises(UsageError, match="the encoder was pretrained on eyes of 3 people now in val or test"):
         refuse_leaks(3, "the encoder", "take another")
 
 

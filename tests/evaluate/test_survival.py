@@ -146,7 +146,7 @@ def test_times_and_events_of_a_table(tmp_path: Path) -> None:
     assert labels.values["years"] == {
         ("1", "OD"): "2.0", ("1", "OS"): "-5.0", ("2", "OD"): "-3.0", ("2", "OS"): "-4.0",
     }  # fmt: skip
-    assert "years: 1 labels have a time and no seen, and are left out" in labels.notes
+    assert "years: 1 label is left out: a time and no seen" in labels.notes
     eyes = pd.DataFrame({"person_id": ["1", "1", "2", "2"], "eye": ["OD", "OS"] * 2, "split": "test"})
     people, _, notes = person_labels(labels, eyes, "years", "survival")
     assert people.values["years"] == {("1", ""): "2.0", ("2", ""): "-4.0"}  # the event; the longer follow-up

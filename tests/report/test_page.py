@@ -199,7 +199,7 @@ def test_people_in_two_splits_are_an_alarm(demo: Path) -> None:
     table.to_parquet(index)
     shutil.rmtree(demo / "run")
     text = write_report(demo).read_text(encoding="utf-8")
-    assert "1 people are in more than one split" in text
+    assert "1 person is in more than one split" in text
     assert json.loads((demo / "probe.json").read_text())["rows"]
 
 

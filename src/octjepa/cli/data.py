@@ -10,7 +10,7 @@ import typer
 from octjepa.cli.options import AllowOutside, Json, MaxLost, Quiet, Spacing, StorePath, Workers
 from octjepa.cli.output import check_output_folder, print_converted, print_demo, print_result
 from octjepa.cli.root import app
-from octjepa.errors import NothingReadError, OctjepaError, TooManyLostError, UsageError
+from octjepa.errors import NothingReadError, OctjepaError, TooManyLostError, UsageError, counted
 
 
 @app.command()
@@ -235,7 +235,7 @@ def convert(
     else:
         print_converted(converted)
     if not converted.scans:
-        raise NothingReadError(f"none of {len(converted.refused)} scans could be converted", converted.as_dict())
+        raise NothingReadError(f"none of {counted(len(converted.refused), 'scan')} could be converted", converted.as_dict())
     if converted.lost_share > max_lost:
         raise TooManyLostError(
             f"{converted.lost_share:.0%} of the scans were refused, more than --max-lost {max_lost:.0%}",

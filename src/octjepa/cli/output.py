@@ -262,9 +262,13 @@ def print_subgroups(scored: Iterable[tuple[tuple[str, str], ColumnScores]], prim
 
 
 def _print_notes_and_refused(results: ConvertedScans | SegmentedScans) -> None:
+    """Prints each note once, with the scan or the number of scans that have it, and the refused scans."""
+    scans_of: dict[str, list[str]] = {}
     for scan in results.scans:
         for note in scan.notes:
-            print(f"note on {scan.scan}: {note}")
+            scans_of.setdefault(note, []).append(scan.scan)
+    for note, scans in scans_of.items():
+        print(f"note on {scans[0] if len(scans) == 1 else counted(len(scans), 'scan')}: {note}")
     for refused in results.refused:
         print(f"refused {refused.scan}: {refused.reason}: {refused.detail}; {refused.to_do}")
 
@@ -291,6 +295,8 @@ def print_segmented(made: SegmentedScans, page: Path) -> None:
     if made.scans:
         print_table(lines)
     _print_notes_and_refused(made)
+    for note in made.notes:
+        print(f"note: {note}")
     print(f"page  {page}", flush=True)
 
 
@@ -306,7 +312,8 @@ def print_adapted(made: AdaptedFolder, as_json: bool) -> None:
         lines.append((candidate.name, *shown, str(candidate.step), f"{candidate.cpu_seconds:.0f}"))
     print_table(lines)
     count = made.adaptation
-    print(f"learned from {count.training_bscans} B-scans; measured on {count.held_out_bscans} that were held out")
+    learned = counted(count.training_bscans, "B-scan")
+    print(f"learned from {learned}; measured on {count.held_out_bscans} that were held out")
     for note in made.notes:
         print(f"note: {note}")
     print(f"use it: octjepa segment SCAN... --model {made.folder} --out DIR", flush=True)

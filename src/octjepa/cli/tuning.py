@@ -23,7 +23,7 @@ from octjepa.cli.options import (
 )
 from octjepa.cli.output import check_output_folder, print_result, print_segmented, print_subgroups
 from octjepa.cli.root import app
-from octjepa.errors import NothingReadError, TooManyLostError, UsageError
+from octjepa.errors import NothingReadError, TooManyLostError, UsageError, counted
 
 
 @app.command()
@@ -291,7 +291,7 @@ def _segment_bscans(
     else:
         print_segmented_bscans(segmented)
     if not segmented.images:
-        raise NothingReadError(f"none of {len(segmented.refused)} B-scans could be segmented", payload)
+        raise NothingReadError(f"none of {counted(len(segmented.refused), 'B-scan')} could be segmented", payload)
     if segmented.lost_share > max_lost:
         raise TooManyLostError(
             f"{segmented.lost_share:.0%} of the B-scans were refused, more than --max-lost {max_lost:.0%}", payload
@@ -366,7 +366,7 @@ def _segment_scans(
         print_segmented(segmented, page)
     lost = segmented.lost_share
     if not segmented.scans:
-        raise NothingReadError(f"none of {len(segmented.refused)} scans could be segmented: {page} says why", payload)
+        raise NothingReadError(f"none of {counted(len(segmented.refused), 'scan')} could be segmented: {page} says why", payload)
     if lost > max_lost:
         raise TooManyLostError(
             f"{lost:.0%} of the scans were refused, more than --max-lost {max_lost:.0%}: {page} says why", payload

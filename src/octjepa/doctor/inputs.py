@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterator
 
 from octjepa.doctor.checks import Check, Setup, register
-from octjepa.errors import install_command
+from octjepa.errors import counted, install_command
 from octjepa.store import Store
 from octjepa.store.contract import contract_differences
 from octjepa.train.tracking.base import NEEDS
@@ -48,7 +48,7 @@ def store_check(setup: Setup) -> Iterator[Check]:
     store = Store.open(setup.store)
     described = store.describe()
     splits = ", ".join(f"{name or 'no split'} {count}" for name, count in described["by_split"].items())
-    finding, to_do = f"{described['volumes']} volumes ({splits})", ""
+    finding, to_do = f"{counted(described['volumes'], 'volume')} ({splits})", ""
     if not len(store.table):
         to_do = "octjepa ingest scans into it; its quarantine says why none are in"
         yield Check("store", "failed", finding, _STORE, to_do)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from octjepa.embed.table import Embeddings
 from octjepa.embed.token_folder import TokenFolder
-from octjepa.errors import UsageError
+from octjepa.errors import UsageError, counted_are
 from octjepa.metrics.findings import BASELINES, Findings
 
 NamedTables = list[tuple[str, Embeddings]]
@@ -31,8 +31,8 @@ def align_tables(embeddings: Sequence[Embeddings], findings: Findings) -> list[E
         if len(table) > len(common):
             findings.add_fault(
                 "different_labels",
-                f"{table.encoder}: {len(table) - len(common)} volumes are not in every table and are left out: rows "
-                "are compared on the volumes that all tables hold",
+                f"{table.encoder}: {counted_are(len(table) - len(common), 'volume')} left out: rows are compared on the "
+                "volumes that all tables hold",
             )
     tables = [
         table.take(index[volume] for volume in common) for table, index in zip(embeddings, positions, strict=True)

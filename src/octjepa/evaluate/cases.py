@@ -22,7 +22,7 @@ import pandas as pd
 from jaxtyping import Float, Int
 
 from octjepa.embed.table import FEATURE_COLUMNS, Embeddings
-from octjepa.errors import UsageError
+from octjepa.errors import UsageError, counted, counted_are
 from octjepa.evaluate.features import Selection, plan_selection
 from octjepa.evaluate.labels import PERSON_COLUMNS, LabelTable, numbers_of, read_table, visit_pseudonyms
 from octjepa.evaluate.results import CaseProtocol
@@ -92,12 +92,12 @@ class Cases:
         """Cases that the protocol leaves out, and facts that it cannot tell."""
         about, notes = self.about, list(self.joined)
         if about.volumes_in_no_split:
-            notes.append(f"{about.volumes_in_no_split} volumes are in no split and belong to no {self.level}'s case")
+            notes.append(f"{counted_are(about.volumes_in_no_split, 'volume')} in no split, so not part of any {self.level}'s case")
         if self.level == "person" and about.people_with_one_eye:
             one_eye, people = about.people_with_one_eye, about.people
-            notes.append(f"{one_eye} of {people} people have one scanned eye only: their case is that eye")
+            notes.append(f"{one_eye} of {counted(people, 'person')} with one scanned eye only: their case is that eye")
         if self.level == "eye" and about.volumes_of_unknown_eye:
-            notes.append(f"{about.volumes_of_unknown_eye} volumes of unknown eye are separate cases")
+            notes.append(f"separate cases, because the eye is unknown: {counted(about.volumes_of_unknown_eye, 'volume')}")
         return notes
 
 
@@ -168,9 +168,9 @@ def _joined_notes(
         others = np.setdiff1d(in_split, used)
         volumes = frame.iloc[others]
         visits = len(set(zip(volumes["person_id"], names[others], strict=True)))
-        what = f"of {visits} later visits" if about.several == "first_visit" else "that are not the best of their case"
+        what = f"of {counted(visits, 'later visit')}" if about.several == "first_visit" else "that are not the best of their case"
         people = volumes["person_id"].nunique()
-        notes.append(f"{about.several} leaves out {left_out} of {len(in_split)} volumes {what} ({people} people)")
+        notes.append(f"{about.several} leaves out {left_out} of {len(in_split)} volumes {what} ({counted(people, 'person')})")
     several_visits = sum(len(set(names[positions]) - {""}) > 1 for positions in members)
     if several_visits:
         notes.append(
@@ -279,10 +279,10 @@ def person_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: st
         rules = {
             "regression": "their mean is the person's",
             "survival": "the earliest event is the person's",
-            "multiclass": f"these {differing} people are left out",
+            "multiclass": f"{counted_are(differing, 'person')} left out",
         }
         rule = rules.get(kind, "the worse eye's is the person's")
-        notes.append(f"{target}: the eyes of {differing} people have different labels; {rule}")
+        notes.append(f"{target}: the eyes of {counted(differing, 'person')} have different labels; {rule}")
     return replace(labels, by_eye=False, values={target: values}), kind, notes
 
 

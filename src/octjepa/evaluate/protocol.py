@@ -26,7 +26,7 @@ import pandas as pd
 from octjepa.checkpoint.location import parse_location
 from octjepa.embed.leakage import count_leaked_people, recorded_training_set
 from octjepa.encoders.base import FrozenEncoder
-from octjepa.errors import UsageError
+from octjepa.errors import UsageError, counted
 from octjepa.evaluate.cases import Cases, PreparedTarget, group_cases, prepare_targets
 from octjepa.evaluate.labels import LabelTable, read_labels, split_multilabel
 from octjepa.evaluate.measurements import Measurements, PredictionsByKey, estimate_metric, measure_predictions
@@ -78,7 +78,7 @@ def refuse_leaks(leaked: int, encoder: str, remedy: str) -> None:
     """Raises UsageError if `leaked` subjects, whom the encoder was pretrained on, are in val or test."""
     if leaked:
         raise UsageError(
-            f"leak: {encoder} was pretrained on eyes of {leaked} people who are now in val or test, so their figures "
+            f"leak: {encoder} was pretrained on eyes of {counted(leaked, 'person')} now in val or test, so the results "
             f"would be too good. Give the store the split it was trained with, or {remedy}"
         )
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Float, Int
 
-from octjepa.errors import UsageError
+from octjepa.errors import UsageError, counted_are
 from octjepa.evaluate.labels import LabelTable, numbers_of
 
 TASK = "survival"
@@ -44,7 +44,7 @@ def join_events(labels: LabelTable, times: Sequence[str], event: str) -> LabelTa
                 signed[key] = repr(float(number[0]) if happened[key] in _YES else -float(number[0]))
         values[name] = signed
     notes = tuple(
-        f"{name}: {missing} labels have a time and no {event}, and are left out"
+        f"{name}: {counted_are(missing, 'label')} left out: a time and no {event}"
         for name in times
         if (missing := len(set(labels.values[name]) - set(happened)))
     )

@@ -17,7 +17,7 @@ import pandas as pd
 from jaxtyping import Float, Int
 
 from octjepa.embed.table import SPLITS
-from octjepa.errors import UsageError
+from octjepa.errors import UsageError, counted
 from octjepa.evaluate.labels import MAX_CLASSES, LabelTable, check_spelling, numbers_of
 from octjepa.evaluate.survival import TASK, check_events
 from octjepa.metrics.scores import Task
@@ -144,8 +144,8 @@ def check_people(frame: pd.DataFrame) -> list[str]:
     leaked = int((spread > 1).sum())
     if leaked:
         raise UsageError(
-            f"leak: {leaked} of {len(spread)} people have volumes in more than one split, so a test person was trained "
-            "on; split by person with octjepa split STORE and embed again"
+            f"leak: volumes in more than one split for {leaked} of {counted(len(spread), 'person')}, so a test person was "
+            "trained on; split by person with octjepa split STORE and embed again"
         )
     copies = used[used["content_hash"] != ""].groupby("content_hash")
     doubled = int((copies["split"].nunique() > 1).sum())
@@ -252,7 +252,7 @@ def _visit_notes(labels: LabelTable, frame: pd.DataFrame, target: str) -> list[s
     if not labels.by_visit:
         visits = frame[frame["visit"] != ""].groupby("person_id")["visit"].nunique() if "visit" in frame else None
         several = 0 if visits is None else int((visits > 1).sum())
-        text = f"{target}: {several} people have several visits, and each has one label for all of them"
+        text = f"{target}: several visits of {counted(several, 'person')}, with one label for all visits of a person"
         return [f"{text} (a column visit in the labels tells them apart)"] if several else []
     names_of_volumes = frame["visit"] if "visit" in frame else pd.Series([""] * len(frame))
     scanned = set(zip(frame["person_id"], names_of_volumes, strict=True))
@@ -263,7 +263,7 @@ def _visit_notes(labels: LabelTable, frame: pd.DataFrame, target: str) -> list[s
     if absent:
         notes.append(f"{target}: {absent} of {len(labels.visit_names)} visits with a label have no embedded scan")
     if nameless := int((names_of_volumes == "").sum()):
-        notes.append(f"{target}: {nameless} volumes name no visit and take labels of rows without a visit only")
+        notes.append(f"{target}: {counted(nameless, 'volume')} without a visit: labels come from rows without a visit only")
     return notes
 
 
@@ -285,4 +285,4 @@ def _without_zeros(labelled: set[str], frame: pd.DataFrame) -> str:
     count = len({person for person in labelled - scanned if person in bare})
     if not count:
         return ""
-    return f"; {count} people of the labels lack only the zeros before the id of a scan, which spreadsheets remove"
+    return f"; the ids of {counted(count, 'person')} in the labels lack only zeros at the start, which spreadsheets remove"

@@ -22,7 +22,7 @@ from threadpoolctl import ThreadpoolController
 from octjepa.canonical.near_duplicates import near_duplicates_across_people
 from octjepa.cohort.leaks import connected
 from octjepa.cohort.split import split_the_rest
-from octjepa.errors import NothingReadError, TooManyLostError, UsageError, VolumeRejected
+from octjepa.errors import NothingReadError, TooManyLostError, UsageError, VolumeRejected, counted
 from octjepa.files import remove_unfinished, replace_folder
 from octjepa.ingest.note_warnings import note_warnings
 from octjepa.ingest.one_file import Result, Spacing, ingest_one, is_done, refused, sha256
@@ -421,7 +421,7 @@ def _check_lost(
     total = summary["accepted"] + summary["skipped"] + lost
     if lost / max(1, total) > max_lost:
         raise TooManyLostError(
-            f"ingest is finished, but {lost} of {total} files ({lost / total:.0%}) are lost, more "
+            f"ingest is finished, but it lost {lost} of {counted(total, 'file')} ({lost / total:.0%}), more "
             f"than the allowed {max_lost:.0%}:\n{lines}\n"
             f"see quarantine.jsonl in {store.location}; raise --max-lost if that is as it should be",
             summary,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from octjepa.cohort.examples import records
 from octjepa.cohort.flow import Counts, cohort_table, count_entries
+from octjepa.errors import counted
 from octjepa.ingest.source_flow import RefusedFiles, source_flow
 from octjepa.notes import read_notes
 from octjepa.reasons import REASONS
@@ -122,7 +123,7 @@ def summarise_cohort(store: Store) -> Cohort:
         FlowStage(
             accepted.volumes,
             "volumes read and accepted",
-            (f"{accepted.people} people, {accepted.eyes} eyes", *_by_device_and_site(table)),
+            (f"{counted(accepted.people, 'person')}, {counted(accepted.eyes, 'eye')}", *_by_device_and_site(table)),
             _exclusions(("no raster scans", other)),
         ),
     ]
@@ -130,7 +131,7 @@ def summarise_cohort(store: Store) -> Cohort:
         del stages[0]
     if other:
         counts = count_entries(rasters)
-        details = (f"{counts.people} people, {counts.eyes} eyes", *_by_device_and_site(rasters))
+        details = (f"{counted(counts.people, 'person')}, {counted(counts.eyes, 'eye')}", *_by_device_and_site(rasters))
         stages.append(FlowStage(len(rasters), "raster volumes", details))
     split = text_column(rasters["split"])
     by_split = [(name, rasters[split == name]) for name in (*SPLITS, "")]

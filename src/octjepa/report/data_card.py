@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from octjepa.cohort.flow import UNKNOWN, Counts, cohort_table, count_by, count_entries
 from octjepa.cohort.leaks import find_leaks
-from octjepa.errors import UsageError
+from octjepa.errors import UsageError, counted
 from octjepa.ingest.source_flow import source_flow
 from octjepa.notes import count_codes, read_codes, read_notes
 from octjepa.report.cohort import SPLITS, participant_facts, reason_meaning, run_flow
@@ -59,8 +59,8 @@ def data_card(store: Store, name: str, flow: Mapping[str, Sequence[Mapping[str, 
     counts = count_entries(table)
     parts = [
         f"# Data card: {_escaped(name)}",
-        f"{counts.volumes} volumes of {counts.eyes} eyes of {counts.people} people: retinal OCT, brought to one "
-        f"spacing, size and orientation by octjepa {version('octjepa')}. For research; not a medical device. Counts, "
+        f"{counted(counts.volumes, 'volume')} of {counted(counts.eyes, 'eye')} of {counted(counts.people, 'person')}: "
+        f"retinal OCT, brought to one spacing, size and orientation by octjepa {version('octjepa')}. For research; not a medical device. Counts, "
         "medians and ranges only; mind small numbers before this is made public.",
         "## To be filled in by whoever passes it on",
         _table(("", ""), [(gap, "") for gap in _GAPS]),

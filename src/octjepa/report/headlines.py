@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from octjepa.errors import counted
+from octjepa.errors import counted, counted_are
 from octjepa.evaluate.results import Paired, ProbePaired, Row, TunedPaired
 from octjepa.metrics.findings import BASELINES, FEWEST_TEST_PEOPLE, Fault
 from octjepa.metrics.intervals import LOWER_IS_BETTER
@@ -116,16 +116,17 @@ def _packaged_segmenter(measured: Mapping[str, Any]) -> Headline:
 
 
 def _files(cohort: Cohort) -> Headline:
-    sentence = f"{cohort.volumes} of {cohort.files} files were read and accepted"
-    refused = f"; {cohort.refused} were refused, each with its reason below. "
-    sentence += refused if cohort.refused else "; none was refused. "
+    sentence = f"{cohort.volumes} of {counted(cohort.files, 'file')} read and accepted"
+    refused = f"; {cohort.refused} refused, with the reason below. "
+    sentence += refused if cohort.refused else "; none refused. "
     if cohort.uncertain:
         sentence += f"In {cohort.uncertain} of them a spacing is uncertain, and marked so. "
     leaks, share = cohort.people_in_two_splits, cohort.refused / max(cohort.files, 1)
-    sentence += f"{leaks} people are in more than one split." if leaks else "No person is in two splits."
+    sentence += f"{counted_are(leaks, 'person')} in more than one split." if leaks else "No person is in two splits."
     verdict: Verdict = "bad" if leaks or share > MAX_LOST else "good"
     if share > MAX_LOST:
-        sentence += f" {cohort.refused} scans are lost, {share:.0%} of the files; up to {MAX_LOST:.0%} pass by default."
+        lost = counted_are(cohort.refused, "scan")
+        sentence += f" {lost} lost, {share:.0%} of the files; up to {MAX_LOST:.0%} pass by default."
     return Headline("Files read", f"{cohort.volumes} of {cohort.files}", verdict, sentence)
 
 

@@ -192,7 +192,7 @@ def test_different_test_volumes_are_cut_to_the_common_ones_and_named(made):
     fewer = table("fewer", 2.5, change=lambda frame: frame.iloc[:-20])
     board = _run(labels, table("good", 2.5), fewer)
     (fault,) = [fault for fault in board.faults if fault["kind"] == "different_labels"]
-    assert "20 volumes are not in every table" in fault["what"]
+    assert "20 volumes are left out: rows are compared on the volumes that all tables hold" in fault["what"]
     assert _row(board, "good")["n"] == _row(board, "fewer")["n"] == 90 - 20
 
 

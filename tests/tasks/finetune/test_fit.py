@@ -291,10 +291,10 @@ def test_people_the_encoder_knows_splits_that_leak_and_other_stores_are_refused(
     store = PlantedStore()
     tested = store.table.loc[store.table["split"] == "test", "volume_id"].iloc[0]
     leaky = write_encoder(tmp_path / "leaky.safetensors", trained_on=(tested,))
-    with pytest.raises(UsageError, match="pretrained on eyes of 1 people who are now in val or test"):
+    with pytest.raises(UsageError, match="pretrained on eyes of 1 person now in val or test"):
         tune(tmp_path / "out", checkpoint=leaky)
     store.table.loc[store.table["volume_id"] == tested, "split"] = "train"
-    with pytest.raises(UsageError, match="leak: 1 of 40 people have volumes in more than one split"):
+    with pytest.raises(UsageError, match="leak: volumes in more than one split for 1 of 40 people"):
         tune(tmp_path / "out", store=store)
     other = RECIPE.preprocessing.model_copy(update={"flatten": "none"})
     another = write_encoder(tmp_path / "other.safetensors", RECIPE.model_copy(update={"preprocessing": other}))

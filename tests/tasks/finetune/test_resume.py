@@ -176,7 +176,7 @@ def test_updates_without_a_finite_gradient_change_nothing_and_end_the_run_when_t
     calls = iter(range(100))
     monkeypatch.setattr(training, "each_loss", lambda *a: honest(*a) * (float("nan") if next(calls) in (2, 3) else 1))
     message = tune(tmp_path / "out", *QUICK)
-    assert any("1 updates without a finite gradient were skipped" in text for text in message["notes"])
+    assert any("skipped 1 update without a finite gradient" in text for text in message["notes"])
     assert all(torch.isfinite(value).all() for value in weights_of(tmp_path / "out").values())
     monkeypatch.setattr(training, "each_loss", lambda *a: honest(*a) * float("nan"))
     with pytest.raises(Exception, match="5 updates in a row without a finite gradient"):

@@ -17,7 +17,7 @@ from octjepa.embed.alignment import align_tables
 from octjepa.embed.embedding import add_participants
 from octjepa.embed.table import complete_keys
 from octjepa.encoders.external.prepared import PATTERNS
-from octjepa.errors import UsageError
+from octjepa.errors import UsageError, counted
 from octjepa.evaluate.cases import group_cases
 from octjepa.evaluate.features import TOKEN_PROBES, covariate_features, majority_predictions, plan_selection
 from octjepa.evaluate.label_fractions import limit_target
@@ -263,7 +263,7 @@ def _without_leaks(candidates: Sequence[EmbeddedCandidate], board: Board) -> lis
     for candidate in candidates:
         if candidate.table.leaked:
             label, people = candidate.entry.label, candidate.table.leaked
-            what = f"{label} was pretrained on eyes of {people} people who are now in val or test"
+            what = f"{label} was pretrained on eyes of {counted(people, 'person')} now in val or test"
             board.add_fault("leaked_person", f"{what}: its metrics would be too good, so it is left out")
     clean = [candidate for candidate in candidates if not candidate.table.leaked]
     if not clean:

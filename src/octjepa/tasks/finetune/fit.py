@@ -22,7 +22,7 @@ from octjepa.embed.embedding import embed_store, require_same_contract
 from octjepa.embed.parts import discard_leftovers
 from octjepa.embed.table import Embeddings, read_embeddings
 from octjepa.encoders.base import hash_weights
-from octjepa.errors import OctjepaError, UsageError
+from octjepa.errors import OctjepaError, UsageError, counted
 from octjepa.evaluate.label_fractions import TooFewLabelsError
 from octjepa.evaluate.measurements import MACRO
 from octjepa.evaluate.probe import ProbeResult
@@ -219,7 +219,7 @@ def _tune(
     if runtime.rank == 0 and not learner.best_update:
         found.add_note(f"{name}: no labelled person in val, so nothing was chosen: the last weights stay")
     if runtime.rank == 0 and learner.skipped:
-        found.add_note(f"{name}: {learner.skipped} updates without a finite gradient were skipped")
+        found.add_note(f"{name}: skipped {counted(learner.skipped, 'update')} without a finite gradient")
     saved = runtime.run_on_rank_zero(lambda: save_tuned(folder / TUNED_FOLDER, network, recipe, data, shifts, update))
     return _TunedRun(name, network, folder, val, shifts, saved)
 
@@ -283,7 +283,7 @@ def _summary(tuned_rows: Sequence[Row], first: TunedPaired) -> str:
     row = next(row for row in tuned_rows if (row.target, row.metric) == (first.target, first.metric))
     return (
         f"{first.target}: {first.metric} {_number(row.value)}{_interval(row)} tuned; tuned minus frozen "
-        f"{_number(first.difference, '+')}{_interval(first, '+')}; {row.n} test cases of {row.n_people} people"
+        f"{_number(first.difference, '+')}{_interval(first, '+')}; {counted(row.n, 'test case')} of {counted(row.n_people, 'person')}"
     )
 
 

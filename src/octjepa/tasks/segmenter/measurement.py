@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, UInt8
 
 from octjepa.canonical.pipeline import SPARSE_FRAMES, SPARSE_GAP_MM
 from octjepa.canonical.plausibility import DOUBTFUL_NOTE
+from octjepa.errors import counted_are
 from octjepa.notes import SPARSE_NOTE, Note, read_notes
 from octjepa.phantom.random_scene import CLASSES
 from octjepa.tasks.segment.layer_names import LAYERS as LAYERS
@@ -312,7 +313,7 @@ def _trust_notes(
         notes.append("sparse raster: most of the field lies between distant B-scans")
     for code, text in (("blank_frames", "blank"), ("damaged_frames", "damaged")):
         counts = [note.detail for note in preparation.notes if note.code == code]
-        notes += [f"{count} B-scans are {text}" for count in counts]
+        notes += [f"{counted_are(int(count), 'B-scan')} {text}" for count in counts]
     notes += _range_notes(volume, found, layers)
     nerve = float(np.mean(np.nan_to_num(layers[1]) > _NERVE_UM))
     words = f"{volume.protocol} {volume.region}".lower().split()

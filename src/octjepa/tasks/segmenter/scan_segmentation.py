@@ -100,10 +100,14 @@ class SegmentedScan:
 
 @dataclass
 class SegmentedScans:
-    """All scans of a call. `lost_share` counts the refused scans that are not rightly left out."""
+    """All scans of a call. `lost_share` counts the refused scans that are not rightly left out.
+
+    `notes` are about the whole call, such as a missing library.
+    """
 
     scans: list[SegmentedScan] = field(default_factory=list)
     refused: list[RefusedScan] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def lost_share(self) -> float:
@@ -112,7 +116,11 @@ class SegmentedScans:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {"scans": [scan.as_dict() for scan in self.scans], "refused": [vars(one) for one in self.refused]}
+        return {
+            "scans": [scan.as_dict() for scan in self.scans],
+            "refused": [vars(one) for one in self.refused],
+            "notes": self.notes,
+        }
 
 
 def segment_sources(
@@ -144,6 +152,8 @@ def segment_sources(
             try:
                 volume, preparation = _read(source, spacing_mm, people)
                 name = names.of(source, people)
+                if "dicom" in forms and volume.format == "dicom" and not made.notes and not _has_highdicom():
+                    made.notes.append(f"no DICOM Segmentations: they need highdicom: {install_command('segment')}")
                 made.scans.append(_segment(segmenter, volume, preparation, source, _Output(out, name, forms, progress)))
             except VolumeRejected as error:
                 made.refused.append(_refusal(names.shown(source, people), error.reason, error.detail))
@@ -251,6 +261,7 @@ def _write_labels(
     dicom = to.path("_classes.dcm")
     if "dicom" in to.forms and volume.format == "dicom":
         dicom.unlink(missing_ok=True)  # of an earlier call
+    if "dicom" in to.forms and volume.format == "dicom" and _has_highdicom():
         why = _no_dicom(classes, source, in_file)
         if not why:
             try:
@@ -263,10 +274,12 @@ def _write_labels(
     return files, notes
 
 
+def _has_highdicom() -> bool:
+    return find_spec("highdicom") is not None
+
+
 def _no_dicom(classes: np.ndarray, source: SourceFile, in_file: bool) -> str:
     """Why there is no DICOM Segmentation; "" if one can be written."""
-    if find_spec("highdicom") is None:
-        return f"it needs highdicom: {install_command('segment')}"
     if not classes.any():
         return "no fluid and no sub-RPE material was found, and the format needs at least one frame"
     if not isinstance(source.location, Path) or not source.location.is_file():

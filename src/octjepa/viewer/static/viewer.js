@@ -35,7 +35,7 @@ async function list(offset = 0, around = "") {
   at("list").scrollTop = 0;
   const last = found.offset + found.volumes.length;
   const part = found.matching > found.volumes.length ? `, ${found.offset + 1} to ${last} listed` : "";
-  at("count").textContent = `${found.matching} of ${found.total} volumes${part}`;
+  at("count").textContent = `${found.matching} of ${found.total} volume${found.total === 1 ? "" : "s"}${part}`;
   at("before").disabled = found.offset === 0;
   at("after").disabled = last >= found.matching;
   at("pages").hidden = found.matching <= PAGE;
@@ -199,7 +199,7 @@ function turn(by) {
 }
 
 function tell(about) {
-  at("summary").textContent = `${about.volumes} volumes of ${about.shape.join(" x ")} voxels${about.encoder ? ` · encoder ${about.encoder}` : ""}`;
+  at("summary").textContent = `${about.volumes} volume${about.volumes === 1 ? "" : "s"} of ${about.shape.join(" x ")} voxels${about.encoder ? ` · encoder ${about.encoder}` : ""}`;
   for (const note of about.notes) at("summary").append(make("span", ` · ${note}`, "mark"));
   if (about.missing) at("summary").append(make("span", ` · without token maps: ${about.missing}`, "mark"));
 }
