@@ -1,7 +1,7 @@
 """How often do 95 % intervals hold the truth? Studies of people with two eyes each are simulated, whose truth is known.
 
-`python benchmarks/coverage.py` prints, for each number of test people and each figure, the share of simulated studies
-whose interval holds the true figure: ours (Student's, on the figure's scale), plain percentiles, and BCa
+`python benchmarks/coverage.py` prints, for each number of test people and each metric, the share of simulated studies
+whose interval holds the true value: ours (Student's, on the metric's scale), plain percentiles, and BCa
 (Efron 1987) of the same resamples. A study without an interval counts as missed. The figures in
 docs/leaderboard.md are its output.
 """
@@ -144,7 +144,7 @@ def main() -> None:
     print(
         f"{arguments.trials} studies a row, {arguments.resamples} resamples; share covered in %, mean width in brackets"
     )
-    print(f"{'people':>6}  {'figure':<18}" + "".join(f"{kind:>18}" for kind in KINDS))
+    print(f"{'people':>6}  {'metric':<18}" + "".join(f"{kind:>18}" for kind in KINDS))
     started = time.process_time()
     for people in arguments.people:
         result = coverage(people, arguments.trials, arguments.resamples)
