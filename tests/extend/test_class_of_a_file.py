@@ -50,11 +50,12 @@ class Other:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The working folder, with `own_objectives.py`. Nothing of it stays imported."""
     (tmp_path / "own_objectives.py").write_text(CODE)
+    (tmp_path / "their_objectives.py").write_text(CODE)  # imported by one test only: a class stays registered
     (tmp_path / "broken_objectives.py").write_text("import absent_library\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path
-    for name in ("own_objectives", "broken_objectives"):
+    for name in ("own_objectives", "their_objectives", "broken_objectives"):
         sys.modules.pop(name, None)
 
 
@@ -88,7 +89,7 @@ def test_what_is_wrong_with_a_class_is_one_line(folder: Path, name: str, message
 
 
 def test_a_recipe_of_another_person_imports_nothing(folder: Path) -> None:
-    (folder / "theirs.yaml").write_text("extends: tiny_cpu_vjepa\nobjective: {name: 'own_objectives:Smooth'}\n")
+    (folder / "theirs.yaml").write_text("extends: tiny_cpu_vjepa\nobjective: {name: 'their_objectives:Smooth'}\n")
     refused = call("plan", "theirs.yaml")
     assert refused.code == 2
     assert "so it was not imported" in refused.err
@@ -96,7 +97,7 @@ def test_a_recipe_of_another_person_imports_nothing(folder: Path) -> None:
         load_recipe("theirs.yaml")
     assert not (folder / "imported").exists()
     with allow_outside():
-        assert load_recipe("theirs.yaml").objective.name == "own_objectives:Smooth"
+        assert load_recipe("theirs.yaml").objective.name == "their_objectives:Smooth"
     assert (folder / "imported").exists()
 
 
