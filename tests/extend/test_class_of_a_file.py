@@ -73,7 +73,10 @@ def test_a_class_of_a_file_is_planned_and_used(folder: Path) -> None:
     ("name", "message"),
     [
         ("absent_module:Smooth", "there is no module absent_module in this folder or among the installed packages"),
-        ("own_objectives:Absent", "module own_objectives has no Absent; it defines Smooth, NoLoss, NoTrivialLoss, Other"),
+        (
+            "own_objectives:Absent",
+            "module own_objectives has no Absent; it defines Smooth, NoLoss, NoTrivialLoss, Other",
+        ),
         ("own_objectives:Other", "is not a class derived from octjepa.objectives.base.Objective"),
         ("own_objectives:NoLoss", "has no method loss"),
         ("own_objectives:NoTrivialLoss", "does not state trivial_loss"),

@@ -27,11 +27,16 @@ HEADINGS = {
 }
 
 
+def section(heading):
+    """The text of the page under a heading."""
+    page = PAGE.read_text(encoding="utf-8")
+    (text,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
+    return text
+
+
 @pytest.mark.parametrize("kind", HEADINGS)
 def test_the_page_shows_the_code_that_is_tested(kind):
-    (page,) = re.findall(
-        rf"^## {HEADINGS[kind]}\n(.*?)(?=^## |\Z)", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
+    page = section(HEADINGS[kind])
     (code,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     assert code == (PLUGIN / "src" / "octjepa_example" / f"{kind}.py").read_text(encoding="utf-8")
     assert page.count("\n") < 60
@@ -92,7 +97,7 @@ def test_a_verb_of_a_package_that_fails_on_import_is_one_line(install_package):
 def test_lora_by_peft_trains_its_adapters_alone():
     """The page's code: the loss falls, adapters alone change, and merged into the encoder they compute the same."""
     pytest.importorskip("peft")
-    page = (PAGES / "lora.md").read_text(encoding="utf-8")
+    page = section("LoRA on a pretrained encoder")
     setup, training, merging = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     torch.manual_seed(0)
     scope: dict = {}

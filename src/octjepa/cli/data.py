@@ -235,7 +235,9 @@ def convert(
     else:
         print_converted(converted)
     if not converted.scans:
-        raise NothingReadError(f"none of {counted(len(converted.refused), 'scan')} could be converted", converted.as_dict())
+        raise NothingReadError(
+            f"none of {counted(len(converted.refused), 'scan')} could be converted", converted.as_dict()
+        )
     if converted.lost_share > max_lost:
         raise TooManyLostError(
             f"{converted.lost_share:.0%} of the scans were refused, more than --max-lost {max_lost:.0%}",

@@ -366,7 +366,9 @@ def _segment_scans(
         print_segmented(segmented, page)
     lost = segmented.lost_share
     if not segmented.scans:
-        raise NothingReadError(f"none of {counted(len(segmented.refused), 'scan')} could be segmented: {page} says why", payload)
+        raise NothingReadError(
+            f"none of {counted(len(segmented.refused), 'scan')} could be segmented: {page} says why", payload
+        )
     if lost > max_lost:
         raise TooManyLostError(
             f"{lost:.0%} of the scans were refused, more than --max-lost {max_lost:.0%}: {page} says why", payload

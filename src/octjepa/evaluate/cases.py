@@ -92,12 +92,16 @@ class Cases:
         """Cases that the protocol leaves out, and facts that it cannot tell."""
         about, notes = self.about, list(self.joined)
         if about.volumes_in_no_split:
-            notes.append(f"{counted_are(about.volumes_in_no_split, 'volume')} in no split, so not part of any {self.level}'s case")
+            notes.append(
+                f"{counted_are(about.volumes_in_no_split, 'volume')} in no split, so not part of any {self.level}'s case"
+            )
         if self.level == "person" and about.people_with_one_eye:
             one_eye, people = about.people_with_one_eye, about.people
             notes.append(f"{one_eye} of {counted(people, 'person')} with one scanned eye only: their case is that eye")
         if self.level == "eye" and about.volumes_of_unknown_eye:
-            notes.append(f"separate cases, because the eye is unknown: {counted(about.volumes_of_unknown_eye, 'volume')}")
+            notes.append(
+                f"separate cases, because the eye is unknown: {counted(about.volumes_of_unknown_eye, 'volume')}"
+            )
         return notes
 
 
@@ -168,9 +172,15 @@ def _joined_notes(
         others = np.setdiff1d(in_split, used)
         volumes = frame.iloc[others]
         visits = len(set(zip(volumes["person_id"], names[others], strict=True)))
-        what = f"of {counted(visits, 'later visit')}" if about.several == "first_visit" else "that are not the best of their case"
+        what = (
+            f"of {counted(visits, 'later visit')}"
+            if about.several == "first_visit"
+            else "that are not the best of their case"
+        )
         people = volumes["person_id"].nunique()
-        notes.append(f"{about.several} leaves out {left_out} of {len(in_split)} volumes {what} ({counted(people, 'person')})")
+        notes.append(
+            f"{about.several} leaves out {left_out} of {len(in_split)} volumes {what} ({counted(people, 'person')})"
+        )
     several_visits = sum(len(set(names[positions]) - {""}) > 1 for positions in members)
     if several_visits:
         notes.append(

@@ -263,7 +263,9 @@ def _visit_notes(labels: LabelTable, frame: pd.DataFrame, target: str) -> list[s
     if absent:
         notes.append(f"{target}: {absent} of {len(labels.visit_names)} visits with a label have no embedded scan")
     if nameless := int((names_of_volumes == "").sum()):
-        notes.append(f"{target}: {counted(nameless, 'volume')} without a visit: labels come from rows without a visit only")
+        notes.append(
+            f"{target}: {counted(nameless, 'volume')} without a visit: labels come from rows without a visit only"
+        )
     return notes
 
 
@@ -285,4 +287,6 @@ def _without_zeros(labelled: set[str], frame: pd.DataFrame) -> str:
     count = len({person for person in labelled - scanned if person in bare})
     if not count:
         return ""
-    return f"; the ids of {counted(count, 'person')} in the labels lack only zeros at the start, which spreadsheets remove"
+    return (
+        f"; the ids of {counted(count, 'person')} in the labels lack only zeros at the start, which spreadsheets remove"
+    )
