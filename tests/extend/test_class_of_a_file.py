@@ -1,4 +1,4 @@
-"""An objective is a class of a Python file in the working folder: imported with consent only, and wrong ones are named."""
+"""An objective is a class of a file in the working folder: imported only with consent, and wrong classes are named."""
 
 from __future__ import annotations
 
