@@ -116,7 +116,8 @@ def page(every: dict[str, Results]) -> str:
     lines = [
         "Ratio: octjepa over the reference implementation, median of the ratios of alternating runs (minimum to",
         "maximum), in one process except for memory, peak and scaling; the two rates are medians of their own.",
-        "A comparison that a machine lacks was not run there. [Scale](../scale.md) has the growth with files and volumes.", "",
+        "A comparison that a machine lacks was not run there. "
+        "[Scale](../scale.md) has the growth with files and volumes.", "",
         "| machine | measured | processor | cores | threads | torch | GFLOP/s fp32 | bf16 | `auto` |",
         "|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip

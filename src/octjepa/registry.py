@@ -130,18 +130,18 @@ class Registry(Generic[T]):
             module = import_module(module_name)
         except Exception as error:  # whatever the import of foreign code raises
             if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+                file = f"{module_name.partition('.')[0]}.py"
                 raise UsageError(
                     f"{self.kind} {name}: there is no module {error.name} in this folder or among the installed "
-                    f"packages. Run the command in the folder of {module_name.partition('.')[0]}.py, or correct the name"
+                    f"packages. Run the command in the folder of {file}, or correct the name"
                 ) from error
             raise UsageError(
                 f"{self.kind} {name}: the module cannot be imported: {type(error).__name__}: {error}"
             ) from error
         if not hasattr(module, class_name):
             classes = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
-            raise UsageError(
-                f"{self.kind} {name}: module {module_name} has no {class_name}; it defines {', '.join(classes) or 'nothing'}"
-            )
+            defined = ", ".join(classes) or "nothing"
+            raise UsageError(f"{self.kind} {name}: module {module_name} has no {class_name}; it defines {defined}")
         part: T = getattr(module, class_name)
         return part
 

@@ -90,7 +90,7 @@ def test_a_person_with_a_volume_in_no_split_is_tested_on_the_others(probed: Call
 
     result = probed(one_unsplit, level="person")
     assert auroc(result)["n"] == 27
-    assert "90 volumes are in no split, so not part of any person's case" in result.notes
+    assert "90 volumes are in no split, so in no person's case" in result.notes
 
 
 def test_unknown_visit_order_and_quality_are_errors(tmp_path: Path) -> None:

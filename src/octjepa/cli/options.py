@@ -27,8 +27,8 @@ AllowOutside = Annotated[
     bool,
     typer.Option(
         "--allow-outside",
-        help="Follow references that lead out of a folder (gs://, s3://, absolute paths, Python code that a recipe names). "
-        "Only for folders you trust.",
+        help="Follow references that lead out of a folder (gs://, s3://, absolute paths, Python code that a recipe "
+        "names). Only for folders you trust.",
         callback=_set_allowed,
     ),
 ]

@@ -31,8 +31,8 @@ def align_tables(embeddings: Sequence[Embeddings], findings: Findings) -> list[E
         if len(table) > len(common):
             findings.add_fault(
                 "different_labels",
-                f"{table.encoder}: {counted_are(len(table) - len(common), 'volume')} left out: rows are compared on the "
-                "volumes that all tables hold",
+                f"{table.encoder}: {counted_are(len(table) - len(common), 'volume')} left out: rows are compared on "
+                "the volumes that all tables hold",
             )
     tables = [
         table.take(index[volume] for volume in common) for table, index in zip(embeddings, positions, strict=True)

@@ -93,7 +93,7 @@ class Cases:
         about, notes = self.about, list(self.joined)
         if about.volumes_in_no_split:
             notes.append(
-                f"{counted_are(about.volumes_in_no_split, 'volume')} in no split, so not part of any {self.level}'s case"
+                f"{counted_are(about.volumes_in_no_split, 'volume')} in no split, so in no {self.level}'s case"
             )
         if self.level == "person" and about.people_with_one_eye:
             one_eye, people = about.people_with_one_eye, about.people

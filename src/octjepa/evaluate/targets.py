@@ -144,8 +144,8 @@ def check_people(frame: pd.DataFrame) -> list[str]:
     leaked = int((spread > 1).sum())
     if leaked:
         raise UsageError(
-            f"leak: volumes in more than one split for {leaked} of {counted(len(spread), 'person')}, so a test person was "
-            "trained on; split by person with octjepa split STORE and embed again"
+            f"leak: volumes in more than one split for {leaked} of {counted(len(spread), 'person')}, so a test person "
+            "was trained on; split by person with octjepa split STORE and embed again"
         )
     copies = used[used["content_hash"] != ""].groupby("content_hash")
     doubled = int((copies["split"].nunique() > 1).sum())

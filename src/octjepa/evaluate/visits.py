@@ -73,9 +73,8 @@ def pair_visits(table: Embeddings, order: Mapping[str, float], pairing: Pairing 
         pairs += [VisitPair(person, eye, earlier, later, order[later] - order[earlier]) for earlier, later in joined]
     if not pairs:
         raise UsageError(f"no eye of {len(members)} with a known visit has two visits: there is no change to measure")
-    notes = [
-        f"{counted(len(pairs), 'pair')} of visits of {counted(len(several), 'eye')}; one visit: {len(members) - len(several)}"
-    ]
+    once = len(members) - len(several)
+    notes = [f"{counted(len(pairs), 'pair')} of visits of {counted(len(several), 'eye')}; one visit: {once}"]
     if left_out := int((~has_both).sum()):
         notes.append(f"in no pair, because eye or visit is not known: {counted(left_out, 'volume')}")
     return VisitPairs(tuple(pairs), _changes(table, pairs, members), tuple(notes))

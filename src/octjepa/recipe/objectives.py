@@ -64,7 +64,7 @@ def objective_facts(name: str) -> ObjectiveFacts:
         raise UsageError(f"objective {name} has no method loss(self, predicted, target): see docs/extend.md")
     if not hasattr(kind, "trivial_loss"):
         raise UsageError(
-            f"objective {name} does not state trivial_loss: the loss of always predicting zero, or None if it depends on "
-            "the targets"
+            f"objective {name} does not state trivial_loss: the loss of always predicting zero, or None if it "
+            "depends on the targets"
         )
     return ObjectiveFacts("", kind.predictor, kind.predictor_width, kind.exported_encoder, kind.supervises_visible)

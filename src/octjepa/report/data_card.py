@@ -60,8 +60,8 @@ def data_card(store: Store, name: str, flow: Mapping[str, Sequence[Mapping[str, 
     parts = [
         f"# Data card: {_escaped(name)}",
         f"{counted(counts.volumes, 'volume')} of {counted(counts.eyes, 'eye')} of {counted(counts.people, 'person')}: "
-        f"retinal OCT, brought to one spacing, size and orientation by octjepa {version('octjepa')}. For research; not a medical device. Counts, "
-        "medians and ranges only; mind small numbers before this is made public.",
+        f"retinal OCT, brought to one spacing, size and orientation by octjepa {version('octjepa')}. For research; "
+        "not a medical device. Counts, medians and ranges only; mind small numbers before this is made public.",
         "## To be filled in by whoever passes it on",
         _table(("", ""), [(gap, "") for gap in _GAPS]),
         "## What it holds",

@@ -1,8 +1,8 @@
 """Choose the hardware settings that the recipe leaves open: threads, compiled blocks, loader processes, views.
 
 `choose_for_machine` is the one list of it, with a reason for each: `plan` and `doctor` print it, a run prints it as it
-begins and records it in run.json. None of it changes what a run computes beyond rounding. `docs/launch.md` has the rules
-in one table.
+begins and records it in run.json. None of it changes what a run computes beyond rounding. `docs/launch.md` has the
+rules in one table.
 """
 
 from __future__ import annotations
