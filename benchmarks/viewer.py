@@ -34,7 +34,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 def first_picture(scans: Scans, name: str) -> None:
     """What the page fetches before it draws the first B-scan."""
-    number = scans.first(name)["slice"]
+    number = scans.first(name).number
     if number is not None:
         scans.first_png(name)
         scans.surface_lines(name, "slice", number)
@@ -42,7 +42,7 @@ def first_picture(scans: Scans, name: str) -> None:
 
 def whole_file(scans: Scans, name: str) -> None:
     """What the page fetched before it drew the first B-scan where there is no first one."""
-    number = scans.native_about(name)["opening_slice"]
+    number = scans.native(name).opening_slice
     scans.native_plane_png(name, "slice", number)
     scans.surface_lines(name, "slice", number)
 

@@ -21,8 +21,8 @@ R = TypeVar("R", bound="Record")
 class Record:
     """A frozen dataclass with one JSON form.
 
-    KEYS: the keys in order, if they are not the names of the fields. OMITTED: keys that are left out if the value is
-    None.
+    ALIASES: the keys that differ from the names of their fields. KEYS: all keys in order, if that is not the order of
+    the fields. OMITTED: keys that are left out if the value is None.
     """
 
     KEYS: ClassVar[tuple[str, ...]] = ()
@@ -31,7 +31,8 @@ class Record:
 
     @classmethod
     def _keys(cls) -> tuple[str, ...]:
-        return cls.KEYS or tuple(field.name for field in fields(cls))  # type: ignore[arg-type]
+        key_of = {name: key for key, name in cls.ALIASES.items()}
+        return cls.KEYS or tuple(key_of.get(field.name, field.name) for field in fields(cls))  # type: ignore[arg-type]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""

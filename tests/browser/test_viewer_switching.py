@@ -135,8 +135,8 @@ def test_every_eye_is_shown_under_its_own_name_however_slow_the_server_is(page: 
         gate.open()
         panels = settled(page)
         check_of(panels, volume_id)
-        if scans.native_about(volume_id)["reason"] == "":
-            central = int(scans.etdrs(volume_id)["sectors"]["central"] + 0.5)  # rounds a half up, as the page does
+        if scans.native_about(volume_id).reason == "":
+            central = int(scans.etdrs(volume_id).sectors["central"] + 0.5)  # rounds a half up, as the page does
             assert (
                 page.value("document.querySelector('#pane-a .sectors').textContent").find(f"centre 1 mm{central}") >= 0
             )

@@ -17,6 +17,7 @@ from octjepa.embed.table import TableFacts, write_embeddings
 from octjepa.errors import UsageError
 from octjepa.ingest.build import build_store
 from octjepa.phantom import write_cohort
+from octjepa.record import to_json
 from octjepa.store import Store
 from octjepa.tasks.segment.folder import SavedHead
 from octjepa.tasks.segment.linear import LinearHead
@@ -54,12 +55,12 @@ def test_the_most_confident_mistakes_come_first(predictions: Path) -> None:
     cases = CasePredictions(predictions, ["b"])
     assert cases.targets == ["drusen", "age"]
     found = cases.misread("drusen")
-    assert (found["classes"], found["cases"], found["misread"]) == (True, 3, 2)
-    assert found["volumes"] == [
+    assert (found.has_classes, found.cases, found.misread) == (True, 3, 2)
+    assert to_json(found.volumes) == [
         {"id": "b", "eye": "OD", "true": "no", "predicted": "yes", "score": 0.9, "shown": True},
         {"id": "a", "eye": "OD", "true": "no", "predicted": "yes", "score": 0.6, "shown": False},
     ]
-    assert [(one["id"], one["score"]) for one in cases.misread("age")["volumes"]] == [("a", -20.0), ("b", 3.5)]
+    assert [(one.id, one.score) for one in cases.misread("age").volumes] == [("a", -20.0), ("b", 3.5)]
     with pytest.raises(KeyError):
         cases.misread("sex")
     assert CasePredictions(None).targets == []
@@ -89,10 +90,10 @@ def test_the_probe_writes_what_the_viewer_lists(
         if (one["name"], one["probe"], one["pool"]) == ("octjepa", "linear", "mean_std_max")
     ]  # fmt: skip
     counts = np.array(counts)
-    assert found["cases"] == counts.sum()
-    assert found["misread"] == counts.sum() - np.trace(counts)
+    assert found.cases == counts.sum()
+    assert found.misread == counts.sum() - np.trace(counts)
     truth = dict(zip(frame["volume_id"], labels["lesion0"].astype(str), strict=True))
-    assert all(truth[one["id"]] == one["true"] != one["predicted"] for one in found["volumes"])
+    assert all(truth[one.id] == one.truth != one.predicted for one in found.volumes)
 
 
 def test_neighbours_are_other_people_and_the_own_other_eye_is_ranked(
@@ -106,16 +107,16 @@ def test_neighbours_are_other_people_and_the_own_other_eye_is_ranked(
     )
     names = frame["volume_id"].tolist()
     found = Neighbours(table, names[:8]).nearest(names[0])
-    others = [one["id"] for one in found["others"]]
+    others = [one.id for one in found.others]
     assert others[0] == names[7]  # both eyes of one person are near: one is listed
     assert names[6] not in others
     assert names[1] not in others
     assert len(others) == NEAREST
-    assert found["people"] == 11
-    assert [(one["id"], one["nearer"]) for one in found["own"]] == [(names[1], 1)]
-    cosines = [one["cosine"] for one in found["others"]]
+    assert found.people == 11
+    assert [(one.id, one.nearer) for one in found.own] == [(names[1], 1)]
+    cosines = [one.cosine for one in found.others]
     assert cosines == sorted(cosines, reverse=True)
-    assert "person" not in str(found["others"])
+    assert "person" not in str(found.others)
     for missing in (Neighbours(None), Neighbours(table)):
         with pytest.raises(KeyError):
             missing.nearest("not there")
@@ -143,7 +144,7 @@ def test_the_segmentation_of_a_head_is_laid_over_the_scan_as_it_came(tmp_path: P
     name = min(files.ids)
     scan = files.native(name)
     shown = Scans(Store.open(tmp_path / "store"), native=files.files, classes=VoxelClasses(lambda: head, None))
-    assert shown.native_about(name)["layers"] == ["fluid", "segmentation"]
+    assert shown.native_about(name).to_json()["layers"] == ["fluid", "segmentation"]
     assert shown.legend(name, "segmentation") == Legend(
         "Predicted by the segmentation head.", [ClassColour("tissue", COLOURS[0])]
     )

@@ -25,15 +25,16 @@ from octjepa.ingest.build import build_store
 from octjepa.phantom import write_cohort
 from octjepa.read.one_frame import read_one_frame
 from octjepa.read.reader import read_volume
+from octjepa.record import to_json
 from octjepa.store import Store
 from octjepa.tasks.nifti import write_nifti
 from octjepa.tasks.segment.dicom_seg import write_segmentation
 from octjepa.tasks.segmenter.inference import PACKAGED
 from octjepa.tasks.segmenter.retained_layers import LayerCache, RetainedLayers
 from octjepa.viewer.listing import MAX_PAGE, VolumeList
-from octjepa.viewer.live import LiveRun
+from octjepa.viewer.live import Alarm, LiveRun
 from octjepa.viewer.scan_layers import LayerState, ScanLayers, measured, sectors
-from octjepa.viewer.scans import Scans
+from octjepa.viewer.scans import FirstBscan, NativeFacts, Scans
 from octjepa.viewer.server import open_scans
 from octjepa.volume import OCTVolume
 
@@ -63,9 +64,10 @@ def test_planes_are_the_files_own_voxels(scans: Scans, folder: Path) -> None:
     about = scans.native_about(name)
     entry = scans.volumes.entry(name)
     volume = read_volume(folder / "eyes" / entry["file"])
-    assert about["reason"] == ""
-    assert about["shape"] == list(volume.shape)
-    assert about["spacing_mm"] == list(volume.spacing_mm)
+    assert isinstance(about, NativeFacts)
+    assert about.reason == ""
+    assert about.shape == volume.shape
+    assert about.spacing_mm == volume.spacing_mm
     np.testing.assert_array_equal(pixels(scans.native_plane_png(name, "slice", 3)), volume.pixels[3])
     np.testing.assert_array_equal(pixels(scans.native_plane_png(name, "depth", 5)), volume.pixels[:, 5])
     last = volume.shape[2] - 1
@@ -75,13 +77,13 @@ def test_planes_are_the_files_own_voxels(scans: Scans, folder: Path) -> None:
     for read in (scans.native_plane_png, scans.surface_lines):
         with pytest.raises(KeyError):
             read(name, "other", 0)
-    assert "person" not in json.dumps(about)
+    assert "person" not in json.dumps(about.to_json())
 
 
 def test_the_first_b_scan_is_had_without_the_others(folder: Path, tmp_path: Path) -> None:
     scans = open_scans(folder / "store")
     name = min(scans.ids)
-    number = scans.first(name)["slice"]
+    number = scans.first(name).number
     entry = scans.volumes.entry(name)
     path = folder / "eyes" / entry["file"]
     volume = read_volume(path)
@@ -111,7 +113,7 @@ def test_a_frame_is_read_alone_from_any_transfer_syntax(tmp_path: Path) -> None:
 def test_a_scan_without_a_first_b_scan_is_shown_all_the_same(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "store", tmp_path / "deep" / "store")
     alone = open_scans(tmp_path / "deep" / "store")
-    assert alone.first(min(alone.ids)) == {"slice": None}
+    assert alone.first(min(alone.ids)) == FirstBscan(None)
     with pytest.raises(KeyError):
         alone.first_png(min(alone.ids))
 
@@ -133,21 +135,21 @@ def test_surfaces_and_thickness_are_where_the_retina_is(scans: Scans) -> None:
     above = [frame[: int(top) - 2, column].mean() for column, top in enumerate(ilm) if top > 12]
     assert np.mean(inside) > 1.5 * np.mean(above)
     answer = scans.etdrs(name)
-    assert 150 < answer["sectors"]["central"] < 500
-    assert set(answer["fluid_mm3"]) == {"intraretinal_fluid", "subretinal_fluid", "sub_rpe"}
+    assert 150 < answer.sectors["central"] < 500
+    assert set(answer.fluid_mm3) == {"intraretinal_fluid", "subretinal_fluid", "sub_rpe"}
     lines = scans.surface_lines(name, "slice", scan.opening_slice)
     assert len(lines) == 8
     assert len(lines[0]) == scan.volume.shape[2]
     np.testing.assert_allclose(
         np.array(lines[0], float), ilm, atol=0.01
     )  # what is shown is what the surface finder found
-    rnfl = scans.etdrs(name, layer="rnfl")["sectors"]["central"]
-    assert rnfl < answer["sectors"]["central"] / 2
+    rnfl = scans.etdrs(name, layer="rnfl").sectors["central"]
+    assert rnfl < answer.sectors["central"] / 2
     assert pixels(scans.thickness_png(name, "rnfl")).shape[:2] == scan.volume.shape[::2]
     for read in (scans.etdrs, scans.thickness_png):
         with pytest.raises(KeyError):
             read(name, layer="other")
-    assert scans.etdrs(name, 0.0, 0.0)["sectors"]["central"] is None  # a corner: most of the circle is outside
+    assert scans.etdrs(name, 0.0, 0.0).sectors["central"] is None  # a corner: most of the circle is outside
 
 
 def test_a_sector_beyond_the_field_is_empty_and_a_note_says_so(scans: Scans) -> None:
@@ -163,20 +165,20 @@ def test_a_sector_beyond_the_field_is_empty_and_a_note_says_so(scans: Scans) -> 
     )
     entry = scans.volumes.entry(name)
     whole = sectors(measured(volume, flat, entry))
-    for sector, share in whole["measured"].items():
-        assert (whole["sectors"][sector] is None) == (share < 0.5)
-        assert bool(whole["sector_notes"][sector]) == (share < 0.95)
-    assert whole["sectors"]["central"] == pytest.approx(70 * dy * 1000, abs=0.1)
+    for sector, share in whole.measured.items():
+        assert (whole.sectors[sector] is None) == (share < 0.5)
+        assert bool(whole.sector_notes[sector]) == (share < 0.95)
+    assert whole.sectors["central"] == pytest.approx(70 * dy * 1000, abs=0.1)
     # The grid about a point 1 mm from the edge of higher columns: the outer ring of that side is beyond the field.
-    middle = float(whole["centre"][0]) * volume.spacing_mm[0]
+    middle = float(whole.centre[0]) * volume.spacing_mm[0]
     moved = sectors(measured(volume, flat, entry, (middle, (columns - 1) * dx - 1)))
-    side = "nasal" if whole["nasal"] > 0 else "temporal"
-    assert moved["centre_from"] == "chosen"
-    assert moved["sectors"][f"outer_{side}"] is None
-    assert "no value" in moved["sector_notes"][f"outer_{side}"]
+    side = "nasal" if whole.nasal > 0 else "temporal"
+    assert moved.centre_from == "chosen"
+    assert moved.sectors[f"outer_{side}"] is None
+    assert "no value" in moved.sector_notes[f"outer_{side}"]
     unknown = sectors(measured(replace(volume, laterality=None, content_hash=""), flat, entry))
-    assert unknown["sectors"]["inner_nasal"] is None
-    assert any("right or left eye is not known" in note for note in unknown["notes"])
+    assert unknown.sectors["inner_nasal"] is None
+    assert any("right or left eye is not known" in note for note in unknown.notes)
 
 
 class SlowCache:
@@ -253,14 +255,15 @@ def test_token_cells_and_similarity_are_drawn_on_the_native_b_scan(scans: Scans)
     number, column = scan.opening_slice, scan.volume.shape[2] // 2
     depth = int(np.nanmean(scan.surfaces[:2, number, column]))
     position = scans.position(name, number, depth, column)
-    assert position["similarity"]["high"] == 1.0
-    painted = pixels(scans.overlay_png(name, "similarity", number, position["token"]))
+    assert position.similarity is not None
+    assert position.similarity.high == 1.0
+    painted = pixels(scans.overlay_png(name, "similarity", number, position.token))
     u, v = painted.shape[0] / scan.volume.shape[1], painted.shape[1] / scan.volume.shape[2]
     there = painted[int(depth * u), int(column * v)]
     assert there[3] > 0
     assert there[:3].tolist() == [253, 231, 37]  # the token clicked is as alike as can be
     assert painted[0, 0, 3] == 0  # vitreous
-    assert scans.position(name, number, 0, column)["similarity"] is None
+    assert scans.position(name, number, 0, column).similarity is None
     with pytest.raises(KeyError):
         scans.overlay_png(name, "similarity", number, -1)
     assert pixels(scans.overlay_png(name, "tubes", number)).any()
@@ -270,15 +273,15 @@ def test_a_file_that_is_gone_or_changed_is_reported_and_the_rest_goes_on(folder:
     shutil.copytree(folder / "store", tmp_path / "deep" / "store")
     alone = open_scans(tmp_path / "deep" / "store")
     first, second = sorted(alone.ids)
-    assert "--scans" in alone.native_about(first)["reason"]
+    assert "--scans" in alone.native_about(first).reason
     assert alone.slice_png(first, 0)
     shutil.copytree(folder / "eyes", tmp_path / "moved")
     entry = alone.volumes.entry(first)
     other = alone.volumes.entry(second)
     shutil.copy(tmp_path / "moved" / other["file"], tmp_path / "moved" / entry["file"])
     moved = open_scans(tmp_path / "deep" / "store", [str(tmp_path / "moved")])
-    assert "changed since ingest" in moved.native_about(first)["reason"]
-    assert moved.native_about(second)["reason"] == ""  # under another path, with the same pixels
+    assert "changed since ingest" in moved.native_about(first).reason
+    assert moved.native_about(second).reason == ""  # under another path, with the same pixels
     with pytest.raises(UsageError, match="no folder of scans"):
         open_scans(folder / "store", [str(tmp_path / "nothing")])
 
@@ -362,16 +365,16 @@ def test_two_files_of_the_same_labels_give_one_legend_and_others_are_named(folde
 def test_the_list_is_given_out_in_pages(made: Path) -> None:
     volumes = VolumeList(Store.open(made / "store"))
     first, second = volumes.page(limit=5), volumes.page(limit=5, offset=5)
-    assert (first["total"], first["matching"], len(first["volumes"])) == (12, 12, 5)
-    assert not {row["id"] for row in first["volumes"]} & {row["id"] for row in second["volumes"]}
-    wanted = second["volumes"][3]["id"]
+    assert (first.total, first.matching, len(first.volumes)) == (12, 12, 5)
+    assert not {row.id for row in first.volumes} & {row.id for row in second.volumes}
+    wanted = second.volumes[3].id
     assert volumes.page(limit=5, around=wanted) == second
-    assert [row["id"] for row in volumes.page(search=f"MACULA {wanted}")["volumes"]] == [wanted]
-    assert volumes.page(order="doubt")["volumes"][0]["axes"][0]["uncertain"]
-    assert len(volumes.page(limit=10**9)["volumes"]) <= MAX_PAGE
+    assert [row.id for row in volumes.page(search=f"MACULA {wanted}").volumes] == [wanted]
+    assert volumes.page(order="doubt").volumes[0].axes[0].uncertain
+    assert len(volumes.page(limit=10**9).volumes) <= MAX_PAGE
     others = volumes.same_person(wanted)
     assert len(others) == 1
-    assert "person" not in json.dumps(others)
+    assert "person" not in json.dumps(to_json(others))
 
 
 def test_a_run_is_followed_while_it_trains(demo: Path) -> None:
@@ -379,17 +382,17 @@ def test_a_run_is_followed_while_it_trains(demo: Path) -> None:
     shutil.move(run / "checkpoints", demo / "later")
     scans = open_scans(run)
     before = scans.live_answer()
-    assert (before["update"], before["finished"], before["checkpoint"]) == (2, False, "")
-    assert before["charts"][0]["y"] == [1.0, 0.5]
-    assert scans.about()["encoder"] == ""
+    assert (before.update, before.finished, before.checkpoint) == (2, False, "")
+    assert before.charts[0].y == [1.0, 0.5]
+    assert scans.about().encoder == ""
     with (run / "metrics.jsonl").open("a") as file:
         file.write(
             json.dumps({"update": 3, "train/loss": 0.25, "monitor/lidar": 1.0, "alarms": {"rankme": "collapse"}}) + "\n"
         )
     shutil.move(demo / "later", run / "checkpoints")
     after = scans.live_answer()
-    assert after["update"] == 3
-    assert after["charts"][0]["y"] == [1.0, 0.5, 0.25]
-    assert after["alarms"] == [{"update": 3, "monitor": "rankme", "message": "collapse"}]
-    assert scans.about()["encoder"] == "tiny_cpu"  # a checkpoint has come
-    assert LiveRun(demo).answer()["charts"] == []
+    assert after.update == 3
+    assert after.charts[0].y == [1.0, 0.5, 0.25]
+    assert after.alarms == [Alarm(3, "rankme", "collapse")]
+    assert scans.about().encoder == "tiny_cpu"  # a checkpoint has come
+    assert LiveRun(demo).answer().charts == []

@@ -34,7 +34,7 @@ def test_a_scan_and_a_folder_of_scans_are_shown_without_a_store(eyes: Path) -> N
         with opened_source(source) as (shown, folders):
             scans = open_scans(shown, folders)
             assert len(scans.ids) == count
-            assert {scans.native_about(name)["reason"] for name in scans.ids} == {""}
+            assert {scans.native_about(name).reason for name in scans.ids} == {""}
             assert scans.native(min(scans.ids)).volume.shape[0] > 8
             retained = Path(shown)
         assert not retained.exists()  # no copy of a scan stays behind
@@ -53,7 +53,7 @@ def test_the_answers_of_segment_are_shown_with_their_scans(eyes: Path, tmp_path:
     with opened_source(tmp_path / "answers") as (shown, folders):
         scans = open_scans(shown, folders)
         (name,) = scans.ids
-        central = scans.etdrs(name)["sectors"]["central"]
+        central = scans.etdrs(name).sectors["central"]
         assert central == outcome.json["scans"][0]["thickness_um"]["central"]  # the same numbers everywhere
     shutil.move(tmp_path / "answers", tmp_path / "elsewhere")
     with pytest.raises(UsageError, match="--scans"), opened_source(tmp_path / "elsewhere"):
@@ -64,13 +64,13 @@ def test_the_answers_of_segment_are_shown_with_their_scans(eyes: Path, tmp_path:
 
 def test_a_store_finds_the_scans_that_were_ingested(eyes: Path, tmp_path: Path) -> None:
     build_store([eyes], tmp_path / "store", load_encoder("phantom-tiny").recipe.preprocessing)
-    assert "--scans" in open_scans(tmp_path / "store").native_about(min(open_scans(tmp_path / "store").ids))["reason"]
+    assert "--scans" in open_scans(tmp_path / "store").native_about(min(open_scans(tmp_path / "store").ids)).reason
     outcome = call("ingest", eyes, "--store", tmp_path / "store", "--recipe", "tiny_cpu", "--quiet")
     assert outcome.code == 0, outcome.err
     with opened_source(tmp_path / "store") as (shown, folders):
         assert folders == [str(eyes)]
         scans = open_scans(shown, folders)
-        assert scans.native_about(min(scans.ids))["reason"] == ""
+        assert scans.native_about(min(scans.ids)).reason == ""
     noted = [path for path in (tmp_path / "store").rglob("*") if path.is_file() and b"deep/eyes" in path.read_bytes()]
     assert not noted  # a store holds no path
 

@@ -157,7 +157,7 @@ def test_wrong_requests_write_nothing(site: Site) -> None:
 
 def test_without_a_folder_nothing_can_be_written(site: Site) -> None:
     scans = open_scans(site.eyes.parent / "store", [str(site.eyes)])
-    assert scans.about()["corrections"] is False
+    assert scans.about().corrections is False
     with served(scans, key=KEY) as url:
         other = Site(int(url.rpartition(":")[2]), site.volume_id, site.eyes, site.corrections)
         assert other.send("POST", f"{other.path}/corrections/2", {"rows": lines_of(site, 2)})[0] in (404, 405)

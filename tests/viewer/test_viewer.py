@@ -22,6 +22,7 @@ import pytest
 from PIL import Image
 
 from octjepa.errors import UsageError
+from octjepa.record import to_json
 from octjepa.report.figures import masks
 from octjepa.store.storage import DamagedVolume
 from octjepa.viewer.scans import Scans
@@ -201,7 +202,7 @@ def test_an_unexpected_error_has_the_security_headers_and_no_traceback(
 
 def test_a_damaged_volume_is_reported_and_the_others_go_on(demo: Path) -> None:
     scans = open_scans(demo / "store")
-    assert scans.about()["layers"] == []
+    assert scans.about().layers == []
     first, second = sorted(scans.ids)[:2]
     (scans.store.chunk_folder(first) / "pixels.npy").write_bytes(b"no array")
     with pytest.raises(DamagedVolume, match=first):
@@ -220,11 +221,11 @@ def test_a_damaged_first_eye_does_not_take_the_colours_of_the_others(demo: Path)
 def test_without_its_encoder_the_eyes_are_shown_and_the_page_says_why(demo: Path) -> None:
     shutil.rmtree(demo / "run" / "checkpoints")
     found = open_scans(demo / "run").about()
-    assert "tokens" not in found["layers"]
-    assert "random" in found["layers"]  # masks need no weights
-    assert "no checkpoint" in found["missing"] or "no pretrained encoder" in found["missing"]
+    assert "tokens" not in found.layers
+    assert "random" in found.layers  # masks need no weights
+    assert "no checkpoint" in found.missing or "no pretrained encoder" in found.missing
     (demo / "run" / "run.json").write_text("{")
-    assert "run.json" in open_scans(demo).about()["missing"]
+    assert "run.json" in open_scans(demo).about().missing
 
 
 def test_an_index_with_gaps_is_still_listed(demo: Path) -> None:
@@ -232,10 +233,10 @@ def test_an_index_with_gaps_is_still_listed(demo: Path) -> None:
     table = pd.read_parquet(index)
     table.loc[0, "quality"] = np.nan
     table.drop(columns=["region", "site", "mirrored"]).to_parquet(index)
-    rows = open_scans(demo / "store").volumes.page()["volumes"]
-    assert sum(row["quality"] is None for row in rows) == 1
-    assert {row["region"] for row in rows} == {""}
-    assert json.dumps(rows, allow_nan=False)
+    rows = open_scans(demo / "store").volumes.page().volumes
+    assert sum(row.quality is None for row in rows) == 1
+    assert {row.region for row in rows} == {""}
+    assert json.dumps(to_json(rows), allow_nan=False)
 
 
 def test_a_source_without_eyes_or_a_taken_port_is_refused(demo: Path, tmp_path: Path) -> None:

@@ -40,23 +40,23 @@ def many(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Scans:
 
 @pytest.mark.slow
 def test_a_store_of_100_000_volumes_is_given_out_in_pages(many: Scans) -> None:
-    assert many.about()["volumes"] == COUNT
+    assert many.about().volumes == COUNT
     first, last = many.volumes.page(), many.volumes.page(offset=COUNT - 50)
-    assert (first["matching"], len(first["volumes"]), len(last["volumes"])) == (COUNT, 200, 50)
+    assert (first.matching, len(first.volumes), len(last.volumes)) == (COUNT, 200, 50)
     name = f"x{COUNT - 1:015d}"
     around = many.volumes.page(around=name)
-    assert name in {row["id"] for row in around["volumes"]}
-    assert [row["id"] for row in many.volumes.page(search=name)["volumes"]] == [name]
-    assert [row["id"] for row in many.volumes.same_person(name)] == [f"x{COUNT - 2:015d}"]
+    assert name in {row.id for row in around.volumes}
+    assert [row.id for row in many.volumes.page(search=name).volumes] == [name]
+    assert [row.id for row in many.volumes.same_person(name)] == [f"x{COUNT - 2:015d}"]
 
 
 def test_a_volume_that_is_not_there_is_reported_and_the_others_go_on(many: Scans) -> None:
     name = f"x{COUNT - 1:015d}"
     with pytest.raises(OctjepaError, match="ingest again"):
         many.band(name)
-    assert many.first(name) == {"slice": None}
-    assert many.native_about(name)["reason"]
-    assert many.band(next(one["id"] for one in many.volumes.page(search="eyes/03.dcm")["volumes"]))
+    assert many.first(name).number is None
+    assert many.native_about(name).reason
+    assert many.band(next(one.id for one in many.volumes.page(search="eyes/03.dcm").volumes))
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_a_store_and_its_scans_in_a_bucket_are_shown(bucket: Bucket, tmp_path: P
     scans = open_scans(join(bucket.url, "store"), [join(bucket.url, "eyes")])
     name = min(scans.ids)
     volume = read_volume(tmp_path / "eyes" / scans.volumes.entry(name)["file"])
-    assert scans.first(name)["slice"] is not None
-    assert scans.native_about(name)["shape"] == list(volume.shape)
+    assert scans.first(name).number is not None
+    assert scans.native_about(name).to_json()["shape"] == list(volume.shape)
     np.testing.assert_array_equal(scans.native(name).volume.pixels, volume.pixels)
     assert scans.slice_png(name, 3).startswith(b"\x89PNG")

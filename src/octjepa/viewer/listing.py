@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pandas as pd
 
 from octjepa.cohort import examples
 from octjepa.cohort.flow import cohort_table
-from octjepa.notes import read_notes
+from octjepa.notes import Note, read_notes
+from octjepa.record import Record
 from octjepa.report.figures import eyes
 from octjepa.report.html import file_name
 from octjepa.store import Store
@@ -19,6 +21,48 @@ MAX_PAGE = 200
 _COLUMNS = ("eye", "device", "protocol", "pattern", "region", "split", "site")
 _SEARCHED = ("volume_id", "file", "device", "site", "protocol", "notes", "eye", "split")
 _NONE = "\0"  # the filter that asks for volumes without a value
+
+
+@dataclass(frozen=True)
+class AxisFacts(Record):
+    """The native geometry along one axis; `provenance` names the source of the spacing."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = {"from": "provenance"}
+    axis: str
+    count: int
+    spacing_mm: float
+    extent_mm: float
+    provenance: str
+    uncertain: bool
+
+
+@dataclass(frozen=True)
+class VolumeFacts(Record):
+    """The facts that the page shows about one volume; `quality` is None if it could not be computed."""
+
+    id: str
+    file: str
+    eye: str
+    device: str
+    protocol: str
+    pattern: str
+    region: str
+    split: str
+    site: str
+    mirrored: bool
+    quality: float | None
+    notes: tuple[Note, ...]
+    axes: list[AxisFacts]
+
+
+@dataclass(frozen=True)
+class VolumePage(Record):
+    """A page of the list: `volumes` from `offset` on of the `matching` ones, of `total` in the store."""
+
+    total: int
+    matching: int
+    offset: int
+    volumes: list[VolumeFacts]
 
 
 class VolumeList:
@@ -59,8 +103,8 @@ class VolumeList:
         offset: int = 0,
         limit: int = MAX_PAGE,
         around: str = "",
-    ) -> dict[str, Any]:
-        """{total, matching, offset, volumes}: at most `limit` volumes from `offset` on, or the page with `around`."""
+    ) -> VolumePage:
+        """At most `limit` volumes from `offset` on, or the page with the volume `around`."""
         chosen = pd.Series(True, index=self.table.index)
         for word in search.lower().split():
             chosen &= self._text.str.contains(word, regex=False)
@@ -77,39 +121,39 @@ class VolumeList:
             offset = int((found["volume_id"] == around).to_numpy().argmax()) // limit * limit
         offset = max(0, offset)
         volumes = [volume_facts(row) for row in examples.records(found.iloc[offset : offset + limit])]
-        return {"total": len(self.table), "matching": len(found), "offset": offset, "volumes": volumes}
+        return VolumePage(len(self.table), len(found), offset, volumes)
 
-    def facts(self, volume_id: str) -> dict[str, Any]:
+    def facts(self, volume_id: str) -> VolumeFacts:
         """The facts that the page shows about one volume."""
         return volume_facts(examples.records(self.table[self.table["volume_id"] == volume_id])[0])
 
-    def same_person(self, volume_id: str) -> list[dict[str, Any]]:
+    def same_person(self, volume_id: str) -> list[VolumeFacts]:
         """The other volumes of the same person, the same eye first."""
         person = self._entries.loc[volume_id, "person_id"]
         ids = set(self._entries.index[self._entries["person_id"] == person]) - {volume_id}
-        eye = self.facts(volume_id)["eye"]
+        eye = self.facts(volume_id).eye
         others = [volume_facts(row) for row in examples.records(self.table[self.table["volume_id"].isin(ids)])]
-        return sorted(others, key=lambda row: (row["eye"] != eye, row["device"], row["id"]))[:MAX_PAGE]
+        return sorted(others, key=lambda facts: (facts.eye != eye, facts.device, facts.id))[:MAX_PAGE]
 
 
-def volume_facts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A volume as JSON: device, eye, quality, notes and native axes."""
-    return {
-        "id": row["volume_id"],
-        "file": row["file"],
+def volume_facts(row: Mapping[str, Any]) -> VolumeFacts:
+    """Device, eye, quality, notes and native axes of a row of the table."""
+    return VolumeFacts(
+        id=row["volume_id"],
+        file=row["file"],
         **{name: row[name] for name in _COLUMNS},
-        "mirrored": str(row["mirrored"]) == "True",
-        "quality": round(float(row["quality"]), 3) if row["quality"] == row["quality"] else None,
-        "notes": read_notes(row["notes"]),
-        "axes": [
-            {
-                "axis": axis.axis,
-                "count": axis.count,
-                "spacing_mm": round(axis.spacing_mm, 6),
-                "extent_mm": round(axis.extent_mm, 2),
-                "from": axis.provenance,
-                "uncertain": axis.uncertain,
-            }
+        mirrored=str(row["mirrored"]) == "True",
+        quality=round(float(row["quality"]), 3) if row["quality"] == row["quality"] else None,
+        notes=read_notes(row["notes"]),
+        axes=[
+            AxisFacts(
+                axis=axis.axis,
+                count=axis.count,
+                spacing_mm=round(axis.spacing_mm, 6),
+                extent_mm=round(axis.extent_mm, 2),
+                provenance=axis.provenance,
+                uncertain=axis.uncertain,
+            )
             for axis in eyes.native_geometry(row)
         ],
-    }
+    )

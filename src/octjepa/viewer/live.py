@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,52 @@ from octjepa.checkpoint.folder import list_checkpoints
 from octjepa.checkpoint.location import location_name
 from octjepa.errors import OctjepaError
 from octjepa.files import read_json_lines
+from octjepa.record import Record
 from octjepa.report.figures import curves
 
 _KIND = {"tuning": curves.TUNING_CHARTS}
+
+
+@dataclass(frozen=True)
+class Alarm(Record):
+    """An alarm that the monitor `monitor` raised at an update."""
+
+    update: int
+    monitor: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Points(Record):
+    """The values `y` at the updates `x`."""
+
+    x: list[float]
+    y: list[float]
+
+
+@dataclass(frozen=True)
+class DrawnChart(Record):
+    """The curve of one metric: its mean `y`, lowest and highest value at the updates `x`, and validation values."""
+
+    title: str
+    caption: str
+    logarithmic: bool
+    x: list[float]
+    y: list[float]
+    low: list[float]
+    high: list[float]
+    validation: Points
+
+
+@dataclass(frozen=True)
+class LiveAnswer(Record):
+    """How far a run is. `checkpoint` is the name of its newest checkpoint, "" without one."""
+
+    update: int
+    finished: bool
+    checkpoint: str
+    alarms: list[Alarm]
+    charts: list[DrawnChart]
 
 
 class LiveRun:
@@ -34,22 +78,22 @@ class LiveRun:
         except (IndexError, OctjepaError, OSError):
             return ""
 
-    def answer(self) -> dict[str, Any]:
-        """{update, finished, checkpoint, charts, alarms}. `charts`: title, caption, x, y, low, high, validation."""
+    def answer(self) -> LiveAnswer:
+        """How far the run is now, with its last 20 alarms and the charts that have values."""
         lines = self._journal()
         updates = [line["update"] for line in lines if "update" in line]
         alarms = [
-            {"update": line["update"], "monitor": name, "message": str(message)}
+            Alarm(line["update"], name, str(message))
             for line in lines
             for name, message in (line.get("alarms") or {}).items()
         ]
-        return {
-            "update": max(updates, default=0),
-            "finished": (self.path / "summary.json").is_file(),
-            "checkpoint": self.newest_checkpoint(),
-            "alarms": alarms[-20:],
-            "charts": [drawn for chart in self._charts if (drawn := _chart(chart, lines))],
-        }
+        return LiveAnswer(
+            update=max(updates, default=0),
+            finished=(self.path / "summary.json").is_file(),
+            checkpoint=self.newest_checkpoint(),
+            alarms=alarms[-20:],
+            charts=[drawn for chart in self._charts if (drawn := _chart(chart, lines))],
+        )
 
     def _journal(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl, read again where the file has changed; none if there is no such file."""
@@ -65,22 +109,14 @@ class LiveRun:
             return self._lines
 
 
-def _chart(chart: curves.Chart, lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def _chart(chart: curves.Chart, lines: Sequence[dict[str, Any]]) -> DrawnChart | None:
     x, y = _series(lines, chart.key)
     if not len(x):
         return None
     middle, mean, low, high = (part.tolist() for part in curves.binned(x, y))
     at, validation = _series(lines, chart.validation) if chart.validation else (np.empty(0), np.empty(0))
-    return {
-        "title": chart.title,
-        "caption": chart.caption,
-        "logarithmic": chart.logarithmic,
-        "x": middle,
-        "y": mean,
-        "low": low,
-        "high": high,
-        "validation": {"x": at.tolist(), "y": validation.tolist()},
-    }
+    drawn_validation = Points(at.tolist(), validation.tolist())
+    return DrawnChart(chart.title, chart.caption, chart.logarithmic, middle, mean, low, high, drawn_validation)
 
 
 def _series(lines: Sequence[dict[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:

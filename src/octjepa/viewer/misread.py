@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 from octjepa.errors import UsageError
 from octjepa.parsing import read_parquet
+from octjepa.record import Record
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MOST = 100  # cases of a target
 _COLUMNS = ["level", "target", "split", "eye", "volume_id", "truth", "predicted", "classes", "scores"]
+
+
+@dataclass(frozen=True)
+class MisreadCase(Record):
+    """A test case to look at. `shown`: the store that is shown has its volume.
+
+    `score` is the score of the predicted class; of a quantity the error.
+    """
+
+    ALIASES: ClassVar[Mapping[str, str]] = {"true": "truth"}
+    id: str
+    eye: str
+    truth: str
+    predicted: str
+    score: float
+    shown: bool
+
+
+@dataclass(frozen=True)
+class MisreadCases(Record):
+    """Of one target: whether it has classes, the number of test cases, of misread ones, and at most `MOST` of those."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = {"classes": "has_classes"}
+    has_classes: bool
+    cases: int
+    misread: int
+    volumes: list[MisreadCase]
 
 
 class CasePredictions:
@@ -29,17 +58,17 @@ class CasePredictions:
         """The targets that have test predictions, in the order of the file."""
         return [] if self._frame is None else list(dict.fromkeys(self._frame["target"]))
 
-    def misread(self, target: str) -> dict[str, Any]:
-        """{classes, cases, volumes}: whether it has classes, the number of test cases, and those to look at.
+    def misread(self, target: str) -> MisreadCases:
+        """The misread test cases of `target`, the most confident mistakes first.
 
-        A volume is {id, eye, true, predicted, score, shown}. Of classes those with another prediction, by the score of
-        the predicted class; of a quantity all, by the size of the error, which is `score`. Raises KeyError.
+        Of classes the cases with another prediction, by the score of the predicted class; of a quantity all cases, by
+        the size of the error. Raises KeyError: no such target.
         """
         if self._frame is None or target not in self.targets:
             raise KeyError(target)
         rows = self._frame[self._frame["target"] == target]
         has_classes = bool(len(rows["classes"].iloc[0]))
-        found: list[dict[str, Any]] = []
+        found = []
         for row in rows.to_dict("records"):
             if has_classes:
                 if row["truth"] == row["predicted"]:
@@ -47,20 +76,13 @@ class CasePredictions:
                 score = float(row["scores"][list(row["classes"]).index(row["predicted"])])
             else:
                 score = float(row["predicted"]) - float(row["truth"])
-            shown = [row[name] if has_classes else f"{float(row[name]):.3g}" for name in ("truth", "predicted")]
-            name = str(row["volume_id"])
-            found.append(
-                {
-                    "id": name,
-                    "eye": str(row["eye"]),
-                    "true": shown[0],
-                    "predicted": shown[1],
-                    "score": round(score, 3),
-                    "shown": name in self._ids,
-                }
+            truth, predicted = (
+                str(row[column]) if has_classes else f"{float(row[column]):.3g}" for column in ("truth", "predicted")
             )
-        found.sort(key=lambda case: -abs(case["score"]))
-        return {"classes": has_classes, "cases": len(rows), "misread": len(found), "volumes": found[:MOST]}
+            name = str(row["volume_id"])
+            found.append(MisreadCase(name, str(row["eye"]), truth, predicted, round(score, 3), name in self._ids))
+        found.sort(key=lambda case: -abs(case.score))
+        return MisreadCases(has_classes, len(rows), len(found), found[:MOST])
 
 
 def _read(path: Path) -> pd.DataFrame:

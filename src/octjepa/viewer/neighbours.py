@@ -3,16 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float
 
 from octjepa.embed.table import Embeddings, read_embeddings
+from octjepa.record import Record
 
 NEAREST = 8  # that are listed
+
+
+@dataclass(frozen=True)
+class Neighbour(Record):
+    """A volume and its cosine with the volume that was asked for. `shown`: the store that is shown has it.
+
+    `nearer` is the number of other people who have a volume of greater cosine; only of the same person's volumes.
+    """
+
+    OMITTED: ClassVar[tuple[str, ...]] = ("nearer",)
+    id: str
+    eye: str
+    device: str
+    cosine: float
+    shown: bool
+    nearer: int | None = None
+
+
+@dataclass(frozen=True)
+class NearestVolumes(Record):
+    """The neighbours of a volume of eye `eye`: `others` of the other `people`, `own` of the same person."""
+
+    encoder: str
+    pool: str
+    people: int
+    eye: str
+    others: list[Neighbour]
+    own: list[Neighbour]
 
 
 class Neighbours:
@@ -29,11 +59,9 @@ class Neighbours:
         features = self.table.features("vector", self.table.pools[0])
         return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
 
-    def nearest(self, volume_id: str) -> dict[str, Any]:
-        """{encoder, pool, people, own, others} of a volume.
+    def nearest(self, volume_id: str) -> NearestVolumes:
+        """The `NEAREST` volumes of greatest cosine, each of another person, and the same person's other volumes.
 
-        others: the `NEAREST` volumes of greatest cosine, each of another person, {id, eye, device, cosine, shown}; own:
-        the same person's other volumes, with `nearer`, the number of other people who have a volume of greater cosine.
         Raises KeyError: the table is not there or lacks the volume.
         """
         if self.table is None:
@@ -49,22 +77,19 @@ class Neighbours:
         best = order[np.sort(first)]
         best = best[people[best] != people[at]]
 
-        def facts(position: int) -> dict[str, Any]:
-            entry = frame.iloc[position]
-            return {
-                "id": names[position],
-                "eye": str(entry["eye"]),
-                "device": str(entry["device"]),
-                "cosine": round(float(cosine[position]), 4),
-                "shown": names[position] in self._ids,
-            }
+        def neighbour(position: int) -> Neighbour:
+            entry, name = frame.iloc[position], str(names[position])
+            rounded = round(float(cosine[position]), 4)
+            return Neighbour(name, str(entry["eye"]), str(entry["device"]), rounded, name in self._ids)
 
         own = [int(position) for position in order if people[position] == people[at] and position != at]
-        return {
-            "encoder": self.table.encoder,
-            "pool": self.table.pools[0],
-            "people": len(best),
-            "eye": str(frame.iloc[at]["eye"]),
-            "others": [facts(int(position)) for position in best[:NEAREST]],
-            "own": [{**facts(position), "nearer": int((cosine[best] > cosine[position]).sum())} for position in own],
-        }
+        return NearestVolumes(
+            encoder=self.table.encoder,
+            pool=self.table.pools[0],
+            people=len(best),
+            eye=str(frame.iloc[at]["eye"]),
+            others=[neighbour(int(position)) for position in best[:NEAREST]],
+            own=[
+                replace(neighbour(position), nearer=int((cosine[best] > cosine[position]).sum())) for position in own
+            ],
+        )

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from octjepa.errors import OctjepaError, UsageError
+from octjepa.record import Record
 from octjepa.tasks.segment.thickness import SECTORS
 from octjepa.tasks.segmenter.measurement import LAYERS, Measurement, Preparation, measure
 from octjepa.tasks.segmenter.retained_layers import LayerCache, RetainedLayers
@@ -29,13 +30,41 @@ LAYER_NAMES: Final = tuple(name for name, _, _ in LAYERS)
 
 
 @dataclass(frozen=True)
-class LayerState:
+class LayerState(Record):
     """How far a scan is: `done` of `total` B-scans; `reason` says why it failed."""
 
     state: Literal["running", "ready", "failed"]
     done: int
     total: int
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class SectorMeans(Record):
+    """The ETDRS means of one layer and the volumes of fluid of a scan, as the page shows them.
+
+    By sector name: `sectors` are the means in um, None without a value, `measured` the shares of the sectors that were
+    measured, `sector_notes` why a value is absent or doubtful. `centre` is (slice, column) of the grid in voxels and
+    `centre_from` how it was found. `superior` is 1 if later B-scans are superior, `nasal` 1 if higher columns are
+    nasal, else -1; `nasal` is 0 of an unknown eye. `low_um` and `high_um` are the first and last colour of the map.
+    `corrected` counts the B-scans that were corrected by hand.
+    """
+
+    layer: str
+    sectors: dict[str, float | None]
+    measured: dict[str, float]
+    sector_notes: dict[str, str]
+    fluid_mm3: dict[str, float | None]
+    notes: tuple[str, ...]
+    has_area: bool
+    centre: tuple[float, float]
+    centre_from: str
+    certainty: float
+    superior: int
+    nasal: int
+    low_um: int
+    high_um: int
+    corrected: int = 0
 
 
 class _GivenUpError(Exception):
@@ -139,11 +168,8 @@ def measured(
     return measure(volume, retained, Preparation.of_entry(entry), chosen_mm)
 
 
-def sectors(made: Measurement, layer: str = "retina") -> dict[str, Any]:
-    """ETDRS means of `layer`, volumes of fluid, notes and the centre of the grid, as the page shows them.
-
-    Raises KeyError: no such layer.
-    """
+def sectors(made: Measurement, layer: str = "retina") -> SectorMeans:
+    """The ETDRS means of `layer`. Raises KeyError: no such layer."""
     if layer not in LAYER_NAMES:
         raise KeyError(layer)
     up, nasal = made.orientation.signs
@@ -151,25 +177,25 @@ def sectors(made: Measurement, layer: str = "retina") -> dict[str, Any]:
     low, high = map_range(made, layer)
     slice_index = np.interp(made.centre.slice_mm, made.slice_mm, np.arange(len(made.slice_mm)))
     column_index = np.interp(made.centre.column_mm, made.column_mm, np.arange(len(made.column_mm)))
-    return {
-        "layer": layer,
-        "sectors": {
+    return SectorMeans(
+        layer=layer,
+        sectors={
             name: round(float(value), 1) if np.isfinite(value) else None
             for name, value in zip(SECTORS, means, strict=True)
         },
-        "measured": {name: round(float(share), 3) for name, share in zip(SECTORS, made.coverage, strict=True)},
-        "sector_notes": dict(zip(SECTORS, made.sector_notes, strict=True)),
-        "fluid_mm3": {name: None if v is None else round(v, 4) for name, v in made.fluid_mm3.items()},
-        "notes": list(made.notes),
-        "has_area": made.has_area,
-        "centre": [float(slice_index), float(column_index)],
-        "centre_from": made.centre.kind,
-        "certainty": made.centre.certainty,
-        "superior": up,
-        "nasal": nasal if made.orientation.eye else 0,
-        "low_um": round(low),
-        "high_um": round(high),
-    }
+        measured={name: round(float(share), 3) for name, share in zip(SECTORS, made.coverage, strict=True)},
+        sector_notes=dict(zip(SECTORS, made.sector_notes, strict=True)),
+        fluid_mm3={name: None if v is None else round(v, 4) for name, v in made.fluid_mm3.items()},
+        notes=made.notes,
+        has_area=made.has_area,
+        centre=(float(slice_index), float(column_index)),
+        centre_from=made.centre.kind,
+        certainty=made.centre.certainty,
+        superior=up,
+        nasal=nasal if made.orientation.eye else 0,
+        low_um=round(low),
+        high_um=round(high),
+    )
 
 
 def map_range(made: Measurement, layer: str) -> tuple[float, float]:

@@ -8,28 +8,31 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
 from octjepa.canonical.native_mapping import NativeMap
 from octjepa.errors import OctjepaError
 from octjepa.ingest.native_files import NativeFiles
+from octjepa.notes import Note
+from octjepa.record import Record
 from octjepa.report.figures import eyes
 from octjepa.tasks.segmenter.measurement import Measurement
 from octjepa.tasks.segmenter.retained_layers import RetainedLayers
 from octjepa.tasks.segmenter.scan_picture import BOUNDARY_NAMES, LINE_COLOURS
 from octjepa.viewer.corrections import Corrections
 from octjepa.viewer.listing import VolumeList
-from octjepa.viewer.live import LiveRun
+from octjepa.viewer.live import LiveAnswer, LiveRun
 from octjepa.viewer.misread import CasePredictions
 from octjepa.viewer.native_scan import NativeScan, coloured, is_blank
 from octjepa.viewer.native_surfaces import found_surfaces, native_surfaces, surface_lines
 from octjepa.viewer.neighbours import Neighbours
-from octjepa.viewer.scan_layers import LAYER_NAMES, LayerState, ScanLayers, map_range, measured, sectors
-from octjepa.viewer.token_colours import TokenColours
+from octjepa.viewer.scan_layers import LAYER_NAMES, LayerState, ScanLayers, SectorMeans, map_range, measured, sectors
+from octjepa.viewer.token_colours import SimilarityRange, TokenColours
 from octjepa.viewer.voxel_classes import ClassColour, ClassMap, Legend, VoxelClasses, fluid_map, painted
 
 if TYPE_CHECKING:
@@ -42,6 +45,97 @@ FLUID = "fluid"  # the overlay of what the packaged network found
 BY_POSITION = ("positions", "frame_location")  # sources of the slice spacing that tell which B-scan is the lowest
 _CACHED = 64  # pictures of each kind
 Model = tuple["Recipe | None", "PretrainedEncoder | None", str]  # and why there is no encoder
+
+
+@dataclass(frozen=True)
+class Boundary(Record):
+    """A boundary that the page draws and lets the user correct."""
+
+    name: str
+    colour: str
+
+
+@dataclass(frozen=True)
+class SourceFacts(Record):
+    """The shape, spacing and view that all volumes share, and the layers that can be laid over them.
+
+    `missing` says why there is no encoder. `device` and `split` are the values by which the list can be filtered. The
+    token grid, its patch and the first voxel of the grid (`corner`) are None without a recipe.
+    """
+
+    OMITTED: ClassVar[tuple[str, ...]] = ("grid", "patch", "corner")
+    shape: tuple[int, ...]
+    spacing_mm: tuple[float, ...]
+    layers: list[str]
+    voxel_layers: list[str]
+    retinal_layers: tuple[str, ...]
+    volumes: int
+    encoder: str
+    missing: str
+    checkpoint: str
+    live: bool
+    boundaries: list[Boundary]
+    corrections: bool
+    notes: list[str]
+    predicted: list[str]
+    neighbours: bool
+    device: list[str]
+    split: list[str]
+    grid: tuple[int, ...] | None = None
+    patch: tuple[int, ...] | None = None
+    corner: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class NoNativeScan(Record):
+    """Why the file of a volume cannot be shown."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class NativeFacts(Record):
+    """The geometry of a scan as it came, and the layers that can be laid over it; `reason` is "".
+
+    `superior` is 1 if later B-scans are superior, `nasal` 1 if higher columns are nasal, else -1; `nasal` is 0 of an
+    unknown eye. `vertical_known`: the file tells which B-scan is the lowest.
+    """
+
+    shape: tuple[int, ...]
+    spacing_mm: tuple[float, ...]
+    notes: tuple[Note, ...]
+    uncertain: tuple[str, ...]
+    opening_slice: int
+    localizer: bool
+    superior: int
+    nasal: int
+    vertical_known: bool
+    layers: list[str]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class FirstBscan(Record):
+    """The B-scan that can be shown before the file is read as a whole; None if there is none."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = {"slice": "number"}
+    number: int | None
+
+
+@dataclass(frozen=True)
+class CorrectedSlices(Record):
+    """The B-scans whose boundaries were corrected by hand and saved."""
+
+    slices: list[int]
+
+
+@dataclass(frozen=True)
+class Position(Record):
+    """A native voxel in the stored volume; its tissue token and the similarities to it, None if there is none."""
+
+    canonical: list[float]
+    token: int | None
+    similarity: SimilarityRange | None
 
 
 class Scans:
@@ -83,44 +177,39 @@ class Scans:
         self.colours = TokenColours(self.store, self.volumes, recipe, self.encoder)
         self.grid_png = lru_cache(_CACHED)(self._grid_png)
 
-    def about(self) -> dict[str, Any]:
-        """The shape, spacing and view that all volumes share, and the layers that can be laid over them."""
-        preprocessing, recipe = self.store.preprocessing, self.colours.recipe
-        result: dict[str, Any] = {
-            "shape": list(preprocessing.stored_size),
-            "spacing_mm": list(preprocessing.target_spacing_mm),
-            "layers": self.colours.layers,
-            "voxel_layers": [FLUID, *self._classes.layers],
-            "retinal_layers": list(LAYER_NAMES),
-            "volumes": len(self.ids),
-            "encoder": "" if self.encoder is None else self.encoder.name,
-            "missing": self.missing,
-            "checkpoint": self.checkpoint,
-            "live": self.live is not None,
-            "boundaries": [
-                {"name": name, "colour": colour} for name, colour in zip(BOUNDARY_NAMES, LINE_COLOURS, strict=True)
-            ],
-            "corrections": self.corrections is not None,
-            "notes": self._notes,
-            "predicted": self.cases.targets,
-            "neighbours": self.neighbours.table is not None,
-            **self.volumes.choices(),
-        }
-        if recipe is not None:
-            result |= {
-                "grid": list(recipe.grid),
-                "patch": list(recipe.tokens.patch_size),
-                "corner": list(preprocessing.margin),
-            }
-        return result
+    def about(self) -> SourceFacts:
+        """The facts that all volumes share."""
+        preprocessing, recipe, choices = self.store.preprocessing, self.colours.recipe, self.volumes.choices()
+        return SourceFacts(
+            shape=preprocessing.stored_size,
+            spacing_mm=preprocessing.target_spacing_mm,
+            layers=self.colours.layers,
+            voxel_layers=[FLUID, *self._classes.layers],
+            retinal_layers=LAYER_NAMES,
+            volumes=len(self.ids),
+            encoder="" if self.encoder is None else self.encoder.name,
+            missing=self.missing,
+            checkpoint=self.checkpoint,
+            live=self.live is not None,
+            boundaries=[Boundary(*pair) for pair in zip(BOUNDARY_NAMES, LINE_COLOURS, strict=True)],
+            corrections=self.corrections is not None,
+            notes=self._notes,
+            predicted=self.cases.targets,
+            neighbours=self.neighbours.table is not None,
+            device=choices["device"],
+            split=choices["split"],
+            grid=None if recipe is None else recipe.grid,
+            patch=None if recipe is None else recipe.tokens.patch_size,
+            corner=None if recipe is None else preprocessing.margin,
+        )
 
-    def live_answer(self) -> dict[str, Any]:
+    def live_answer(self) -> LiveAnswer:
         """The curves of the run; if it has another checkpoint than before, its encoder is read again."""
         if self.live is None:
             raise KeyError("live")
         answer = self.live.answer()
         with self._lock:
-            if answer["checkpoint"] and answer["checkpoint"] != self.checkpoint:
+            if answer.checkpoint and answer.checkpoint != self.checkpoint:
                 self._load()
         return answer
 
@@ -164,10 +253,10 @@ class Scans:
         frame = self.files.frame(self.volumes.entry(volume_id), number) if tissue.any() else None
         return None if frame is None or is_blank(frame) else (number, png(frame))
 
-    def first(self, volume_id: str) -> dict[str, Any]:
-        """{slice}: the B-scan that can be had before the file is read as a whole, null if there is none."""
+    def first(self, volume_id: str) -> FirstBscan:
+        """The B-scan that can be shown before the file is read as a whole."""
         found = self._first(volume_id)
-        return {"slice": None if found is None else found[0]}
+        return FirstBscan(None if found is None else found[0])
 
     def first_png(self, volume_id: str) -> bytes:
         """The B-scan that `first` names, not checked yet. Raises KeyError: there is none."""
@@ -184,26 +273,25 @@ class Scans:
         """The scan as it came. Raises UsageError that says why there is none."""
         return self._native(volume_id)
 
-    def native_about(self, volume_id: str) -> dict[str, Any]:
-        """{reason}: why the file cannot be shown, or "" and the geometry of the scan."""
+    def native_about(self, volume_id: str) -> NativeFacts | NoNativeScan:
+        """The geometry of the scan as it came, or why the file cannot be shown."""
         try:
             scan = self.native(volume_id)
         except OctjepaError as error:
-            return {"reason": str(error)}
+            return NoNativeScan(str(error))
         volume = scan.volume
-        return {
-            "reason": "",
-            "shape": list(volume.shape),
-            "spacing_mm": list(volume.spacing_mm),
-            "notes": volume.notes,
-            "uncertain": volume.uncertain,
-            "opening_slice": scan.opening_slice,
-            "localizer": volume.localizer is not None,
-            "superior": scan.signs[0],
-            "nasal": scan.signs[1],
-            "vertical_known": volume.provenance.get("slice") in BY_POSITION,
-            "layers": [FLUID, *self._classes.layers, *self.colours.layers],
-        }
+        return NativeFacts(
+            shape=volume.shape,
+            spacing_mm=volume.spacing_mm,
+            notes=volume.notes,
+            uncertain=volume.uncertain,
+            opening_slice=scan.opening_slice,
+            localizer=volume.localizer is not None,
+            superior=scan.signs[0],
+            nasal=scan.signs[1],
+            vertical_known=volume.provenance.get("slice") in BY_POSITION,
+            layers=[FLUID, *self._classes.layers, *self.colours.layers],
+        )
 
     def native_plane_png(self, volume_id: str, plane: Literal["slice", "depth", "column"], index: int) -> bytes:
         """A plane of the scan as it came. Raises IndexError; KeyError: no such plane."""
@@ -233,13 +321,13 @@ class Scans:
         layers = self.layers.layers(volume)
         return layers if self.corrections is None else self.corrections.applied(volume_id, volume, layers)
 
-    def corrected(self, volume_id: str) -> dict[str, Any]:
-        """{slices}: the B-scans whose boundaries were saved. Raises KeyError: corrections are not saved at all."""
+    def corrected(self, volume_id: str) -> CorrectedSlices:
+        """The B-scans whose boundaries were saved. Raises KeyError: corrections are not saved at all."""
         if self.corrections is None:
             raise KeyError("corrections")
-        return {"slices": self.corrections.slices(volume_id, self.native(volume_id).volume)}
+        return CorrectedSlices(self.corrections.slices(volume_id, self.native(volume_id).volume))
 
-    def correct(self, volume_id: str, number: int, boundaries: object) -> dict[str, Any]:
+    def correct(self, volume_id: str, number: int, boundaries: object) -> CorrectedSlices:
         """Saves the boundaries of a B-scan, or with None removes them. The answer is that of `corrected`.
 
         Raises KeyError, IndexError: no such B-scan, UsageError: they are not boundaries of that B-scan.
@@ -252,7 +340,7 @@ class Scans:
         else:
             slices = self.corrections.save(volume_id, volume, number, boundaries)
         self._measured.cache_clear()
-        return {"slices": slices}
+        return CorrectedSlices(slices)
 
     def thickness_png(self, volume_id: str, layer: str = "retina") -> bytes:
         """Thickness of a layer in colours, a pixel per A-scan. Waits for the layers. Raises KeyError: no such layer."""
@@ -263,7 +351,7 @@ class Scans:
 
     def etdrs(
         self, volume_id: str, slice_index: float = -1, column: float = -1, layer: str = "retina"
-    ) -> dict[str, Any]:
+    ) -> SectorMeans:
         """ETDRS means of a layer about an A-scan, by default about the fovea, with fluid volumes and notes.
 
         Waits for the layers. Raises KeyError: no such layer. UsageError: the layers cannot be found.
@@ -273,8 +361,8 @@ class Scans:
             at_slice = np.interp(slice_index, np.arange(len(made.slice_mm)), made.slice_mm)
             at_column = np.interp(column, np.arange(len(made.column_mm)), made.column_mm)
             made = self._measured(volume_id, (float(at_slice), float(at_column)))
-        corrected = 0 if self.corrections is None else len(self.corrected(volume_id)["slices"])
-        return {**sectors(made, layer), "corrected": corrected}
+        corrected = 0 if self.corrections is None else len(self.corrected(volume_id).slices)
+        return replace(sectors(made, layer), corrected=corrected)
 
     def surface_lines(
         self, volume_id: str, plane: Literal["slice", "depth", "column"], index: int
@@ -288,17 +376,16 @@ class Scans:
             return surface_lines(scan.surfaces[:2], plane, index)
         return surface_lines(self._layers_of(volume_id, scan.volume).boundaries_px, plane, index)
 
-    def position(self, volume_id: str, number: int, depth: int, column: int) -> dict[str, Any]:
+    def position(self, volume_id: str, number: int, depth: int, column: int) -> Position:
         """The position in the store and the token of a native voxel, with the range of similarities to that token."""
         canonical = self.native(volume_id).canonical(number, depth, column)
         token = self.colours.token_at(canonical)
-        result: dict[str, Any] = {"canonical": canonical, "token": token, "similarity": None}
-        if token is not None and self.encoder is not None:
-            try:
-                result["similarity"] = self.colours.similarity(volume_id, token)
-            except KeyError:
-                result["token"] = None  # no tissue there
-        return result
+        if token is None or self.encoder is None:
+            return Position(canonical, token, None)
+        try:
+            return Position(canonical, token, self.colours.similarity(volume_id, token))
+        except KeyError:  # no tissue there
+            return Position(canonical, None, None)
 
     def overlay_png(self, volume_id: str, layer: str, number: int, token: int = -1) -> bytes:
         """A layer over a B-scan as it came. Raises KeyError, IndexError; UsageError: labels that do not fit."""

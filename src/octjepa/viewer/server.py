@@ -20,7 +20,7 @@ import math
 import secrets
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from inspect import Parameter, signature
@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from octjepa.errors import CheckpointError, ContractError, OctjepaError, UsageError, VolumeRejected, install_command
 from octjepa.ingest.native_files import NativeFiles, existing_scans, folders_near
 from octjepa.ingest.remembered_sources import model_of
+from octjepa.record import Record
 from octjepa.remote import is_remote
 from octjepa.report.contents import Contents, read_contents
 from octjepa.store.contract import contract_differences
@@ -39,9 +40,9 @@ from octjepa.viewer.live import LiveRun
 from octjepa.viewer.misread import CasePredictions
 from octjepa.viewer.neighbours import Neighbours
 from octjepa.viewer.opened_source import opened_source
-from octjepa.viewer.scan_layers import LayerState, ScanLayers
+from octjepa.viewer.scan_layers import ScanLayers
 from octjepa.viewer.scans import Model, Scans
-from octjepa.viewer.voxel_classes import Legend, VoxelClasses, head_reader
+from octjepa.viewer.voxel_classes import VoxelClasses, head_reader
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -64,6 +65,7 @@ _HEADERS = {
 ANSWER_OF = "X-Octjepa-Volume"  # the id of the volume that a response is about
 KEY = "X-Octjepa-Key"  # the header of the key without which nothing is written
 _MOST_BODY_BYTES = 8 << 20  # of a request that writes: eight boundaries of 65,000 columns
+_JSON = "application/json"
 _LARGEST = 10**9  # of a number in a request: no index or position in mm is greater
 _SCRIPTS = (
     "viewer",
@@ -226,7 +228,7 @@ def app(scans: Scans, key: str = "") -> ASGIApp:
     from starlette.concurrency import run_in_threadpool
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
-    from starlette.responses import JSONResponse, PlainTextResponse, Response
+    from starlette.responses import PlainTextResponse, Response
     from starlette.routing import Route
 
     def static(name: str, media_type: str) -> Callable[[Request], Response]:
@@ -256,7 +258,7 @@ def app(scans: Scans, key: str = "") -> ASGIApp:
                 result = await run_in_threadpool(make, **values)
                 if isinstance(result, bytes):
                     return Response(result, media_type="image/png")
-                return JSONResponse(asdict(result) if isinstance(result, Legend | LayerState) else result)
+                return Response(_json(result), media_type=_JSON)
             except (KeyError, IndexError):
                 return PlainTextResponse("no such slice or layer", 404)
             except (UsageError, VolumeRejected) as error:  # the files lack what was requested, or do not fit
@@ -279,7 +281,7 @@ def app(scans: Scans, key: str = "") -> ASGIApp:
 def _writing(scans: Scans, key: str) -> Callable[[Request], Any]:
     """Saves or removes the corrected boundaries of a B-scan."""
     from starlette.concurrency import run_in_threadpool
-    from starlette.responses import JSONResponse, PlainTextResponse
+    from starlette.responses import PlainTextResponse, Response
 
     async def respond(request: Request) -> Response:
         if reason := _refusal(request, key):
@@ -301,7 +303,8 @@ def _writing(scans: Scans, key: str) -> Callable[[Request], Any]:
             return PlainTextResponse('the request is not JSON: expected {"rows": eight lists}', 400)
         try:
             boundaries = sent["rows"] if saves else None
-            return JSONResponse(await run_in_threadpool(scans.correct, volume_id, number, boundaries))
+            saved = await run_in_threadpool(scans.correct, volume_id, number, boundaries)
+            return Response(_json(saved), media_type=_JSON)
         except (KeyError, IndexError):
             return PlainTextResponse("no such B-scan", 404)
         except OctjepaError as error:
@@ -319,9 +322,15 @@ def _refusal(request: Request, key: str) -> str:
         return "the request comes from another page"
     if headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
         return "the request comes from another site"
-    if headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
+    if headers.get("Content-Type", "").partition(";")[0].strip().lower() != _JSON:
         return "the request is not JSON"
     return ""
+
+
+def _json(answer: object) -> bytes:
+    """An answer as JSON: a record, or lists of records or numbers. Raises ValueError: it holds a NaN."""
+    text = json.dumps(answer, default=Record.to_json, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode()
 
 
 def _is_small(number: float) -> bool:

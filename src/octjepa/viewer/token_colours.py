@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from octjepa.cohort import examples
 from octjepa.explain import native
 from octjepa.explain.similarity import cosine_with
 from octjepa.recipe import Recipe
+from octjepa.record import Record
 from octjepa.report.figures import masks, tokens
 from octjepa.store.storage import DamagedVolume
 from octjepa.viewer.native_scan import coloured
@@ -29,6 +31,15 @@ _CACHED = 16
 # Red, green, blue and opacity of a token's state under a mask: unselected, context, target, hidden.
 _STATE_COLOURS = np.array([[0, 0, 0, 170], [40, 120, 220, 90], [240, 140, 20, 130], [90, 90, 90, 120]], np.uint8)
 _TOKEN_OPACITY, _SIMILARITY_OPACITY = 150, 170
+
+
+@dataclass(frozen=True)
+class SimilarityRange(Record):
+    """The cosines with `token` of the first and last colour of the layer "similarity"."""
+
+    token: int
+    low: float
+    high: float
 
 
 class TokenColours:
@@ -70,14 +81,14 @@ class TokenColours:
         painted[tuple(positions.T)] = coloured(cosine, *_range(cosine), _SIMILARITY_OPACITY)
         return painted
 
-    def similarity(self, volume_id: str, token: int) -> dict[str, Any]:
-        """{low, high}: the cosines of the first and last colour of the layer. Raises KeyError: no tissue token."""
+    def similarity(self, volume_id: str, token: int) -> SimilarityRange:
+        """The range of the layer "similarity" of one token. Raises KeyError: it is no tissue token."""
         if self.encoder is None:
             raise KeyError(token)
         with self._lock:
             features, positions = self._tissue(volume_id)
         low, high = _range(self._cosine(features, positions, token))
-        return {"token": token, "low": round(low, 3), "high": round(high, 3)}
+        return SimilarityRange(token, round(low, 3), round(high, 3))
 
     def _cosine(self, features: np.ndarray, positions: np.ndarray, token: int) -> Float[np.ndarray, " t"]:
         assert self.recipe is not None

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from octjepa.phantom.random_scene import CLASSES
+from octjepa.record import Record
 from octjepa.tasks.segmenter.scan_picture import CLASS_COLOURS
 from octjepa.volume import OCTVolume
 
@@ -57,7 +58,7 @@ def fluid_map(codes: UInt8[np.ndarray, "N R C"]) -> ClassMap:
 
 
 @dataclass(frozen=True)
-class ClassColour:
+class ClassColour(Record):
     """An entry of the legend: `colour` is red, green, blue in 0 to 255."""
 
     name: str
@@ -65,7 +66,7 @@ class ClassColour:
 
 
 @dataclass(frozen=True)
-class Legend:
+class Legend(Record):
     """The text under an overlay of classes on the page."""
 
     caption: str
