@@ -94,7 +94,7 @@ def measure(path: Path, out: Path, turns: int) -> dict[str, list[float]]:
         for way in list(seconds)[:: 1 if turn % 2 else -1]:
             start = time.process_time()
             if way == "octjepa":
-                accepted = build_store([path], folder / "store", preprocessing)["accepted"]
+                accepted = build_store([path], folder / "store", preprocessing).accepted
                 if accepted != 1:
                     raise SystemExit(f"octjepa accepted {accepted} scans of {path.name}: nothing to compare")
             else:

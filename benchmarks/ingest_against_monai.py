@@ -70,7 +70,7 @@ def octjepa_run(source: Path, store: Path, workers: int, warm: Path, preprocessi
         try:
             start = time.perf_counter()
             made = build_store([source], store, preprocessing, workers=workers)
-            return int(made["accepted"]), time.perf_counter() - start
+            return made.accepted, time.perf_counter() - start
         finally:
             build.WorkerPool = WorkerPool  # type: ignore[misc]
 

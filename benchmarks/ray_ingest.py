@@ -56,8 +56,8 @@ def ingest(cohort: Path, store: Path, engine: Any, workers: int) -> dict[str, An
     seconds = time.perf_counter() - started
     content = sorted(Store.open(store).table["chunk_hash"])
     return {
-        "engine": engine, "workers": workers, "seconds": round(seconds, 2), "quarantined": summary["quarantined"],
-        "files_per_second": round(summary["accepted"] / seconds, 3), "content": content,
+        "engine": engine, "workers": workers, "seconds": round(seconds, 2), "quarantined": summary.quarantined,
+        "files_per_second": round(summary.accepted / seconds, 3), "content": content,
     }  # fmt: skip
 
 

@@ -229,8 +229,8 @@ def _ingest(
     sources: Sequence[Path], own: Path, preprocessing: Preprocessing, phantoms: str, workers: int, halves: bool = False
 ) -> None:
     made = build_store(sources, own / "store", preprocessing, workers=workers, halves=halves)
-    volumes = made["accepted"] + made["skipped"]
-    if made["quarantined"] > _MAX_REFUSED * volumes:
-        raise UsageError(f"{made['quarantined']} phantom eyes were refused by ingest: {made['by_reason']}")
-    about = {"phantoms": phantoms, "volumes": volumes, "refused": made["by_reason"]}
+    volumes = made.accepted + made.skipped
+    if made.quarantined > _MAX_REFUSED * volumes:
+        raise UsageError(f"{made.quarantined} phantom eyes were refused by ingest: {made.by_reason}")
+    about = {"phantoms": phantoms, "volumes": volumes, "refused": made.by_reason}
     (own / "made.json").write_text(json.dumps(about), encoding="utf-8")

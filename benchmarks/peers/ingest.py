@@ -117,7 +117,7 @@ def compare_with(pipeline: Pipeline) -> Iterator[Comparison]:
 
         def ours() -> int:
             made = build_store([cohort], work / f"store {next(number)}", preprocessing)
-            return _all_of(int(made["accepted"]), paths, "octjepa")
+            return _all_of(made.accepted, paths, "octjepa")
 
         def other() -> int:
             out = work / f"plain {next(number)}"

@@ -101,7 +101,7 @@ def _store(path: str | Path, verify: bool) -> dict[str, object]:
     from octjepa.store import Store
 
     store = Store.open(path)
-    return {"kind": "store", **store.describe(), **({"damaged": store.damaged()} if verify else {})}
+    return {"kind": "store", **store.describe().to_json(), **({"damaged": store.damaged()} if verify else {})}
 
 
 def _checkpoint(path: str | Path) -> dict[str, object]:

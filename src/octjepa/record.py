@@ -13,6 +13,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from pydantic import BaseModel
+
 from octjepa.errors import UsageError
 
 R = TypeVar("R", bound="Record")
@@ -64,9 +66,11 @@ def to_json(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """JSON data of a value: of records, also in lists, tuples and mappings; a path becomes text."""
+    """JSON data of a value: of records and recipes, also in lists, tuples and mappings; a path becomes text."""
     if isinstance(value, Record):
         return value.to_json()
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
     if isinstance(value, Mapping):
@@ -88,6 +92,8 @@ def _typed(hint: Any, value: Any) -> Any:
         return _typed(next(argument for argument in arguments if argument is not type(None)), value)
     if isinstance(hint, type) and issubclass(hint, Record):
         return hint.from_json(value)
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        return hint.model_validate(value)
     if hint is Path:
         return Path(value)
     if origin in (tuple, list):

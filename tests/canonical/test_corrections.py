@@ -41,10 +41,10 @@ def test_a_corrected_manifest_reaches_row_and_pixels(tmp_path: Path) -> None:
     (name,) = store.table["volume_id"]
     before = store.read(name)
     pixels, band = np.array(before.pixels), before.band.copy()
-    assert build_store([root], path, PREPROCESSING)["skipped"] == 1
+    assert build_store([root], path, PREPROCESSING).skipped == 1
 
     tree(root, pitch=0.3, side="L", person="2")
-    assert build_store([root], path, PREPROCESSING)["accepted"] == 1
+    assert build_store([root], path, PREPROCESSING).accepted == 1
     store = Store.open(path)
     (row,) = store.table.to_dict("records")
     assert (row["volume_id"], row["spacing_z_mm"], row["eye"], row["person_id"]) == (name, 0.3, "OS", "2")
@@ -69,7 +69,7 @@ def test_a_second_copy_leaves_the_first_ones_pixels_alone(tmp_path: Path) -> Non
     shutil.copy(root / "scan.dcm", root / "twin.dcm")
     with (root / "manifest.tsv").open("a") as file:
         file.write("1\tL\t[0.0026, 0.0117]\t0.3\t/twin.dcm\n")
-    assert build_store([root], path, PREPROCESSING)["by_reason"] == {"duplicate_content": 1}
+    assert build_store([root], path, PREPROCESSING).by_reason == {"duplicate_content": 1}
     (root / "twin.dcm").unlink()
     tree(root)
     build_store([root], tmp_path / "one", PREPROCESSING)
@@ -110,16 +110,16 @@ def test_no_absolute_path_enters_the_store(tmp_path: Path, monkeypatch: pytest.M
             file.write("1\tL\t\t\t/absent.dcm\n")
     sources = [tmp_path / "Doe John" / name for name in ("first", "second")]
     summary = build_store(sources, tmp_path / "store", PREPROCESSING, max_lost=0.9)
-    assert summary["by_reason"] == {"empty_file": 2, "manifest_row_without_file": 2}
+    assert summary.by_reason == {"empty_file": 2, "manifest_row_without_file": 2}
     lines = (tmp_path / "store" / "quarantine.jsonl").read_text()
     assert len(lines.splitlines()) == 4  # the same name below two roots is two files
     text = lines + pd.read_parquet(tmp_path / "store" / "volumes.parquet").to_csv()
     assert "Doe" not in text
     assert str(tmp_path) not in text
     again = build_store(sources, tmp_path / "store", PREPROCESSING, max_lost=0.9)
-    assert (again["accepted"], again["skipped"]) == (0, 2)
+    assert (again.accepted, again.skipped) == (0, 2)
     monkeypatch.chdir(sources[0])
-    assert build_store(["."], tmp_path / "store", PREPROCESSING, max_lost=0.9)["skipped"] == 1
+    assert build_store(["."], tmp_path / "store", PREPROCESSING, max_lost=0.9).skipped == 1
 
 
 def test_a_store_of_an_older_canonicalisation_says_so(tiny: Path, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_store_of_an_older_canonicalisation_says_so(tiny: Path, tmp_path: Path
     path = tmp_path / "store"
     build_store([tiny], path, PREPROCESSING)
     about = json.loads((path / "store.json").read_text())
-    assert about["canonical_version"] == CANONICAL_VERSION == Store.open(path).describe()["canonical_version"]
+    assert about["canonical_version"] == CANONICAL_VERSION == Store.open(path).describe().canonical_version
     unsaid = {name: value for name, value in about.items() if name != "canonical_version"}
     for number, older in ((CANONICAL_VERSION - 1, {**about, "canonical_version": CANONICAL_VERSION - 1}), (0, unsaid)):
         (path / "store.json").write_text(json.dumps(older))

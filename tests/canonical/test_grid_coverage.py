@@ -62,12 +62,13 @@ def test_plan_reports_what_the_cohort_loses_and_what_would_hold_it(tmp_path: Pat
     rows = [index_entry(number, split="train", **(wide if number < 6 else high)) for number in range(8)]
     store = store_of(tmp_path / "store", [*rows, index_entry(9, split="train")])  # the last from an older store
     coverage = cohort_coverage(store.table, [row["volume_id"] for row in rows], Preprocessing())
-    assert coverage["column"] == pytest.approx(6 * 0.5 / 8)
-    assert coverage["depth"] == pytest.approx(2 * 0.02 / 8)
-    assert (coverage["volumes"], coverage["field_cut"], coverage["depth_cut"]) == (8, 6, 2)
-    assert coverage["image_size_needed"] == {"slice": 20, "column": 256}
+    assert coverage is not None
+    assert coverage.column == pytest.approx(6 * 0.5 / 8)
+    assert coverage.depth == pytest.approx(2 * 0.02 / 8)
+    assert (coverage.volumes, coverage.field_cut, coverage.depth_cut) == (8, 6, 2)
+    assert coverage.image_size_needed == {"slice": 20, "column": 256}
     outcome = call("plan", "tiny_cpu", "--store", store.path, "--json")
-    assert outcome.json["tissue_outside"] == coverage
+    assert outcome.json["tissue_outside"] == coverage.to_json()
     output = call("plan", "tiny_cpu", "--store", store.path)
     assert "Of 8 volumes 6 lose more than 20% of the field, 2 more than 0.1% in depth" in output.out
     assert "256 voxels along column" in output.out
@@ -75,7 +76,7 @@ def test_plan_reports_what_the_cohort_loses_and_what_would_hold_it(tmp_path: Pat
 
 def test_a_store_of_older_volumes_reports_nothing(tmp_path: Path) -> None:
     store = store_of(tmp_path / "store", [index_entry(0, split="train")])
-    assert cohort_coverage(store.table, list(store.table["volume_id"]), Preprocessing()) == {}
+    assert cohort_coverage(store.table, list(store.table["volume_id"]), Preprocessing()) is None
 
 
 def test_an_ingest_of_wide_fields_says_what_is_cut_and_why_no_other_window_is_taken() -> None:

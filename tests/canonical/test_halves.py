@@ -92,7 +92,7 @@ def test_a_store_made_without_halves_refuses_them(dense: Path) -> None:
     with pytest.raises(UsageError, match="--halves"):
         select_volumes(plain, recipe, "train")
     again = build_store([dense / "phantom"], dense / "store", plain.preprocessing)  # the store knows that it has them
-    assert again["skipped"] == 2
+    assert again.skipped == 2
     assert Store.open(dense / "store").halves
 
 

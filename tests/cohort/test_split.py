@@ -85,15 +85,15 @@ def test_people_without_a_recommendation_are_refused_or_assigned(tmp_path: Path)
         apply_split(store, "recommended")
     message = apply_split(store, "recommended", assign_rest=True)
     assert {row["split"] for row in store.entries() if row["person_id"] in {"1001", "1002", "1003"}} == {"val"}
-    assert (message["train"] + message["val"] + message["test"], message["leaks"]) == (10, [])
-    assert message["train"] >= 6
+    assert (message.train + message.val + message.test, message.leaks) == (10, [])
+    assert message.train >= 6
 
 
 def test_what_is_reported_counts_every_trait_and_names_nobody(tmp_path: Path) -> None:
     store = store_of(tmp_path / "store", people_of_many_kinds(30))
     message = apply_split(store, "stratified", shares=(0.5, 0.25, 0.25))
-    assert message["strata"]["eye OD"] == {name: message[name] for name in ("train", "val", "test")}
-    assert sum(message["strata"]["device zeiss_cirrus"].values()) == 9
+    assert message.strata["eye OD"] == {name: getattr(message, name) for name in ("train", "val", "test")}
+    assert sum(message.strata["device zeiss_cirrus"].values()) == 9
     assert not any(person in str(message) for person in set(store.table["person_id"]))
 
 

@@ -30,12 +30,12 @@ def test_one_person_without_a_recommendation_does_not_undo_the_others(tiny: Path
     shutil.copytree(tiny, root)
     recommend(root, {"1001": "test", "1002": "test", "1003": "Validation", "1004": "holdout"})
     summary = build_store([root], tmp_path / "store", PREPROCESSING)
-    assert summary["split_by"] == {"recommended": 3, "stratified": 2}
-    assert summary["recommended_split_unknown"] == 1
+    assert summary.split_by == {"recommended": 3, "stratified": 2}
+    assert summary.recommended_split_unknown == 1
     splits = Store.open(tmp_path / "store").table.groupby("person_id")["split"].first().to_dict()
     assert splits == {"1001": "test", "1002": "test", "1003": "val", "1004": "train", "1005": "train"}
     again = build_store([root], tmp_path / "store", PREPROCESSING)
-    assert again["split_by"] == {"kept": 5}
+    assert again.split_by == {"kept": 5}
 
 
 def test_no_message_of_the_split_holds_a_person_id(tiny: Path, tmp_path: Path) -> None:
@@ -62,11 +62,11 @@ def test_files_that_name_nobody_are_counted_noted_and_warned_of(
         save(ds, tmp_path / "2023" / f"{number}.dcm" if not number else tmp_path / "set" / f"{number}.dcm")
     with caplog.at_level(logging.WARNING):
         summary = build_store([tmp_path / "2023", tmp_path / "set"], tmp_path / "store", PREPROCESSING)
-    assert summary["people_unknown"] == 2
-    assert summary["notes"]["person_unknown"] == 2
-    assert "person_disagrees" not in summary["notes"]  # 2023 is a year
+    assert summary.people_unknown == 2
+    assert summary.notes["person_unknown"] == 2
+    assert "person_disagrees" not in summary.notes  # 2023 is a year
     store = Store.open(tmp_path / "store")
-    assert store.describe()["people_unknown"] == 2
+    assert store.describe().people_unknown == 2
     unknown = store.table["person_id"].str.startswith("unknown-")
     assert (store.table["notes"].str.contains("person_unknown") == unknown).all()
     (record,) = [record for record in caplog.records if "without a person id" in record.getMessage()]
@@ -78,7 +78,7 @@ def test_named_people_give_no_warning(tiny: Path, tmp_path: Path, caplog: pytest
     from octjepa.ingest import build_store
 
     summary = build_store([tiny], tmp_path / "store", PREPROCESSING)
-    assert (summary["people_unknown"], summary["notes"]) == (0, {"laterality_disagrees": 5})
+    assert (summary.people_unknown, summary.notes) == (0, {"laterality_disagrees": 5})
     assert "without a person id" not in caplog.text
 
 
@@ -92,7 +92,7 @@ def test_one_eye_under_two_names_is_warned_of(tmp_path: Path, caplog: pytest.Log
         save(ds, tmp_path / "set" / f"{person}.dcm")
     with caplog.at_level(logging.WARNING):
         summary = build_store([tmp_path / "set"], tmp_path / "store", PREPROCESSING)
-    assert summary["near_duplicates_across_people"] == 1
+    assert summary.near_duplicates_across_people == 1
     assert "1 pairs of volumes look like the same eye under two person ids" in caplog.text
 
 
@@ -108,7 +108,7 @@ def test_one_id_at_two_hospitals_is_warned_of_and_neither_is_named(
         save(ds, tmp_path / "set" / f"{number}.dcm")
     with caplog.at_level(logging.WARNING):
         summary = build_store([tmp_path / "set"], tmp_path / "store", PREPROCESSING)
-    assert summary["people_at_several_sites"] == 1
+    assert summary.people_at_several_sites == 1
     assert "1 person id(s) of" in caplog.text
     sites = set(Store.open(tmp_path / "store").table["site"])
     assert len(sites) == 2

@@ -10,6 +10,7 @@ import stat
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from octjepa.errors import OctjepaError, TooManyLostError, UsageError
 from octjepa.ingest import discover
-from octjepa.ingest.archive import expand
+from octjepa.ingest.archive import Expansion, expand
 from octjepa.ingest.archive_members import REFUSALS
 from octjepa.ingest.archive_target import make_target
 
@@ -40,17 +41,17 @@ def files(root: Path) -> set[str]:
     return {path.relative_to(root).as_posix() for path in root.rglob("*") if not path.is_dir()}
 
 
-def lost(source: Path, target: Path) -> dict[str, Any]:
+def lost(source: Path, target: Path) -> Expansion:
     """The summary of an expansion in which something is refused."""
     with pytest.raises(TooManyLostError) as error:
         expand(source, target)
     assert error.value.exit_code == 3
-    return dict(error.value.summary)
+    return Expansion.from_json(error.value.summary)
 
 
-def reasons(summary: dict[str, Any]) -> dict[str, str]:
-    assert all(one["reason"] in REFUSALS for one in summary["refused"])
-    return {one["member"] or one["archive"]: one["reason"] for one in summary["refused"]}
+def reasons(summary: Expansion) -> dict[str, str]:
+    assert all(one.reason in REFUSALS for one in summary.refused)
+    return {one.member or one.archive: one.reason for one in summary.refused}
 
 
 # The tree
@@ -74,7 +75,7 @@ def test_members_come_to_where_ingest_expects_them(tmp_path: Path, archive_name:
     summary = expand(tmp_path / "in", tmp_path / "out")
     assert files(tmp_path / "out") == {target}
     assert (tmp_path / "out" / target).read_bytes() == SCAN
-    assert (summary["written"], summary["skipped"], summary["bytes"]) == (1, 0, len(SCAN))
+    assert (summary.written, summary.skipped, summary.bytes) == (1, 0, len(SCAN))
 
 
 def test_tables_and_side_files_of_a_data_set(tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ def test_tables_and_side_files_of_a_data_set(tmp_path: Path) -> None:
         f"{TREE}/topcon_triton/1001/a.dcm", "participants.tsv", "retinal_oct/manifest.tsv",
         f"{tmp_path.name}/all/AI/readme.txt",
     }  # fmt: skip
-    assert summary["left_out"] == {"macOS side files": 3}
+    assert summary.left_out == {"macOS side files": 3}
 
 
 def test_what_is_expanded_can_be_discovered(tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_archives_in_archives_are_named(tmp_path: Path) -> None:
         made.writestr("1001/a.dcm", SCAN)
     zipped(tmp_path / "in" / "all.zip", (f"{TREE}/topcon_triton/eyes.zip", inner.getvalue()))
     summary = expand(tmp_path / "in", tmp_path / "out")
-    assert summary["nested"] == [f"{TREE}/topcon_triton/eyes.zip"]
+    assert summary.nested == [f"{TREE}/topcon_triton/eyes.zip"]
     expand(tmp_path / "out", tmp_path / "out")  # the next level, in location
     assert f"{TREE}/topcon_triton/1001/a.dcm" in files(tmp_path / "out")
 
@@ -121,8 +122,8 @@ def test_again_writes_nothing_and_touches_nothing(tmp_path: Path) -> None:
     first = expand(source, tmp_path / "out")
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.dcm")}
     second = expand(source, tmp_path / "out")
-    assert (first["written"], first["skipped"]) == (3, 0)
-    assert (second["written"], second["skipped"], second["bytes"]) == (0, 3, 0)
+    assert (first.written, first.skipped) == (3, 0)
+    assert (second.written, second.skipped, second.bytes) == (0, 3, 0)
     assert times == {path: path.stat().st_mtime_ns for path in times}
 
 
@@ -131,7 +132,7 @@ def test_a_dry_run_says_the_same_and_writes_nothing(tmp_path: Path) -> None:
     dry = expand(source, tmp_path / "out", dry_run=True)
     assert not (tmp_path / "out").exists()
     wet = expand(source, tmp_path / "out")
-    assert {**dry, "seconds": 0, "dry_run": False} == {**wet, "seconds": 0}
+    assert replace(dry, seconds=0, dry_run=False) == replace(wet, seconds=0)
 
 
 def test_a_stop_leaves_whole_files_and_the_rest_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +151,7 @@ def test_a_stop_leaves_whole_files_and_the_rest_follows(tmp_path: Path, monkeypa
             expand(source, tmp_path / "out")
     assert len(files(tmp_path / "out")) == 2  # and no half one next to
     summary = expand(source, tmp_path / "out")
-    assert (summary["written"], summary["skipped"]) == (3, 2)
+    assert (summary.written, summary.skipped) == (3, 2)
 
 
 def test_what_a_kill_left_half_written_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +239,7 @@ def test_nothing_is_written_outside_the_target(tmp_path: Path, case: str) -> Non
     info, reason = HOSTILE[case]
     source = zipped(tmp_path / "in" / "topcon_triton" / "a.zip", (info, SCAN), "1001/good.dcm")
     summary = lost(source, tmp_path / "deep" / "out")
-    assert [one["reason"] for one in summary["refused"]] == [reason]
+    assert [one.reason for one in summary.refused] == [reason]
     assert files(tmp_path / "deep") == {f"out/{TREE}/topcon_triton/1001/good.dcm"}
     assert {path.name for path in tmp_path.iterdir()} == {"in", "deep"}
 
@@ -273,16 +274,16 @@ def test_names_that_some_disks_hold_for_one(tmp_path: Path) -> None:
         )  # fmt: skip
     zipped(tmp_path / "in" / "topcon_triton" / "b.zip", "1/a.dcm", ("2/\u00e4.dcm", b"y"))
     summary = lost(tmp_path / "in", tmp_path / "out")
-    assert [one["reason"] for one in summary["refused"]] == ["name_collides"] * 5
-    assert summary["left_out"] == {"second copies": 2}
-    assert summary["written"] == 3
+    assert [one.reason for one in summary.refused] == ["name_collides"] * 5
+    assert summary.left_out == {"second copies": 2}
+    assert summary.written == 3
 
 
 def test_a_bomb_does_not_go_off(tmp_path: Path) -> None:
     source = zipped(tmp_path / "topcon_triton" / "a.zip", ("1/zeros.dcm", bytes(65 << 20)), "1/good.dcm")
     summary = lost(source, tmp_path / "out")
     assert reasons(summary) == {"1/zeros.dcm": "too_large"}
-    assert summary["bytes"] == len(SCAN)
+    assert summary.bytes == len(SCAN)
 
 
 def patched(path: Path, change: Callable[[bytearray, int], None], member: int = 0) -> Path:
@@ -324,7 +325,7 @@ def test_what_is_whole_is_retained_and_the_rest_named(
     named = reasons(summary)
     assert named["2/second.dcm"] == reason
     assert set(named.values()) == {reason}
-    assert summary["written"] == 3 - len(named)
+    assert summary.written == 3 - len(named)
     assert (tmp_path / "out" / TREE / "topcon_triton" / "3" / "third.dcm").exists() == ("3/third.dcm" not in named)
     assert not list((tmp_path / "out").rglob("*.part"))
 
@@ -333,7 +334,7 @@ def test_what_is_whole_is_retained_and_the_rest_named(
 def test_a_flipped_byte_is_found_in_every_compression(tmp_path: Path, method: int) -> None:
     content = os.urandom(5000)
     source = zipped(tmp_path / "topcon_triton" / "a.zip", ("1/a.dcm", content), "2/b.dcm", method=method)
-    assert expand(source, tmp_path / "sound")["written"] == 2
+    assert expand(source, tmp_path / "sound").written == 2
     data = bytearray(source.read_bytes())
     data[2000] ^= 0x55
     source.write_bytes(bytes(data))
@@ -348,7 +349,7 @@ def test_archives_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "in" / "empty.zip").write_bytes(b"")
     summary = lost(tmp_path / "in", tmp_path / "out")
     assert reasons(summary) == dict.fromkeys(("cut.zip", "page.zip", "empty.zip"), "not_an_archive")
-    assert summary["written"] == 1
+    assert summary.written == 1
     with pytest.raises(OctjepaError, match="nothing can be expanded") as error:
         expand(tmp_path / "in" / "cut.zip", tmp_path / "out")
     assert error.value.exit_code == 1

@@ -158,7 +158,7 @@ def test_archives_in_a_bucket_are_expanded_to_a_disk(bucket: Bucket, tmp_path: P
     location = "retinal_oct/structural_oct/topcon_triton/1001/a.dcm"
     for number, source in enumerate((f"{bucket.url}/in", f"{bucket.url}/in/topcon_triton/all.zip")):
         summary = expand(source, tmp_path / str(number))
-        assert summary["written"] == 1
+        assert summary.written == 1
         assert names(discover([tmp_path / str(number)])) == [location]
     with pytest.raises(UsageError, match="no file or folder at"):
         expand(f"{bucket.url}/nothing", tmp_path / "out")

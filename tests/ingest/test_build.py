@@ -19,6 +19,7 @@ from threadpoolctl import threadpool_limits
 
 from oct_dicom import make_dataset, retina, save
 from octjepa.errors import ContractError, OctjepaError, TooManyLostError, UsageError
+from octjepa.ingest.build import IngestSummary
 from octjepa.recipe import Preprocessing
 
 PREPROCESSING = Preprocessing(
@@ -31,20 +32,20 @@ def files_of(phantom_cohort: Path) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def built(phantom_cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+def built(phantom_cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, IngestSummary]:
     from octjepa.ingest import build_store
 
     store = tmp_path_factory.mktemp("built") / "store"
     return store, build_store([phantom_cohort], store, PREPROCESSING)
 
 
-def test_a_cohort_becomes_a_store(built: tuple[Path, dict], phantom_cohort: Path) -> None:
+def test_a_cohort_becomes_a_store(built: tuple[Path, IngestSummary], phantom_cohort: Path) -> None:
     from octjepa.store import Store
     from octjepa.store.index import COLUMNS
 
     path, summary = built
-    assert (summary["accepted"], summary["quarantined"], summary["people"], summary["eyes"]) == (8, 0, 4, 8)
-    assert summary["by_device"] == dict.fromkeys(
+    assert (summary.accepted, summary.quarantined, summary.people, summary.eyes) == (8, 0, 4, 8)
+    assert summary.by_device == dict.fromkeys(
         ("heidelberg_spectralis", "topcon_maestro2", "topcon_triton", "zeiss_cirrus"), 2
     )
     store = Store.open(path)
@@ -65,11 +66,11 @@ def test_a_cohort_becomes_a_store(built: tuple[Path, dict], phantom_cohort: Path
         assert 0.05 < inside.mean() <= 1
     assert len(store.participants) == 4
     described = store.describe()
-    assert (described["kind"], described["volumes"], described["people"]) == ("store", 8, 4)
+    assert (described.volumes, described.people) == (8, 4)
     assert json.loads((path / "store.json").read_text())["contract_hash"] == store.contract_hash
 
 
-def test_recommended_splits_are_taken_and_nobody_leaks(built: tuple[Path, dict]) -> None:
+def test_recommended_splits_are_taken_and_nobody_leaks(built: tuple[Path, IngestSummary]) -> None:
     from octjepa.cohort.leaks import find_leaks
     from octjepa.store import Store
 
@@ -85,7 +86,7 @@ def test_recommended_splits_are_taken_and_nobody_leaks(built: tuple[Path, dict])
 
 
 def test_threads_of_the_calling_process_change_nothing(
-    built: tuple[Path, dict], phantom_cohort: Path, tmp_path: Path
+    built: tuple[Path, IngestSummary], phantom_cohort: Path, tmp_path: Path
 ) -> None:
     from octjepa.ingest import build_store
     from octjepa.store import Store
@@ -97,14 +98,14 @@ def test_threads_of_the_calling_process_change_nothing(
 
 @pytest.mark.slow
 def test_again_changes_nothing_and_workers_change_nothing(
-    built: tuple[Path, dict], phantom_cohort: Path, tmp_path: Path
+    built: tuple[Path, IngestSummary], phantom_cohort: Path, tmp_path: Path
 ) -> None:
     from octjepa.ingest import build_store
     from octjepa.store import Store
 
     before = (built[0] / "volumes.parquet").read_bytes()
     again = build_store([phantom_cohort], built[0], PREPROCESSING)
-    assert (again["accepted"], again["skipped"]) == (0, 8)
+    assert (again.accepted, again.skipped) == (0, 8)
     assert (built[0] / "volumes.parquet").read_bytes() == before
     build_store([phantom_cohort], tmp_path / "two", PREPROCESSING, workers=2)
     one, two = Store.open(built[0]), Store.open(tmp_path / "two")
@@ -142,8 +143,8 @@ def test_a_killed_ingest_is_continued(tiny: Path, tmp_path: Path) -> None:
     half = len(Store.open(store).table)
     assert 4 <= half < 10
     summary = build_store([tiny], store, PREPROCESSING)
-    assert summary["skipped"] == half
-    assert summary["accepted"] == 10 - half
+    assert summary.skipped == half
+    assert summary.accepted == 10 - half
     assert not journal.exists()
     build_store([tiny], tmp_path / "whole", PREPROCESSING)
     assert Store.open(store).table.equals(Store.open(tmp_path / "whole").table)
@@ -167,7 +168,7 @@ def test_ctrl_c_leaves_a_store_that_goes_on(tiny: Path, tmp_path: Path, monkeypa
     assert len(Store.open(tmp_path / "store").table) == 3
     assert (tmp_path / "store" / "volumes.parquet").is_file()
     monkeypatch.setattr(build, "ingest_one", real)
-    assert build_store([tiny], tmp_path / "store", PREPROCESSING)["accepted"] == 7
+    assert build_store([tiny], tmp_path / "store", PREPROCESSING).accepted == 7
 
 
 def test_bad_files_duplicates_and_absent_rows_are_listed(phantom_cohort: Path, tmp_path: Path) -> None:
@@ -182,19 +183,19 @@ def test_bad_files_duplicates_and_absent_rows_are_listed(phantom_cohort: Path, t
     files[7].unlink()
     (root / "page.dcm").write_text("<html></html>")
     summary = build_store([root], tmp_path / "store", PREPROCESSING, max_lost=0.3)
-    reasons = summary["by_reason"]
+    reasons = summary.by_reason
     assert reasons.pop("truncated", 0) + reasons.pop("frames_missing", 0) + reasons.pop("frames_broken", 0) == 1
     assert reasons == {"duplicate_content": 1, "manifest_row_without_file": 1, "not_dicom": 1}
-    assert (summary["accepted"], summary["quarantined"], summary["lost"]) == (6, 4, 2)
-    assert summary["files_without_row"] == 2
+    assert (summary.accepted, summary.quarantined, summary.lost) == (6, 4, 2)
+    assert summary.files_without_row == 2
     rows = Store.open(tmp_path / "store").quarantine
     assert all(set(row) == {"file", "hash", "stage", "reason", "detail", "when", "file_key"} for row in rows)
     assert next(row for row in rows if row["reason"] == "not_dicom")["hash"]
 
     shutil.copy(files_of(phantom_cohort)[7], files[7])  # the download is finished: its row leaves the ledger
     again = build_store([root], tmp_path / "store", PREPROCESSING, max_lost=0.3)
-    assert again["accepted"] == 1
-    assert "manifest_row_without_file" not in again["by_reason"]
+    assert again.accepted == 1
+    assert "manifest_row_without_file" not in again.by_reason
     assert len(Store.open(tmp_path / "store").quarantine) == 3
 
 
@@ -207,7 +208,7 @@ def test_the_same_uid_with_other_pixels(tmp_path: Path) -> None:
     save(first, tmp_path / "in" / "a.dcm")
     save(second, tmp_path / "in" / "b.dcm")
     summary = build_store([tmp_path / "in"], tmp_path / "store", PREPROCESSING)
-    assert summary["by_reason"] == {"duplicate_sop_uid": 1}
+    assert summary.by_reason == {"duplicate_sop_uid": 1}
     assert len(list((tmp_path / "store" / "chunks").rglob("pixels.npy"))) == 1
 
 
@@ -220,7 +221,7 @@ def test_a_moved_data_set_is_recognised(tiny: Path, tmp_path: Path) -> None:
     build_store([root], tmp_path / "store", PREPROCESSING)
     root.rename(tmp_path / "there")
     summary = build_store([tmp_path / "there"], tmp_path / "store", PREPROCESSING)
-    assert summary["quarantined"] == 0
+    assert summary.quarantined == 0
     assert len(Store.open(tmp_path / "store").table) == 10
 
 
@@ -243,7 +244,7 @@ def test_too_many_lost_is_reported_after_the_work_is_done(tiny: Path, tmp_path: 
 
 
 def test_wrong_stores_and_sources_are_reported_apart(
-    built: tuple[Path, dict], phantom_cohort: Path, tmp_path: Path
+    built: tuple[Path, IngestSummary], phantom_cohort: Path, tmp_path: Path
 ) -> None:
     from octjepa.ingest import build_store
     from octjepa.store import Store
@@ -278,7 +279,7 @@ def test_one_writer_at_a_time(tmp_path: Path, tiny: Path) -> None:
         build_store([tiny], store.path, PREPROCESSING)
 
 
-def test_a_damaged_volume_is_named(built: tuple[Path, dict], tmp_path: Path) -> None:
+def test_a_damaged_volume_is_named(built: tuple[Path, IngestSummary], tmp_path: Path) -> None:
     from octjepa.store import Store
 
     copy = tmp_path / "copy"
@@ -295,7 +296,7 @@ def test_a_damaged_volume_is_named(built: tuple[Path, dict], tmp_path: Path) -> 
 @pytest.mark.parametrize("part", ["pixels.npy", "geometry.npz"])
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 of an archive that was cut off"])
 def test_a_volume_that_was_cut_off_is_damaged(
-    built: tuple[Path, dict], tmp_path: Path, part: str, content: bytes
+    built: tuple[Path, IngestSummary], tmp_path: Path, part: str, content: bytes
 ) -> None:
     from octjepa.store import Store
 
@@ -307,7 +308,7 @@ def test_a_volume_that_was_cut_off_is_damaged(
     assert store.damaged() == [name]
 
 
-def test_no_open_file_left_is_no_damage(built: tuple[Path, dict]) -> None:
+def test_no_open_file_left_is_no_damage(built: tuple[Path, IngestSummary]) -> None:
     from octjepa.store import Store
 
     store = Store.open(built[0])
@@ -334,7 +335,7 @@ def test_no_open_file_left_is_no_damage(built: tuple[Path, dict]) -> None:
     [(errno.ENOMEM, "Cannot allocate memory.*fewer processes"), (errno.EIO, "Input/output error.*check the disk")],
 )
 def test_no_memory_and_a_failing_disk_are_reported_as_such(
-    built: tuple[Path, dict], monkeypatch: pytest.MonkeyPatch, number: int, result: str
+    built: tuple[Path, IngestSummary], monkeypatch: pytest.MonkeyPatch, number: int, result: str
 ) -> None:
     from octjepa.store import Store
 
@@ -393,8 +394,8 @@ def test_real_scans_are_all_accepted(real_scans: Path, tmp_path: Path) -> None:
     from octjepa.store import Store
 
     summary = build_store([real_scans], tmp_path / "store", PREPROCESSING)
-    assert (summary["accepted"], summary["lost"]) == (3, 0)
-    assert summary["by_reason"] in ({}, {"not_structural_oct": 2})  # fluid masks lie next to two of them
+    assert (summary.accepted, summary.lost) == (3, 0)
+    assert summary.by_reason in ({}, {"not_structural_oct": 2})  # fluid masks lie next to two of them
     uncertain = Store.open(tmp_path / "store").table.set_index("source")["uncertain"]
     assert uncertain.filter(like="duke").eq("slice").all()
     assert uncertain.filter(like="spectralis").eq("").all()

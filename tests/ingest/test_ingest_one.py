@@ -31,7 +31,7 @@ def test_what_canonicalising_did_not_expect_refuses_one_file(
 
     monkeypatch.setattr(one_file, "canonicalise", failing)
     summary = build_store([tiny], tmp_path / "store", PREPROCESSING)
-    assert (summary["accepted"], summary["by_reason"]) == (9, {"reader_failed": 1})
+    assert (summary.accepted, summary.by_reason) == (9, {"reader_failed": 1})
     (row,) = Store.open(tmp_path / "store").quarantine
     assert row["stage"] == "canonicalise"
     assert row["detail"] == "IndexError raised in test_ingest_one.failing: index -1 is out of bounds"

@@ -72,10 +72,10 @@ def _save_scan(path: Path, seed: int, name: str, sex: str) -> None:
 def test_ingest_notes_an_id_of_two_people_without_naming_them_and_a_manifest_parts_them(tmp_path: Path) -> None:
     scans, store = tmp_path / "scans", tmp_path / "store"
     _save_scan(scans / "0.dcm", 0, "Doe^Jane", "F")
-    assert build_store([scans], store, Preprocessing())["people_contradicted"] == 0
+    assert build_store([scans], store, Preprocessing()).people_contradicted == 0
     _save_scan(scans / "1.dcm", 1, "Roe^Jane", "M")  # read in a later run
     summary = build_store([scans], store, Preprocessing())
-    assert (summary["accepted"], summary["people_contradicted"]) == (1, 1)
+    assert (summary.accepted, summary.people_contradicted) == (1, 1)
     table = Store.open(store).table
     for cell in table["notes"]:
         assert [note for note in read_notes(cell) if note.code == "person_contradicted"] == ["person_contradicted=sex"]
@@ -86,5 +86,5 @@ def test_ingest_notes_an_id_of_two_people_without_naming_them_and_a_manifest_par
     assert Store.open(store).table["notes"].str.contains("person_contradicted=names+sex", regex=False).all()
 
     (scans / "manifest.tsv").write_text("person_id\tfilepath\nclinic1-1111\t0.dcm\nclinic2-1111\t1.dcm\n")
-    assert build_store([scans], store, Preprocessing())["people_contradicted"] == 0
+    assert build_store([scans], store, Preprocessing()).people_contradicted == 0
     assert set(Store.open(store).table["person_id"]) == {"clinic1-1111", "clinic2-1111"}

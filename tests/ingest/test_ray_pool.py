@@ -47,7 +47,7 @@ def test_the_store_is_that_of_one_process(cluster: None, tiny: Path, tmp_path: P
     from octjepa.store import Store
 
     summary = build_store([tiny], tmp_path / "ray", PREPROCESSING, workers=2, options=IngestOptions(engine="ray"))
-    assert (summary["accepted"], summary["quarantined"]) == (10, 0)
+    assert (summary.accepted, summary.quarantined) == (10, 0)
     build_store([tiny], tmp_path / "here", PREPROCESSING)
     ours, theirs = Store.open(tmp_path / "ray"), Store.open(tmp_path / "here")
     assert ours.table.equals(theirs.table)
@@ -57,9 +57,7 @@ def test_the_store_is_that_of_one_process(cluster: None, tiny: Path, tmp_path: P
         ).read_bytes()
     assert not list((tmp_path / "ray" / "chunks").glob("*/.*"))
     assert (
-        build_store([tiny], tmp_path / "ray", PREPROCESSING, workers=None, options=IngestOptions(engine="ray"))[
-            "skipped"
-        ]
+        build_store([tiny], tmp_path / "ray", PREPROCESSING, workers=None, options=IngestOptions(engine="ray")).skipped
         == 10
     )
 

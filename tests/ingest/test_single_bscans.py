@@ -50,9 +50,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def store(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
     path = tmp_path_factory.mktemp("made") / "store"
     summary = build_store([folder], path, Preprocessing(), options=IMAGES)
-    assert (summary["accepted"], summary["quarantined"], summary["people"]) == (4, 0, 3)
-    assert summary["notes"]["spacing_assumed"] == 3
-    assert summary["ignored"][".png"] == 1  # the mask
+    assert (summary.accepted, summary.quarantined, summary.people) == (4, 0, 3)
+    assert summary.notes["spacing_assumed"] == 3
+    assert summary.ignored[".png"] == 1  # the mask
     return Store.open(path)
 
 
@@ -121,7 +121,7 @@ def test_a_store_holds_either_volumes_or_bscans(store: Store, folder: Path, tmp_
     with pytest.raises(ContractError, match=r"holds single B-scans in 4 slices .* name another --store"):
         build_store([folder], store.path, Preprocessing())
     other = build_store([folder / "a"], tmp_path / "thin", Preprocessing(), options=IngestOptions(bscan_slices=2))
-    assert other["accepted"] == 2
+    assert other.accepted == 2
     with pytest.raises(ContractError, match="fill 2 slices each, and a patch of phantom-tiny spans 4"):
         select_volumes(load_encoder("phantom-tiny"), Store.open(tmp_path / "thin"))
     with pytest.raises(UsageError, match="read only from disks"):
@@ -152,7 +152,7 @@ def test_what_is_not_a_bscan_has_its_reason(tmp_path: Path) -> None:
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (200, 200), np.uint8)).save(tmp_path / "noise.png")
     Image.fromarray(volume.pixels[12]).save(tmp_path / "eye.png")
     summary = build_store([tmp_path], tmp_path / "store", Preprocessing(), max_lost=1.0, options=IMAGES)
-    assert summary["accepted"] == 1
+    assert summary.accepted == 1
     reasons = {entry["file"]: entry["reason"] for entry in Store.open(tmp_path / "store").quarantine}
     assert reasons["volume.dcm"] == "unsupported_pixels"
     assert reasons["cut.png"] in ("frames_broken", "broken_header", "unsupported_pixels")

@@ -165,7 +165,7 @@ def test_a_poisonous_file_is_quarantined(tiny: Path, tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(build, "ingest_one", poisoned)
     summary = build_store([tiny], tmp_path / "store", PREPROCESSING, workers=2)
-    assert (summary["accepted"], summary["by_reason"]) == (9, {"worker_died": 1})
+    assert (summary.accepted, summary.by_reason) == (9, {"worker_died": 1})
     (row,) = Store.open(tmp_path / "store").quarantine
     assert (row["file"].rpartition("/")[2], row["stage"], row["reason"]) == ("eye3.dcm", "read", "worker_died")
 

@@ -48,7 +48,7 @@ def test_files_dated_in_the_future_or_at_the_epoch_are_ingested_once(tmp_path: P
     preprocessing = small_recipe().preprocessing
     first = build_store([tmp_path / "scans"], tmp_path / "store", preprocessing, workers=1)
     again = build_store([tmp_path / "scans"], tmp_path / "store", preprocessing, workers=1)
-    assert (first["accepted"], again["accepted"], again["skipped"]) == (3, 0, 3)
+    assert (first.accepted, again.accepted, again.skipped) == (3, 0, 3)
 
 
 # -- files that change while they are read --

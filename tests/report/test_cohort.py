@@ -13,6 +13,7 @@ from index_entries import index_entry, store_of
 from octjepa.cohort.selection import select
 from octjepa.ingest.source_flow import record_ignored
 from octjepa.recipe import DataRecipe
+from octjepa.record import to_json
 from octjepa.report import write_report
 from octjepa.report.cohort import (
     MAX_FILES_PER_REASON,
@@ -124,7 +125,7 @@ def test_the_page_of_a_run_shows_how_it_chose(demo: Path) -> None:
     data = DataRecipe(min_quality=0.5, devices=("zeiss_cirrus", "topcon_maestro2"))
     store = Store.open(demo / "store")
     about = json.loads((demo / "run" / "run.json").read_text(encoding="utf-8"))
-    about["flow"] = {split: select(store, data, split).flow.to_json() for split in ("train", "val")}
+    about["flow"] = {split: to_json(select(store, data, split).flow.stages) for split in ("train", "val")}
     about["domains"] = {
         "zeiss_cirrus": {"volumes": 2, "per_epoch": 4},
         "topcon_maestro2": {"volumes": 6, "per_epoch": 4},

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from index_entries import index_entry, store_of
+from octjepa.cohort.flow import Counts, Stage
 from octjepa.errors import UsageError
 from octjepa.report import write_report
 from octjepa.report.data_card import data_card
@@ -114,6 +115,7 @@ def test_it_is_written_beside_the_page_or_nothing_is(demo: Path, tmp_path: Path)
 
 def test_of_a_run_it_says_what_the_run_chose(tmp_path: Path) -> None:
     store = store_of(tmp_path / "store", [index_entry(number, split="train") for number in range(4)])
-    left = {"people": 1, "eyes": 2, "volumes": 2, "files": 2}
-    flow = {"train": [{"left": {**left, "people": 2}}, {"left": left}], "val": []}
+    lost, left = Counts(1, 1, 1, 1), Counts(1, 2, 2, 2)
+    stages = [Stage("store", "", Counts(2, 3, 3, 3), lost, {}, {}), Stage("split", "", left, lost, {}, {})]
+    flow: dict[str, list[Stage]] = {"train": stages, "val": []}
     assert rows_of(data_card(store, "eyes", flow), "the run's train") == [["1", "2", "2"]]

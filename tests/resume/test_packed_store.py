@@ -45,7 +45,7 @@ def test_a_run_that_goes_on_with_a_packed_store_trains_the_weights_of_loose_file
             pretrain(recipe, Store.open(tmp_path / "packed"), tmp_path / "parts")
 
     found = pack(Store.open(tmp_path / "packed"), SHARD_MB)
-    assert found["packed"] == found["volumes"] > found["shards"] > 1
+    assert found.packed == found.volumes > found.shards > 1
     assert not list((tmp_path / "packed" / "chunks").rglob("*.np*"))
     summary = pretrain(recipe, Store.open(tmp_path / "packed"), tmp_path / "parts", resume=True)
     assert summary.updates == UPDATES

@@ -50,7 +50,7 @@ def test_a_linked_scan_is_neither_read_nor_hashed(foreign: Path, tmp_path: Path)
     (foreign / "inside.dcm").symlink_to("theirs.dcm")
     preprocessing = small_recipe().preprocessing
     summary = build_store([foreign], tmp_path / "store", preprocessing, workers=1, max_lost=1)
-    assert summary["by_reason"] == {"path_escapes": 2}
+    assert summary.by_reason == {"path_escapes": 2}
     assert [Path(source).name for source in Store.open(tmp_path / "store").table["source"]] == ["theirs.dcm"]
     rows = [json.loads(line) for line in (tmp_path / "store" / "quarantine.jsonl").read_text().splitlines()]
     assert all(row["hash"] == "" and "leads out of the folder" in row["detail"] for row in rows)

@@ -21,6 +21,7 @@ from octjepa.cohort.split import apply_split
 from octjepa.config import load_recipe
 from octjepa.errors import OctjepaError, ResourceError, UsageError
 from octjepa.ingest import build_store
+from octjepa.ingest.build import IngestSummary
 from octjepa.remote import info, join, list_objects, put_bytes, read_bytes, remove
 from octjepa.store import Store
 
@@ -35,7 +36,7 @@ def local(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def ingest(bucket: Bucket, tiny: Path, **how) -> dict:
+def ingest(bucket: Bucket, tiny: Path, **how) -> IngestSummary:
     return build_store([tiny], join(bucket.url, "store"), PREPROCESSING, **how)
 
 
@@ -69,7 +70,7 @@ def test_a_store_in_a_bucket_is_the_store_on_disk(
     bucket.proxy.faults += [Fault("truncate", "GET", "pixels.npy"), Fault("429", "GET", "geometry.npz")]
     url = join(bucket.url, "store")
     store = Store.open(url)
-    assert made["accepted"] == len(store.table) == 10
+    assert made.accepted == len(store.table) == 10
     assert store.location == url
     same(Store.open(local), store)
     assert not any(fault.times for fault in bucket.proxy.faults)
@@ -85,7 +86,7 @@ def test_a_store_in_a_bucket_is_the_store_on_disk(
     same(pickle.loads(pickle.dumps(store)), store)
     assert bucket.proxy.requests == []  # all chunks lie in the cache
     again = ingest(bucket, tiny)
-    assert (again["accepted"], again["skipped"]) == (0, 10)
+    assert (again.accepted, again.skipped) == (0, 10)
     monkeypatch.setenv("OCTJEPA_CACHE", str(tmp_path / "elsewhere"))  # another machine
     same(Store.open(local), Store.open(url))
 
@@ -141,7 +142,7 @@ def test_a_damaged_chunk_in_the_bucket_is_found(bucket: Bucket, tiny: Path, dama
     assert store.read(second).volume_id == second
     assert store.damaged() == [first]
     remove(pixels)
-    assert ingest(bucket, tiny)["accepted"] == 1  # as the message advises
+    assert ingest(bucket, tiny).accepted == 1  # as the message advises
     assert Store.open(url).damaged() == []
 
 
@@ -201,7 +202,7 @@ def test_a_killed_ingest_goes_on(bucket: Bucket, tiny: Path, local: Path, monkey
     assert left.damaged() == []
     assert info(join(url, ".lock")) is not None
     result = ingest(bucket, tiny)  # takes over the lock of a process that is no more
-    assert (result["skipped"], result["accepted"]) == (6, 4)
+    assert (result.skipped, result.accepted) == (6, 4)
     same(Store.open(local), Store.open(url))
     assert not any("journal" in one.url or one.url.endswith(".lock") for one in list_objects(url, recursive=False))
 
@@ -218,7 +219,7 @@ def test_an_upload_that_fails_leaves_an_index_without_its_row(bucket: Bucket, ti
     assert info(join(bucket.url, "store", ".lock")) is None
     store = Store.open(join(bucket.url, "store"))
     assert store.damaged() == []
-    assert ingest(bucket, tiny)["accepted"] == 10 - len(store.table)
+    assert ingest(bucket, tiny).accepted == 10 - len(store.table)
 
 
 def test_what_is_no_store_is_reported(bucket: Bucket) -> None:
@@ -242,7 +243,7 @@ def test_a_deleted_chunk_on_disk_is_made_again_and_damage_is_found(tiny: Path, l
     content[-1] ^= 1
     pixels.write_bytes(content)
     assert store.damaged() == [first, second]
-    assert build_store([tiny], path, PREPROCESSING)["accepted"] == 1
+    assert build_store([tiny], path, PREPROCESSING).accepted == 1
     assert Store.open(path).damaged() == [second]
 
 

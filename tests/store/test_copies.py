@@ -43,7 +43,7 @@ def test_each_kind_of_copy_is_named_with_a_way_out(tmp_path: Path, caplog: pytes
         write(np.clip(eye(1) + noise, 0, 255).astype(np.uint8), folder / f"b{number}.dcm", f"B{number}")
     with caplog.at_level(logging.WARNING, "octjepa"):
         report = build_store([folder], tmp_path / "store", CONTRACT, max_lost=1)
-    assert (report["accepted"], report["by_reason"]) == (3, {"duplicate_content": 2})
+    assert (report.accepted, report.by_reason) == (3, {"duplicate_content": 2})
     warnings = caplog.text
     assert "under another person id: 1 (duplicate_content" in warnings
     assert "1 pairs of volumes look like the same eye under two person ids" in warnings
@@ -54,15 +54,15 @@ def test_each_kind_of_copy_is_named_with_a_way_out(tmp_path: Path, caplog: pytes
     assert "there as the other eye (OD; here OS): one of the two files is mislabelled" in details["a_left.dcm"]
     assert "under another person id" in details["a_other.dcm"]
     result = apply_split(Store.open(tmp_path / "store"), "recommended", assign_rest=True)  # the command that is named
-    assert {leak["kind"] for leak in result["leaks"]} <= {"near_duplicate"}
-    assert result["train"] + result["val"] + result["test"] == 3
+    assert {leak.kind for leak in result.leaks} <= {"near_duplicate"}
+    assert result.train + result.val + result.test == 3
 
 
 def test_inverted_intensities_are_called_inverted(tmp_path: Path) -> None:
     write(255 - eye(0), tmp_path / "set" / "inverted.dcm", "A")
     write(eye(0), tmp_path / "set" / "sound.dcm", "B")
     report = build_store([tmp_path / "set"], tmp_path / "store", CONTRACT, max_lost=1)
-    assert report["by_reason"] == {"no_tissue": 1}
+    assert report.by_reason == {"no_tissue": 1}
     (entry,) = Store.open(tmp_path / "store").quarantine
     assert "look inverted" in entry["detail"]
     assert "MONOCHROME1" in entry["detail"]

@@ -19,7 +19,7 @@ from octjepa.ingest import build_store
 from octjepa.remote import join, list_objects
 from octjepa.store import Store
 from octjepa.store import shards as shards_module
-from octjepa.store.shards import ShardTable, pack
+from octjepa.store.shards import Packed, ShardTable, pack
 from octjepa.store.storage import DamagedVolume
 
 PREPROCESSING = load_recipe("tiny_cpu").preprocessing
@@ -53,21 +53,19 @@ def same(one: Store, other: Store) -> None:
 def test_a_packed_store_is_read_as_before(whole: Path, path: Path) -> None:
     opened_before = Store.open(path)
     found = pack(Store.open(path), TWO_VOLUMES_MB)
-    assert {name: found[name] for name in ("volumes", "packed", "shards", "damaged")} == {
-        "volumes": 10, "packed": 10, "shards": 5, "damaged": [],
-    }  # fmt: skip
-    assert found["bytes"] == sum(file.stat().st_size for file in (path / "shards").iterdir())
+    written = sum(file.stat().st_size for file in (path / "shards").iterdir())
+    assert found == Packed(volumes=10, packed=10, shards=5, bytes=written, damaged=[])
     assert not list((path / "chunks").rglob("*.np*"))
     same(Store.open(path), Store.open(whole))
     same(opened_before, Store.open(whole))  # a reader that was there when it was packed
     assert Store.open(path).damaged() == []
-    assert Store.open(path).describe()["packed"] == 10
+    assert Store.open(path).describe().packed == 10
 
 
 def test_packing_again_does_nothing(path: Path) -> None:
     pack(Store.open(path))
     before = {file: file.stat().st_mtime_ns for file in path.rglob("*.bin")}
-    assert pack(Store.open(path))["packed"] == 0
+    assert pack(Store.open(path)).packed == 0
     assert {file: file.stat().st_mtime_ns for file in path.rglob("*.bin")} == before
 
 
@@ -83,9 +81,9 @@ def test_ingest_finds_packed_volumes_and_adds_beside_them(tiny: Path, whole: Pat
     for file in files[6:]:
         shutil.copy(file, part)
     summary = build_store([part], path, PREPROCESSING)
-    assert (summary["skipped"], summary["accepted"]) == (6, 4)
+    assert (summary.skipped, summary.accepted) == (6, 4)
     assert len(list((path / "chunks").rglob("pixels.npy"))) == 4
-    assert pack(Store.open(path))["packed"] == 4
+    assert pack(Store.open(path)).packed == 4
     assert len(Store.open(path).shards.names()) == 2
     for volume_id in Store.open(whole).table["volume_id"]:
         assert np.array_equal(Store.open(path).read(volume_id).pixels, Store.open(whole).read(volume_id).pixels)
@@ -97,7 +95,7 @@ def test_a_lost_shard_is_ingested_again(tiny: Path, whole: Path, path: Path) -> 
     shard.unlink()
     with pytest.raises(DamagedVolume):
         [Store.open(path).read(name) for name in Store.open(path).table["volume_id"]]
-    assert build_store([tiny], path, PREPROCESSING)["accepted"] == 2
+    assert build_store([tiny], path, PREPROCESSING).accepted == 2
     assert shard.name not in ShardTable.read(path).names()
     assert Store.open(path).damaged() == []
 
@@ -119,9 +117,9 @@ def test_a_damaged_volume_stays_where_it_is(path: Path) -> None:
     bad = str(store.table["volume_id"].iloc[3])
     pixels = store.chunk_folder(bad) / "pixels.npy"
     pixels.write_bytes(pixels.read_bytes()[:-1] + b"\x01")
-    assert pack(Store.open(path))["damaged"] == [bad]
+    assert pack(Store.open(path)).damaged == [bad]
     assert pixels.is_file()
-    assert Store.open(path).describe()["packed"] == 9
+    assert Store.open(path).describe().packed == 9
 
 
 @pytest.mark.parametrize("after", range(0, 12))
@@ -146,7 +144,7 @@ def test_a_killed_call_loses_nothing(after: int, whole: Path, path: Path, monkey
         with suppress(Killed):
             pack(Store.open(path), TWO_VOLUMES_MB)
     same(Store.open(path), Store.open(whole))
-    assert pack(Store.open(path), TWO_VOLUMES_MB)["volumes"] == 10
+    assert pack(Store.open(path), TWO_VOLUMES_MB).volumes == 10
     same(Store.open(path), Store.open(whole))
     store = Store.open(path)
     assert {file.name for file in (path / "shards").iterdir()} == store.shards.names()
@@ -179,7 +177,7 @@ def test_a_damaged_table_is_reported(path: Path) -> None:
 def test_a_packed_store_in_a_bucket(bucket: Bucket, tiny: Path, whole: Path) -> None:
     url = join(bucket.url, "store")
     build_store([tiny], url, PREPROCESSING)
-    assert pack(Store.open(url), TWO_VOLUMES_MB)["shards"] == 5
+    assert pack(Store.open(url), TWO_VOLUMES_MB).shards == 5
     assert not list_objects(join(url, "chunks"))
     same_columns = [name for name in Store.open(url).table if not name.startswith("file_")]
     one, other = Store.open(url), Store.open(whole)
@@ -188,8 +186,8 @@ def test_a_packed_store_in_a_bucket(bucket: Bucket, tiny: Path, whole: Path) -> 
     for volume_id in one.table["volume_id"]:
         assert np.array_equal(one.read(volume_id).pixels, other.read(volume_id).pixels)
     assert [method for method, _ in bucket.proxy.requests] == ["GET"] * 10  # one request a volume
-    assert build_store([tiny], url, PREPROCESSING)["skipped"] == 10
-    assert pack(Store.open(url))["packed"] == 0
+    assert build_store([tiny], url, PREPROCESSING).skipped == 10
+    assert pack(Store.open(url)).packed == 0
 
 
 def test_the_verb(path: Path) -> None:

@@ -104,7 +104,7 @@ def test_from_a_correction_to_a_network(site: Site, tmp_path: Path) -> None:
     assert file.name == f"{site.volume_id}_boundaries.npz"
     request = AdaptRequest([str(site.eyes)], [site.corrections], baseline=False)
     made = adapt_sources(request, tmp_path / "network", AdaptSettings(most_steps=1, batch=1))
-    assert (made.adaptation.training_bscans, made.adaptation.held_out_bscans, made.scans) == (1, 0, 1)
+    assert (made.training_bscans, made.held_out_bscans, made.scans) == (1, 0, 1)
     assert any("no label of fluid" in note for note in made.notes)
     assert (tmp_path / "network" / "segmenter.safetensors").is_file()
     assert site.send("DELETE", f"{site.path}/corrections/2", {}) == (200, '{"slices":[]}')

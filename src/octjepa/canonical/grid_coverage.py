@@ -8,13 +8,15 @@ and `octjepa plan --store` reports them for the cohort of a run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float, Int16
 
 from octjepa.canonical.resample import centred_positions
 from octjepa.recipe import Preprocessing
+from octjepa.record import Record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,39 +80,56 @@ def coverage_notes(shares: Mapping[str, float]) -> list[str]:
     return [*notes, f"depth_outside={depth:.3f}"] if depth > NOTE_DEPTH else notes
 
 
-def cohort_coverage(table: pd.DataFrame, volume_ids: Sequence[str], preprocessing: Preprocessing) -> dict[str, Any]:
+@dataclass(frozen=True)
+class CohortCoverage(Record):
+    """How much of the tissue of a cohort's `volumes` is outside the grid: mean shares by axis.
+
+    `field_cut` and `depth_cut` count the volumes above `NOTE_FIELD` and above `NOTE_DEPTH`. `image_size_needed` holds
+    the slices and columns that would hold 95 % of the volumes whole.
+    """
+
+    slice: float
+    depth: float
+    column: float
+    volumes: int
+    field_cut: int
+    depth_cut: int
+    image_size_needed: dict[str, int]
+
+    def describe(self) -> str:
+        """One sentence for people."""
+        parts = f"slice {self.slice:.1%}, depth {self.depth:.1%}, column {self.column:.1%}"
+        needed = ", ".join(f"{count} voxels along {axis}" for axis, count in self.image_size_needed.items())
+        return (
+            f"{parts} outside the view of preprocessing.image_size. Of {self.volumes} volumes "
+            f"{self.field_cut} lose more than {NOTE_FIELD:.0%} of the field, {self.depth_cut} more than "
+            f"{NOTE_DEPTH:.1%} in depth. To hold 95 % of the fields whole it takes {needed}, or a coarser "
+            "target_spacing_mm"
+        )
+
+
+def cohort_coverage(
+    table: pd.DataFrame, volume_ids: Sequence[str], preprocessing: Preprocessing
+) -> CohortCoverage | None:
     """The coverage that `octjepa plan` reports for the volumes `volume_ids` of a store's table.
 
-    Mean shares by axis, how many volumes are above `NOTE_FIELD` and above `NOTE_DEPTH`, and `image_size_needed`: the
-    slices and columns that would hold 95 % of the volumes whole. Volumes of a store made before these columns are left
-    out; {} if there are no others.
+    Volumes of a store made before these columns are left out; None if there are no others.
     """
     chosen = table[table["volume_id"].isin(list(volume_ids))].dropna(subset=list(COLUMNS))
     if not len(chosen):
-        return {}
+        return None
     shares = [dict(zip(COLUMNS, map(float, row), strict=True)) for row in chosen[list(COLUMNS)].to_numpy()]
     (tz, _, tx), (d, _, w) = preprocessing.target_spacing_mm, preprocessing.image_size
     extents = {
         "slice": (chosen["native_d"] * chosen["spacing_z_mm"] / tz, d),
         "column": (chosen["native_w"] * chosen["spacing_x_mm"] / tx, w),
     }
-    return {
+    return CohortCoverage(
         **{axis: float(np.mean([share[f"outside_{axis}"] for share in shares])) for axis in AXES},
-        "volumes": len(chosen),
-        "field_cut": sum(field_outside(share) > NOTE_FIELD for share in shares),
-        "depth_cut": sum(share["outside_depth"] > NOTE_DEPTH for share in shares),
-        "image_size_needed": {
+        volumes=len(chosen),
+        field_cut=sum(field_outside(share) > NOTE_FIELD for share in shares),
+        depth_cut=sum(share["outside_depth"] > NOTE_DEPTH for share in shares),
+        image_size_needed={
             axis: max(int(np.ceil(np.percentile(extent, 95) - 0.05)), now) for axis, (extent, now) in extents.items()
         },
-    }
-
-
-def coverage_line(coverage: Mapping[str, Any]) -> str:
-    """One sentence about `cohort_coverage` for people."""
-    parts = ", ".join(f"{axis} {coverage[axis]:.1%}" for axis in AXES)
-    needed = ", ".join(f"{count} voxels along {axis}" for axis, count in coverage["image_size_needed"].items())
-    return (
-        f"{parts} outside the view of preprocessing.image_size. Of {coverage['volumes']} volumes "
-        f"{coverage['field_cut']} lose more than {NOTE_FIELD:.0%} of the field, {coverage['depth_cut']} more than "
-        f"{NOTE_DEPTH:.1%} in depth. To hold 95 % of the fields whole it takes {needed}, or a coarser target_spacing_mm"
     )

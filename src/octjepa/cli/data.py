@@ -86,7 +86,7 @@ def expand(
     from octjepa.ingest.archive import expand as run
 
     try:
-        print_result(run(source, target, dry_run), as_json)
+        print_result(run(source, target, dry_run).to_json(), as_json)
     except TooManyLostError as error:
         print_result(error.summary, as_json)
         raise
@@ -156,7 +156,7 @@ def ingest(
             halves,
             options,
         )
-        print_result(summary, as_json)
+        print_result(summary.to_json(), as_json)
     except TooManyLostError as error:
         print_result(error.summary, as_json)  # the work is done: its numbers come before the exit code
         raise
@@ -231,17 +231,17 @@ def convert(
     check_output_folder(out)
     converted = convert_sources(scans, out, to, layers, None if spacing is None else parse_spacing(spacing))
     if as_json:
-        print_result(converted.as_dict(), as_json)
+        print_result(converted.to_json(), as_json)
     else:
         print_converted(converted)
     if not converted.scans:
         raise NothingReadError(
-            f"none of {counted(len(converted.refused), 'scan')} could be converted", converted.as_dict()
+            f"none of {counted(len(converted.refused), 'scan')} could be converted", converted.to_json()
         )
     if converted.lost_share > max_lost:
         raise TooManyLostError(
             f"{converted.lost_share:.0%} of the scans were refused, more than --max-lost {max_lost:.0%}",
-            converted.as_dict(),
+            converted.to_json(),
         )
 
 
@@ -257,10 +257,10 @@ def pack(
     from octjepa.store.shards import pack as pack_store
 
     packed = pack_store(Store.open(store), shard_mb)
-    print_result(packed, as_json)
-    if packed["damaged"]:
+    print_result(packed.to_json(), as_json)
+    if packed.damaged:
         raise OctjepaError(
-            f"{len(packed['damaged'])} volumes of {store} are not what was written and were left where they are: "
+            f"{len(packed.damaged)} volumes of {store} are not what was written and were left where they are: "
             f"`octjepa inspect {store} --verify` says what to do"
         )
 
@@ -311,4 +311,4 @@ def split(
         table = read_labels(labels, [target])
         table.require_no_visits("a split by person is balanced over one label per person and eye")
         values = table.values[target]
-    print_result(apply_split(opened, by, seed, read_shares(shares), assign_rest, values), as_json)
+    print_result(apply_split(opened, by, seed, read_shares(shares), assign_rest, values).to_json(), as_json)

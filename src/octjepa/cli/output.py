@@ -303,17 +303,16 @@ def print_segmented(made: SegmentedScans, page: Path) -> None:
 def print_adapted(made: AdaptedFolder, as_json: bool) -> None:
     """Prints the scores of the networks on the held-out B-scans, the notes, and how to use the adapted network."""
     if as_json:
-        print_result(made.as_dict(), as_json)
+        print_result(made.to_json(), as_json)
         return
     lines: list[Sequence[str]] = [("network", "mean um", "fluid Dice", "step", "CPU seconds")]
-    for candidate in made.adaptation.candidates:
+    for candidate in made.candidates:
         um, dice = (math.nan, math.nan) if candidate.score is None else (candidate.score.mean_um, candidate.score.dice)
         shown = (f"{um:.1f}" if math.isfinite(um) else "-", f"{dice:.3f}" if math.isfinite(dice) else "-")
         lines.append((candidate.name, *shown, str(candidate.step), f"{candidate.cpu_seconds:.0f}"))
     print_table(lines)
-    count = made.adaptation
-    learned = counted(count.training_bscans, "B-scan")
-    print(f"learned from {learned}; measured on {count.held_out_bscans} that were held out")
+    learned = counted(made.training_bscans, "B-scan")
+    print(f"learned from {learned}; measured on {made.held_out_bscans} that were held out")
     for note in made.notes:
         print(f"note: {note}")
     print(f"use it: octjepa segment SCAN... --model {made.folder} --out DIR", flush=True)

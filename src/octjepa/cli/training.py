@@ -52,7 +52,7 @@ def plan(
 
         opened = Store.open(store)
 
-        from octjepa.canonical.grid_coverage import cohort_coverage, coverage_line
+        from octjepa.canonical.grid_coverage import cohort_coverage
         from octjepa.train.data import choose_cohort
 
         try:
@@ -68,9 +68,9 @@ def plan(
             about = cohort.about() if as_json else {}
             coverage = cohort_coverage(opened.table, ids, opened.preprocessing)
             if as_json:
-                about["tissue_outside"] = coverage
-            elif coverage:
-                about["tissue_outside"] = coverage_line(coverage)
+                about["tissue_outside"] = {} if coverage is None else coverage.to_json()
+            elif coverage is not None:
+                about["tissue_outside"] = coverage.describe()
     if masks is not None:
         from octjepa.report.figures.masks import report_masks
 

@@ -285,7 +285,7 @@ def _segment_bscans(
     from octjepa.tasks.segmenter.single_bscans import segment_bscans
 
     segmented = segment_bscans(sources, out, None if spacing is None else parse_bscan_spacing(spacing), model)
-    payload = segmented.as_dict()
+    payload = segmented.to_json()
     if as_json:
         print_result(payload, as_json)
     else:
@@ -359,7 +359,7 @@ def _segment_scans(
     segmented = segment_sources(sources, out, forms, None if spacing is None else parse_spacing(spacing), model)
     remember_sources(out, sources, model)  # so that `octjepa view OUT` finds the scans
     page = write_page(segmented, out)
-    payload = {**segmented.as_dict(), "page": str(page)}
+    payload = {**segmented.to_json(), "page": str(page)}
     if as_json:
         print_result(payload, as_json)
     else:

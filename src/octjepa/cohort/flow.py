@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from octjepa.record import Record
 from octjepa.store.index import text_column
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
-class Counts:
+class Counts(Record):
     """An eye is a person and a side; a side that no source names counts as one eye of its person."""
 
     people: int
@@ -31,7 +32,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Stage:
+class Stage(Record):
     """The volumes left after one step of a selection and what the step took out; `why` states its rule."""
 
     name: str
@@ -50,28 +51,8 @@ class CohortFlow:
 
     @classmethod
     def from_json(cls, stages: Sequence[Mapping[str, Any]]) -> CohortFlow:
-        """The flow that `to_json` gave."""
-
-        def by_value(counts: Mapping[str, Any]) -> dict[str, Counts]:
-            return {name: Counts(**count) for name, count in counts.items()}
-
-        return cls(
-            tuple(
-                Stage(
-                    stage["name"],
-                    stage["why"],
-                    Counts(**stage["left"]),
-                    Counts(**stage["lost"]),
-                    by_value(stage["by_device"]),
-                    by_value(stage["by_site"]),
-                )
-                for stage in stages
-            )
-        )
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """Plain data for JSON."""
-        return [asdict(stage) for stage in self.stages]
+        """The flow of the stages that `run.json` or `octjepa inspect` hold as JSON."""
+        return cls(tuple(map(Stage.from_json, stages)))
 
     def lines(self) -> list[str]:
         """An aligned table with a line per stage."""

@@ -10,15 +10,15 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from octjepa.cohort.flow import UNKNOWN
-from octjepa.cohort.leaks import find_leaks
+from octjepa.cohort.leaks import SplitLeak, find_leaks
 from octjepa.errors import UsageError
 from octjepa.keys import key
-from octjepa.record import to_json
+from octjepa.record import Record
 from octjepa.store.folder import SPLIT_NAMES, Store
 from octjepa.store.index import text_column
 
@@ -178,6 +178,17 @@ def split_counts(store: Store) -> dict[str, int]:
     return {name: int((people["split"] == name).sum()) for name in SPLIT_NAMES}
 
 
+@dataclass(frozen=True)
+class AppliedSplit(Record):
+    """The people of each split, the leaks between splits, and the people of every stratum by split."""
+
+    train: int
+    val: int
+    test: int
+    leaks: list[SplitLeak]
+    strata: dict[str, dict[str, int]]
+
+
 def apply_split(
     store: Store,
     by: str,
@@ -185,11 +196,10 @@ def apply_split(
     shares: Shares = SHARES,
     assign_rest: bool = False,
     labels: Labels | None = None,
-) -> dict[str, Any]:
-    """Splits the store's people `by` "recommended" or "stratified"; {train, val, test, leaks, strata}.
+) -> AppliedSplit:
+    """Splits the store's people `by` "recommended" or "stratified".
 
-    `leaks` is `find_leaks` of the result; `strata` counts the people of every stratum by split. With `assign_rest`,
-    people without a recommendation are assigned around those who have one.
+    With `assign_rest`, people without a recommendation are assigned around those who have one.
     Raises UsageError: another `by`, options that `by` does not use, people without a recommendation.
     """
     if by == "stratified":
@@ -212,7 +222,7 @@ def apply_split(
         if stratum.startswith("label ") and 0 in counts.values():
             shown = ", ".join(f"{split} {count}" for split, count in counts.items())
             _log.warning("%s is not in every split (people: %s)", stratum, shown)
-    return {**split_counts(store), "leaks": to_json(find_leaks(store.table)), "strata": dict(sorted(strata.items()))}
+    return AppliedSplit(**split_counts(store), leaks=find_leaks(store.table), strata=dict(sorted(strata.items())))
 
 
 def read_shares(text: str) -> Shares:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +29,7 @@ from octjepa.locks import writer_lock
 from octjepa.progress import bar
 from octjepa.read.personal_data import StatedPerson
 from octjepa.read.reader import SpacingOption, read_volume
+from octjepa.record import Record
 from octjepa.tasks.nifti import write_nifti
 from octjepa.volume import OCTVolume
 
@@ -41,7 +42,7 @@ _SAME_POSITION_MM = 1e-4
 
 
 @dataclass(frozen=True)
-class ConvertedScan:
+class ConvertedScan(Record):
     """One scan: the files written, its shape `[D, H, W]`, spacing (dz, dy, dx) in mm, and notes on what is not kept."""
 
     scan: str
@@ -56,7 +57,7 @@ class ConvertedScan:
 
 
 @dataclass
-class ConvertedScans:
+class ConvertedScans(Record):
     """All scans of a call. `lost_share` counts the refused scans that are not rightly left out."""
 
     scans: list[ConvertedScan] = field(default_factory=list)
@@ -66,10 +67,6 @@ class ConvertedScans:
     def lost_share(self) -> float:
         """Lost scans divided by lost and converted scans."""
         return lost_share(self.refused, len(self.scans))
-
-    def as_dict(self) -> dict[str, object]:
-        """For JSON."""
-        return {"scans": [asdict(scan) for scan in self.scans], "refused": [asdict(scan) for scan in self.refused]}
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,8 @@ def store_check(setup: Setup) -> Iterator[Check]:
         return
     store = Store.open(setup.store)
     described = store.describe()
-    splits = ", ".join(f"{name or 'no split'} {count}" for name, count in described["by_split"].items())
-    finding, to_do = f"{counted(described['volumes'], 'volume')} ({splits})", ""
+    splits = ", ".join(f"{name or 'no split'} {count}" for name, count in described.by_split.items())
+    finding, to_do = f"{counted(described.volumes, 'volume')} ({splits})", ""
     if not len(store.table):
         to_do = "octjepa ingest scans into it; its quarantine says why none are in"
         yield Check("store", "failed", finding, _STORE, to_do)
@@ -59,7 +59,7 @@ def store_check(setup: Setup) -> Iterator[Check]:
         finding = f"{finding}; made otherwise: {'; '.join(differences)}"
         to_do = "ingest into a new store with --recipe, or choose one that fits"
         yield Check("store", "failed", finding, _STORE, to_do)
-    elif not described["by_split"].get("train"):
+    elif not described.by_split.get("train"):
         yield Check("store", "warning", finding, _STORE, "octjepa split assigns people to train, val and test")
     else:
         yield Check("store", "ok", f"{finding}; one was read", _STORE)

@@ -10,10 +10,9 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from posixpath import basename, dirname, join
-from typing import Any
 from zipfile import ZipFile
 
 from octjepa import remote
@@ -23,6 +22,7 @@ from octjepa.ingest.archive_target import MB, UNREADABLE, Meter, Target, make_ta
 from octjepa.ingest.listing import BucketListing, Listing, LocalListing, relative, walk
 from octjepa.ingest.source_file import SourceFile, is_archive, printable
 from octjepa.progress import bar
+from octjepa.record import Record
 
 _REPORTED = 10  # refused members that the message names
 
@@ -39,13 +39,30 @@ class _Counts:
     refused: list[Refusal] = field(default_factory=list)
 
 
-def expand(source: str | Path, target: str | Path, dry_run: bool = False) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Expansion(Record):
+    """The result of `expand`.
+
+    `skipped` members are at the target already with the same size and checksum. `left_out` counts members by kind.
+    `nested` archives are written as they are. A reason of `refused` is a key of
+    `octjepa.ingest.archive_members.REFUSALS`.
+    """
+
+    written: int
+    skipped: int
+    bytes: int
+    left_out: dict[str, int]
+    nested: list[str]
+    refused: list[Refusal]
+    archives: int
+    dry_run: bool
+    seconds: float
+
+
+def expand(source: str | Path, target: str | Path, dry_run: bool = False) -> Expansion:
     """Expands the ZIP archives at `source` (a file, a folder with all below it, a url) into a folder or url.
 
-    Returns {archives, written, skipped, bytes, left_out, nested, refused, dry_run, seconds}: `skipped` members are at
-    the target already with the same size and checksum; `nested` archives are written as they are; `refused` lists
-    {archive, member, reason, detail} with a reason of `octjepa.ingest.archive_members.REFUSALS`. With `dry_run` nothing
-    is written and the numbers are those of a real run.
+    With `dry_run` nothing is written and the numbers are those of a real run.
     Raises UsageError (no archive, a target that is not a folder), TooManyLostError where a member was refused, after
     all work is done; OctjepaError: too little room on the disk, or no archive can be read at all.
     """
@@ -59,20 +76,26 @@ def expand(source: str | Path, target: str | Path, dry_run: bool = False) -> dic
         local = [archive for archive in archives if isinstance(archive.location, Path)]
         for group in [local] if local else [[archive] for archive in archives]:
             _expand_group(group, destination, claimed, counts, dry_run)
-    summary = {
-        **asdict(counts),
-        "archives": len(archives),
-        "left_out": dict(sorted(counts.left_out.items())),
-        "refused": [{key: printable(value) for key, value in asdict(refusal).items()} for refusal in counts.refused],
-        "dry_run": dry_run,
-        "seconds": time.monotonic() - start,
-    }
+    result = Expansion(
+        written=counts.written,
+        skipped=counts.skipped,
+        bytes=counts.bytes,
+        left_out=dict(sorted(counts.left_out.items())),
+        nested=counts.nested,
+        refused=[
+            Refusal(printable(one.archive), printable(one.member), printable(one.reason), printable(one.detail))
+            for one in counts.refused
+        ],
+        archives=len(archives),
+        dry_run=dry_run,
+        seconds=time.monotonic() - start,
+    )
     if counts.refused:
-        _raise_refused(counts, len(archives), summary)
-    return summary
+        _raise_refused(counts, result)
+    return result
 
 
-def _raise_refused(counts: _Counts, archives: int, summary: dict[str, Any]) -> None:
+def _raise_refused(counts: _Counts, result: Expansion) -> None:
     """Raises TooManyLostError, or OctjepaError if nothing could be read."""
     lines = []
     for refusal in counts.refused[:_REPORTED]:
@@ -84,12 +107,12 @@ def _raise_refused(counts: _Counts, archives: int, summary: dict[str, Any]) -> N
     if len(counts.refused) > _REPORTED:
         lines.append(f"  and {len(counts.refused) - _REPORTED} more, with --json")
     table = "\n".join(lines)
-    if sum(not refusal.member for refusal in counts.refused) >= archives and not counts.written + counts.skipped:
+    if sum(not refusal.member for refusal in counts.refused) >= result.archives and not counts.written + counts.skipped:
         raise OctjepaError(f"nothing can be expanded:\n{table}\ncopy or download it again")
     raise TooManyLostError(
         f"expanded, but {len(counts.refused)} archives or members are refused:\n{table}\n"
         "whole members are written; repair the archive and run the same command again for the rest",
-        summary,
+        result.to_json(),
     )
 
 

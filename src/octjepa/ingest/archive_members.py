@@ -17,6 +17,7 @@ from zipfile import ZIP_BZIP2, ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipInfo
 
 from octjepa.read.manifest import MANIFEST, PARTICIPANTS
 from octjepa.recipe import DEVICES
+from octjepa.record import Record
 
 REFUSALS = {
     "not_an_archive": "no ZIP archive, or its table of contents is cut off or damaged",
@@ -53,7 +54,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class Refusal(Record):
     """A member (or, with "", a whole archive) that is not written; `reason` is a key of REFUSALS."""
 
     archive: str

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -39,6 +39,7 @@ from octjepa.read.devices import parse_device
 from octjepa.read.personal_data import StatedPerson, count_fields, pseudonym, read_stated_person
 from octjepa.reasons import REASONS
 from octjepa.recipe import Preprocessing
+from octjepa.record import Record
 from octjepa.store.folder import Store
 from octjepa.store.index import file_key, people_unknown
 from octjepa.time_limit import SECONDS_PER_FILE, time_limit
@@ -145,6 +146,42 @@ class IngestOptions:
 _USUAL = IngestOptions()
 
 
+@dataclass(frozen=True)
+class IngestSummary(Record):
+    """The result of an ingest: counts over this run and over the store.
+
+    accepted: this run's new volumes. quarantined: the sum of by_reason, of which `lost` count against `max_lost`.
+    notes: note codes of the new volumes. people_unknown: volumes of the store whose person no source names.
+    near_duplicates_across_people: pairs of equal or near-duplicate scans under two person ids. people_at_several_sites:
+    ids that more than one institution uses. people_contradicted: ids under which files state different people
+    (`person_claims`). personal_data: this run's files by the field of personal data that they hold (it stays there).
+    people, eyes: of the store. skipped: files whose volume was there already. split_by: people by how they came to
+    their split. spacing_overridden: skipped volumes whose spacing an earlier run was given.
+    """
+
+    accepted: int
+    quarantined: int
+    lost: int
+    by_reason: dict[str, int]
+    by_device: dict[str, int]
+    ignored: dict[str, int]
+    files_without_row: int
+    notes: dict[str, int]
+    recommended_split_unknown: int
+    people_unknown: int
+    near_duplicates_across_people: int
+    people_at_several_sites: int
+    people_contradicted: int
+    personal_data: dict[str, int | str | bool]
+    people: int
+    eyes: int
+    skipped: int = 0
+    split_by: dict[str, int] = field(default_factory=dict)
+    spacing_overridden: int = 0
+    seconds: float = 0.0
+    volumes_per_second: float = 0.0
+
+
 def build_store(
     sources: Sequence[str | Path],
     store: str | Path,
@@ -154,7 +191,7 @@ def build_store(
     spacing_mm: Spacing = None,
     halves: bool = False,
     options: IngestOptions = _USUAL,
-) -> dict[str, Any]:
+) -> IngestSummary:
     """Ingests `sources` into the store at `store` and assigns splits to people who have none.
 
     `workers` processes of this machine share the work; 1 is the calling process, which a file that crashes a decoder
@@ -162,17 +199,6 @@ def build_store(
     (slice, depth, column) takes precedence over what the files say; another one reads them again, "file" those that
     were read with one. None keeps what was given before and warns. `halves`: a new store also holds what every other
     B-scan shows (`CanonicalVolume.halves`).
-    Returns {accepted, skipped, quarantined, lost, by_reason, by_device, ignored, files_without_row, notes,
-    recommended_split_unknown, split_by, people_unknown, near_duplicates_across_people, spacing_overridden,
-    people_at_several_sites, people_contradicted, personal_data, people, eyes, seconds, volumes_per_second}:
-    `accepted` counts this run's new volumes, `skipped` the ones that were there already; `quarantined` is the sum of
-    `by_reason`, of which `lost` count against `max_lost`; `notes` counts the note codes of the new volumes, `split_by`
-    the people by how they came to their split, `people_unknown` the store's volumes whose person no source names,
-    `near_duplicates_across_people` pairs of equal or near-duplicate scans under two person ids,
-    `spacing_overridden` skipped volumes whose spacing an earlier run was given,
-    `people_at_several_sites` ids that more than one institution uses,
-    `people_contradicted` ids under which files state different people (`person_claims`),
-    `personal_data` this run's files by the field of personal data that they hold (it stays there).
     Refused files are tried again by every run, for their cause may be gone.
     Raises UsageError (no such source, nothing to read), ContractError (a store of another contract), OctjepaError (disk
     full, no worker can be started); after all work is done TooManyLostError, or NothingReadError where the store holds
@@ -221,10 +247,15 @@ def build_store(
         alike = near_duplicates_across_people(opened.table) if accepted else []
         _warn_of_copies(opened, alike, duplicates.across_people)
         summary = _summary(opened, discovery, accepted, refusals, len(alike) + duplicates.across_people)
-        summary["skipped"] = len(discovery.files) - len(todo)
-        summary["split_by"], summary["spacing_overridden"] = split_by, overridden
-        summary["seconds"] = time.monotonic() - start
-        summary["volumes_per_second"] = len(accepted) / max(summary["seconds"], 1e-9)
+        seconds = time.monotonic() - start
+        summary = replace(
+            summary,
+            skipped=len(discovery.files) - len(todo),
+            split_by=split_by,
+            spacing_overridden=overridden,
+            seconds=seconds,
+            volumes_per_second=len(accepted) / max(seconds, 1e-9),
+        )
         _check_lost(opened, summary, refusals, len(discovery.files), max_lost)
         return summary
 
@@ -347,7 +378,7 @@ def _summary(
     accepted: Sequence[dict[str, Any]],
     refusals: Sequence[dict[str, str]],
     near_duplicates: int,
-) -> dict[str, Any]:
+) -> IngestSummary:
     """Counts over this run and the store; warns of what needs the user's attention."""
     table = store.table
     notes = count_codes(read_notes(entry["notes"]) for entry in accepted)
@@ -381,28 +412,28 @@ def _summary(
     ):
         if count:
             _log.warning("%d %s", count, message)
-    return {
-        "accepted": len(accepted),
-        "quarantined": len(refusals),
-        "lost": sum(count for reason, count in by_reason.items() if REASONS[reason].lost),
-        "by_reason": dict(sorted(by_reason.items())),
-        "by_device": dict(sorted(Counter(entry["device"] for entry in accepted).items())),
-        "ignored": dict(sorted(discovery.ignored.items())),
-        "files_without_row": discovery.files_without_row,
-        "notes": dict(sorted(notes.items())),
-        "recommended_split_unknown": sum(bool(person["split_unknown"]) for person in discovery.participants),
-        "people_unknown": unknown,
-        "near_duplicates_across_people": near_duplicates,
-        "people_at_several_sites": several_sites,
-        "people_contradicted": contradicted,
-        "personal_data": {field: counts["files"] for field, counts in personal.items()},
-        "people": int(table["person_id"].nunique()),
-        "eyes": len(table[["person_id", "eye"]].drop_duplicates()),
-    }
+    return IngestSummary(
+        accepted=len(accepted),
+        quarantined=len(refusals),
+        lost=sum(count for reason, count in by_reason.items() if REASONS[reason].lost),
+        by_reason=dict(sorted(by_reason.items())),
+        by_device=dict(sorted(Counter(entry["device"] for entry in accepted).items())),
+        ignored=dict(sorted(discovery.ignored.items())),
+        files_without_row=discovery.files_without_row,
+        notes=dict(sorted(notes.items())),
+        recommended_split_unknown=sum(bool(person["split_unknown"]) for person in discovery.participants),
+        people_unknown=unknown,
+        near_duplicates_across_people=near_duplicates,
+        people_at_several_sites=several_sites,
+        people_contradicted=contradicted,
+        personal_data={name: counts["files"] for name, counts in personal.items()},
+        people=int(table["person_id"].nunique()),
+        eyes=len(table[["person_id", "eye"]].drop_duplicates()),
+    )
 
 
 def _check_lost(
-    store: Store, summary: dict[str, Any], refusals: Sequence[dict[str, str]], files: int, max_lost: float
+    store: Store, summary: IngestSummary, refusals: Sequence[dict[str, str]], files: int, max_lost: float
 ) -> None:
     """Raises NothingReadError where the store is empty, TooManyLostError where more than `max_lost` are lost."""
     counts = Counter(
@@ -416,13 +447,13 @@ def _check_lost(
         for (device, reason), count in sorted(counts.items())
     )
     if not len(store.table):
-        raise NothingReadError(f"no file can be read, of {files}:\n{lines}", summary)
-    lost = summary["lost"]
-    total = summary["accepted"] + summary["skipped"] + lost
+        raise NothingReadError(f"no file can be read, of {files}:\n{lines}", summary.to_json())
+    lost = summary.lost
+    total = summary.accepted + summary.skipped + lost
     if lost / max(1, total) > max_lost:
         raise TooManyLostError(
             f"ingest is finished, but it lost {lost} of {counted(total, 'file')} ({lost / total:.0%}), more "
             f"than the allowed {max_lost:.0%}:\n{lines}\n"
             f"see quarantine.jsonl in {store.location}; raise --max-lost if that is as it should be",
-            summary,
+            summary.to_json(),
         )

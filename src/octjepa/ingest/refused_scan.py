@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octjepa.reasons import REASONS
+from octjepa.record import Record
 
 
 @dataclass(frozen=True)
-class RefusedScan:
+class RefusedScan(Record):
     """A scan without a result. `reason` is a code of `octjepa.reasons`, or one that only the command knows."""
 
     scan: str

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octjepa.cohort.examples import records
-from octjepa.cohort.flow import Counts, cohort_table, count_entries
+from octjepa.cohort.flow import CohortFlow, Counts, Stage, cohort_table, count_entries
 from octjepa.errors import counted
 from octjepa.ingest.source_flow import RefusedFiles, source_flow
 from octjepa.notes import read_notes
@@ -190,10 +190,12 @@ def _count_table(rows: pd.DataFrame, column: str, columns: Sequence[str]) -> Cou
     return CountTable(column, tuple(columns), counted)
 
 
-def run_flow(about: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """split -> stages of the selection as run.json holds them; empty for a run that does not record them."""
+def run_flow(about: Mapping[str, Any]) -> dict[str, tuple[Stage, ...]]:
+    """split -> stages of the selection that run.json records; empty for a run that does not record them."""
     flow = about.get("flow")
-    return {split: flow[split] for split in SPLITS if split in flow} if isinstance(flow, dict) else {}
+    if not isinstance(flow, dict):
+        return {}
+    return {split: CohortFlow.from_json(flow[split]).stages for split in SPLITS if split in flow}
 
 
 def participant_facts(store: Store) -> dict[str, str]:

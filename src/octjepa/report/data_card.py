@@ -10,9 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from octjepa.cohort.flow import UNKNOWN, Counts, cohort_table, count_by, count_entries
+from octjepa.cohort.flow import UNKNOWN, Counts, Stage, cohort_table, count_by, count_entries
 from octjepa.cohort.leaks import find_leaks
 from octjepa.errors import UsageError, counted
 from octjepa.ingest.source_flow import source_flow
@@ -53,8 +53,8 @@ def card_text(contents: Contents, path: Path, page: Path) -> str:
     return data_card(contents.store, name, None if contents.run is None else run_flow(contents.run.about))
 
 
-def data_card(store: Store, name: str, flow: Mapping[str, Sequence[Mapping[str, Any]]] | None = None) -> str:
-    """The card of `store` as Markdown, under the title `name`; `flow` is a run's selection of it, as in run.json."""
+def data_card(store: Store, name: str, flow: Mapping[str, Sequence[Stage]] | None = None) -> str:
+    """The card of `store` as Markdown, under the title `name`; `flow` is a run's selection of it."""
     table = cohort_table(store)
     counts = count_entries(table)
     parts = [
@@ -138,12 +138,12 @@ def _kinds(table: pd.DataFrame) -> list[tuple[str, str]]:
     ]
 
 
-def _selection(flow: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+def _selection(flow: Mapping[str, Sequence[Stage]]) -> list[str]:
     """The volumes a run trained and validated on."""
-    ends = [(split, stages[-1]["left"]) for split, stages in flow.items() if stages]
+    ends = [(split, stages[-1].left) for split, stages in flow.items() if stages]
     if not ends:
         return []
-    rows = [(f"the run's {split}", *(str(left[counted]) for counted in _COUNTED)) for split, left in ends]
+    rows = [(f"the run's {split}", *_cells(left)) for split, left in ends]
     return ["Of these the run chose by its recipe (its report lists the rules):", _table(("", *_COUNTED), rows)]
 
 
@@ -225,7 +225,7 @@ def _labels(store: Store) -> str:
 def _personal(store: Store) -> str:
     if store.table["personal"].isna().all():
         return "Not recorded: this store is older than the search for it. Run `octjepa inspect FOLDER` on the source."
-    fields = store.describe()["personal_data"]
+    fields = store.describe().personal_data
     if not fields:
         return "No field of personal data was found in the files that are in it."
     rows = [(name, str(counts["kind"]), str(counts["files"])) for name, counts in fields.items()]

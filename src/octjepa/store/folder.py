@@ -19,6 +19,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from octjepa.errors import ContractError, UsageError
 from octjepa.files import Journal, write_atomic
 from octjepa.notes import read_codes
 from octjepa.recipe import Preprocessing
+from octjepa.record import Record
 from octjepa.remote import is_remote
 from octjepa.store.contract import check_same_contract, contract_text, read_contract
 from octjepa.store.index import (
@@ -81,6 +83,34 @@ def _storage_at(location: str | Path) -> Storage:
     from octjepa.store.bucket import BucketStorage  # a store on a disk needs nothing of it
 
     return BucketStorage(str(location))
+
+
+@dataclass(frozen=True)
+class StoreFacts(Record):
+    """The content of a store.
+
+    `people_unknown` counts volumes whose person no source names, `personal_data` the files by the field of personal
+    data that they hold, `packed` the volumes in shards. With `bscan_slices` the store holds single B-scans, each in so
+    many stored slices.
+    """
+
+    volumes: int
+    people: int
+    people_unknown: int
+    personal_data: dict[str, dict[str, int | str | bool]]
+    eyes: int
+    by_device: dict[str, int]
+    by_pattern: dict[str, int]
+    by_split: dict[str, int]
+    quarantined: int
+    by_reason: dict[str, int]
+    packed: int
+    stored_size: tuple[int, int, int]
+    preprocessing: Preprocessing
+    contract_hash: str
+    halves: bool
+    bscan_slices: int
+    canonical_version: int
 
 
 class Store:
@@ -336,29 +366,30 @@ class Store:
                 damaged.append(volume_id)
         return damaged
 
-    def describe(self) -> dict[str, Any]:
-        """The output of `octjepa inspect STORE`."""
+    def describe(self) -> StoreFacts:
+        """The content of the store, as `octjepa inspect STORE` prints it."""
         from octjepa.read.personal_data import count_fields  # only `octjepa inspect` needs the readers' vocabulary
 
         table, refused = self.table, self.index.quarantine.values()
-        return {
-            "kind": "store",
-            "volumes": len(table),
-            "people": int(table["person_id"].nunique()),
-            "people_unknown": people_unknown(table),
-            "personal_data": count_fields(map(read_codes, table["personal"])),
-            "eyes": len(table[["person_id", "eye"]].drop_duplicates()),
-            **{f"by_{name}": dict(sorted(Counter(table[name]).items())) for name in ("device", "pattern", "split")},
-            "quarantined": len(refused),
-            "by_reason": dict(sorted(Counter(entry["reason"] for entry in refused).items())),
-            "packed": len(self.shards),
-            "stored_size": list(self.preprocessing.stored_size),
-            "preprocessing": self.preprocessing.model_dump(mode="json"),
-            "contract_hash": self.contract_hash,
-            "halves": self.halves,
-            "bscan_slices": self.bscan_slices,
-            "canonical_version": self.canonical_version,
-        }
+        return StoreFacts(
+            volumes=len(table),
+            people=int(table["person_id"].nunique()),
+            people_unknown=people_unknown(table),
+            personal_data=count_fields(map(read_codes, table["personal"])),
+            eyes=len(table[["person_id", "eye"]].drop_duplicates()),
+            by_device=dict(sorted(Counter(table["device"]).items())),
+            by_pattern=dict(sorted(Counter(table["pattern"]).items())),
+            by_split=dict(sorted(Counter(table["split"]).items())),
+            quarantined=len(refused),
+            by_reason=dict(sorted(Counter(entry["reason"] for entry in refused).items())),
+            packed=len(self.shards),
+            stored_size=self.preprocessing.stored_size,
+            preprocessing=self.preprocessing,
+            contract_hash=self.contract_hash,
+            halves=self.halves,
+            bscan_slices=self.bscan_slices,
+            canonical_version=self.canonical_version,
+        )
 
     # -- writing, by one process at a time --
 

@@ -26,6 +26,7 @@ from octjepa.errors import OctjepaError, UsageError
 from octjepa.files import write_atomic
 from octjepa.parsing import read_parquet, shown
 from octjepa.progress import bar
+from octjepa.record import Record
 from octjepa.store.storage import CHUNK_FILES, SHARDS, DamagedVolume, ShardPart, reading_chunk
 
 if TYPE_CHECKING:
@@ -137,12 +138,25 @@ class _Shard:
     damaged: list[str]
 
 
-def pack(store: Store, shard_mb: float = 256) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Packed(Record):
+    """The result of `pack`: `volumes` in shards now, of which `packed` by this call, and the shards and bytes written.
+
+    `damaged` are the ids of volumes that are not what was written. They stay where they are.
+    """
+
+    volumes: int
+    packed: int
+    shards: int
+    bytes: int
+    damaged: list[str]
+
+
+def pack(store: Store, shard_mb: float = 256) -> Packed:
     """Packs the volumes in chunks/ into shards of about `shard_mb` million bytes and removes their folders.
 
-    Returns {volumes, packed, shards, bytes, damaged}: volumes in shards now, of which `packed` by this call; shards and
-    bytes that it wrote; ids of volumes that are not what was written, which stay where they are. A call that was
-    killed loses nothing; the next one continues. Who reads a store in a bucket meanwhile has to open it again.
+    A call that was killed loses nothing; the next one continues. A process that reads a store in a bucket meanwhile
+    has to open it again.
     Raises UsageError (no size above 0, another process writes), OctjepaError (disk full, the bucket fails).
     """
     if not 0 < shard_mb < float("inf"):
@@ -167,7 +181,7 @@ def pack(store: Store, shard_mb: float = 256) -> dict[str, Any]:
                         pending = []
                 progress.advance(len(shard.rows) + len(shard.damaged))
         _publish(store, pending)
-    return {"volumes": len(store.shards), "packed": packed, "shards": shards, "bytes": written, "damaged": damaged}
+    return Packed(len(store.shards), packed, shards, written, damaged)
 
 
 def _publish(store: Store, packed: Iterable[str]) -> None:

@@ -11,6 +11,7 @@ from octjepa.cohort.selection import Selection
 from octjepa.errors import UsageError
 from octjepa.progress import is_quiet
 from octjepa.recipe import Recipe
+from octjepa.record import to_json
 from octjepa.store import Store
 from octjepa.views.loader import TrainingDataset, select_volumes
 
@@ -28,7 +29,7 @@ class Cohort:
 
     def about(self) -> dict[str, object]:
         """For run.json: only counts."""
-        flow = {"train": self.train.flow.to_json(), "val": self.val.flow.to_json()}
+        flow = {"train": to_json(self.train.flow.stages), "val": to_json(self.val.flow.stages)}
         return {"flow": flow, "domains": self.domains()}
 
     def domains(self) -> dict[str, dict[str, int]]:

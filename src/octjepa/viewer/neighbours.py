@@ -89,7 +89,5 @@ class Neighbours:
             people=len(best),
             eye=str(frame.iloc[at]["eye"]),
             others=[neighbour(int(position)) for position in best[:NEAREST]],
-            own=[
-                replace(neighbour(position), nearer=int((cosine[best] > cosine[position]).sum())) for position in own
-            ],
+            own=[replace(neighbour(position), nearer=int((cosine[best] > cosine[position]).sum())) for position in own],
         )

@@ -349,9 +349,7 @@ class Scans:
         made = self._measured(volume_id)
         return png(coloured(made.layers_um[LAYER_NAMES.index(layer)], *map_range(made, layer), 255))
 
-    def etdrs(
-        self, volume_id: str, slice_index: float = -1, column: float = -1, layer: str = "retina"
-    ) -> SectorMeans:
+    def etdrs(self, volume_id: str, slice_index: float = -1, column: float = -1, layer: str = "retina") -> SectorMeans:
         """ETDRS means of a layer about an A-scan, by default about the fovea, with fluid volumes and notes.
 
         Waits for the layers. Raises KeyError: no such layer. UsageError: the layers cannot be found.

@@ -45,7 +45,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def store(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
     path = tmp_path_factory.mktemp("store") / "store"
     made = build_store([pictures], path, Preprocessing(), options=IngestOptions(bscan_slices=4))
-    assert made["accepted"] == sum(PEOPLE.values())
+    assert made.accepted == sum(PEOPLE.values())
     return Store.open(path)
 
 

@@ -78,7 +78,7 @@ def predict_scans(
         lost: TooManyLostError | None = None
         try:
             recipe = model.encoder.recipe
-            read = build_store(
+            by_reason = build_store(
                 sources,
                 out / STORE,
                 recipe.preprocessing,
@@ -86,15 +86,15 @@ def predict_scans(
                 max_lost,
                 spacing_mm=spacing_mm,
                 options=IngestOptions(bscan_slices=recipe.tokens.patch_size[0] if images else 0),
-            )
+            ).by_reason
         except TooManyLostError as error:
-            read, lost = dict(error.summary), error
+            by_reason, lost = error.summary["by_reason"], error
         store = Store.open(out / STORE)
         refused = pd.DataFrame(store.quarantine, columns=["file", "reason", "detail"])
         write_frame(out / REFUSED, refused)
         if store.table.empty and lost is not None:
             raise lost
-        written = replace(_write(model, store, out, level), refused=read["by_reason"], store=str(out / STORE))
+        written = replace(_write(model, store, out, level), refused=by_reason, store=str(out / STORE))
     if lost is not None:
         raise TooManyLostError(str(lost), written.to_json())
     return written

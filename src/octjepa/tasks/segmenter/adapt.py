@@ -32,6 +32,7 @@ from octjepa.errors import OctjepaError, UsageError
 from octjepa.keys import key
 from octjepa.model.boundary_unet import STRIDE, BoundaryUNet, NetworkSize, boundary_loss, decode_boundaries
 from octjepa.phantom.random_scene import BOUNDARIES, CLASSES
+from octjepa.record import Record
 from octjepa.tasks.segment.layer_names import ANY_CLASS, FLUID, SUB_RPE
 from octjepa.tasks.segmenter.image_formation import ROW_UM, SIZE, Draws
 from octjepa.tasks.segmenter.inference import (
@@ -99,7 +100,7 @@ class AdaptSettings:
 
 
 @dataclass(frozen=True)
-class AdaptScore:
+class AdaptScore(Record):
     """Scores on held-out B-scans: um per boundary (nan if not labelled), Dice of fluid (nan if none is labelled)."""
 
     boundary_um: tuple[float, ...]
@@ -108,7 +109,7 @@ class AdaptScore:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Candidate(Record):
     """A row of the table. `score` is None if no B-scan was held out; `step` is the one that was chosen."""
 
     name: str

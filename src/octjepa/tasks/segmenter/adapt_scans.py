@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from jaxtyping import UInt8
@@ -25,10 +25,11 @@ from octjepa.ingest.sources import discover
 from octjepa.locks import writer_lock
 from octjepa.read.formats.images import frame_names
 from octjepa.read.reader import SpacingOption, read_volume
+from octjepa.record import Record
 from octjepa.tasks.segment.label_files import UNLABELLED, LabelFolder, LabelVolume, joined
 from octjepa.tasks.segment.labelled_volumes import frames_reversed
 from octjepa.tasks.segment.layer_names import ANY_CLASS, KNOWN_NAMES, class_set
-from octjepa.tasks.segmenter.adapt import Adaptation, AdaptSettings, LabelledScan, adapt, as_record
+from octjepa.tasks.segmenter.adapt import AdaptSettings, Candidate, LabelledScan, adapt, as_record
 from octjepa.tasks.segmenter.inference import PACKAGED, Segmenter, load_segmenter
 from octjepa.volume import OCTVolume, volume_id
 
@@ -47,26 +48,17 @@ class AdaptRequest:
     baseline: bool = True
 
 
-@dataclass(frozen=True, eq=False)
-class AdaptedFolder:
-    """The folder that was written, what it was learned from, and notes."""
+@dataclass(frozen=True)
+class AdaptedFolder(Record):
+    """The folder of the adapted network, the number of scans and B-scans, the scores of the networks, and notes."""
 
+    ALIASES: ClassVar[Mapping[str, str]] = {"model": "folder", "networks": "candidates"}
     folder: Path
-    adaptation: Adaptation
     scans: int
+    training_bscans: int
+    held_out_bscans: int
+    candidates: tuple[Candidate, ...]
     notes: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        adaptation = self.adaptation
-        return {
-            "model": str(self.folder),
-            "scans": self.scans,
-            "training_bscans": adaptation.training_bscans,
-            "held_out_bscans": adaptation.held_out_bscans,
-            "networks": [asdict(candidate) for candidate in adaptation.candidates],
-            "notes": list(self.notes),
-        }
 
 
 def adapt_sources(
@@ -108,7 +100,14 @@ def adapt_sources(
         save_segmenter(
             adaptation.segmenter, out, {"adaptation": as_record(adaptation, settings), "adapted_from": _origin(request)}
         )
-    return AdaptedFolder(out, adaptation, len(scans), (*dict.fromkeys(notes), *adaptation.notes))
+    return AdaptedFolder(
+        folder=out,
+        scans=len(scans),
+        training_bscans=adaptation.training_bscans,
+        held_out_bscans=adaptation.held_out_bscans,
+        candidates=adaptation.candidates,
+        notes=(*dict.fromkeys(notes), *adaptation.notes),
+    )
 
 
 def save_segmenter(segmenter: Segmenter, folder: Path, record: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from octjepa.progress import Bar, bar
 from octjepa.read.personal_data import StatedPerson, mask_path, read_stated_person
 from octjepa.read.reader import SpacingOption, read_volume
 from octjepa.recipe import Preprocessing
+from octjepa.record import Record
 from octjepa.tables import format_table
 from octjepa.tasks.nifti import write_nifti
 from octjepa.tasks.segment.dicom_seg import write_segmentation
@@ -47,7 +48,7 @@ Forms = Sequence[Literal["nifti", "dicom"]]
 
 
 @dataclass(frozen=True)
-class SegmentedScan:
+class SegmentedScan(Record):
     """One scan: its name, the files written, and what the page shows.
 
     `thickness_um` is the total thickness per ETDRS sector and `layers_um` that of every layer, None without a value.
@@ -93,13 +94,9 @@ class SegmentedScan:
             centre_certainty=made.centre.certainty,
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**vars(self), "notes": list(self.notes), "shape": list(self.shape), "spacing_mm": list(self.spacing_mm)}
-
 
 @dataclass
-class SegmentedScans:
+class SegmentedScans(Record):
     """All scans of a call. `lost_share` counts the refused scans that are not rightly left out.
 
     `notes` are about the whole call, such as a missing library.
@@ -113,14 +110,6 @@ class SegmentedScans:
     def lost_share(self) -> float:
         """Lost scans divided by lost and segmented scans."""
         return lost_share(self.refused, len(self.scans))
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "scans": [scan.as_dict() for scan in self.scans],
-            "refused": [vars(one) for one in self.refused],
-            "notes": self.notes,
-        }
 
 
 def segment_sources(

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from PIL import Image, ImageColor
@@ -36,6 +36,7 @@ from octjepa.read.personal_data import StatedPerson
 from octjepa.read.single_bscan import ASSUMED_MM, SLICE_MM, BScan, find_bscans, read_bscan
 from octjepa.reasons import rejection
 from octjepa.recipe import Preprocessing
+from octjepa.record import Record
 from octjepa.tables import format_table
 from octjepa.tasks.segment.layer_names import LAYERS
 from octjepa.tasks.segmenter.inference import Segmentation, Segmenter, load_segmenter
@@ -51,7 +52,7 @@ _DOUBTFUL: Final = "it may not be a human retina"
 
 
 @dataclass(frozen=True)
-class SegmentedBScan:
+class SegmentedBScan(Record):
     """A B-scan: files and measurements. `unit` is "um" (areas in mm2) or "px" (areas in pixels).
 
     `thickness` is the mean of each layer, `area` that of each class, and `fluid_share` the share of the retina's area
@@ -72,7 +73,7 @@ class SegmentedBScan:
 
 
 @dataclass
-class SegmentedBScans:
+class SegmentedBScans(Record):
     """All B-scans of a call, and the table of them."""
 
     table: str = ""
@@ -83,14 +84,6 @@ class SegmentedBScans:
     def lost_share(self) -> float:
         """Refused B-scans divided by all."""
         return len(self.refused) / max(len(self.refused) + len(self.images), 1)
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "table": self.table,
-            "images": [asdict(item) for item in self.images],
-            "refused": [vars(item) for item in self.refused],
-        }
 
 
 def segment_bscans(
