@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -249,7 +250,9 @@ def test_files_dated_otherwise_are_a_warning(tmp_path, monkeypatch):
 
 
 def opened(monkeypatch, store):
-    store.describe = lambda: {"volumes": len(store.table), "by_split": dict(store.table["split"].value_counts())}
+    store.describe = lambda: SimpleNamespace(
+        volumes=len(store.table), by_split=dict(store.table["split"].value_counts())
+    )
     monkeypatch.setattr(inputs.Store, "open", classmethod(lambda cls, location: store))
 
 

@@ -83,8 +83,8 @@ def expand(source: str | Path, target: str | Path, dry_run: bool = False) -> Exp
         left_out=dict(sorted(counts.left_out.items())),
         nested=counts.nested,
         refused=[
-            Refusal(printable(one.archive), printable(one.member), printable(one.reason), printable(one.detail))
-            for one in counts.refused
+            Refusal(*map(printable, (refusal.archive, refusal.member, refusal.reason, refusal.detail)))
+            for refusal in counts.refused
         ],
         archives=len(archives),
         dry_run=dry_run,

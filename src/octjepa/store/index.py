@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, cast
 from octjepa.errors import OctjepaError
 from octjepa.notes import read_notes
 from octjepa.parsing import parse_json_object, read_parquet
-from octjepa.tables import format_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -288,6 +287,8 @@ def format_labels(entries: Iterable[Mapping[str, Any]]) -> str:
     A label named like one of the first three columns gets a trailing "_". A volume without a label has an empty cell.
     """
     import pandas as pd
+
+    from octjepa.tables import format_table  # only ingest writes labels
 
     lines = []
     for entry in entries:

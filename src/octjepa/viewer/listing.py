@@ -57,7 +57,7 @@ class VolumeFacts(Record):
 
 @dataclass(frozen=True)
 class VolumePage(Record):
-    """A page of the list: `volumes` from `offset` on of the `matching` ones, of `total` in the store."""
+    """A page of the list: `volumes` from `offset` on of the `matching` volumes, of `total` in the store."""
 
     total: int
     matching: int

@@ -19,7 +19,7 @@ NEAREST = 8  # that are listed
 
 @dataclass(frozen=True)
 class Neighbour(Record):
-    """A volume and its cosine with the volume that was asked for. `shown`: the store that is shown has it.
+    """A volume and its cosine with the requested volume. `shown`: the store that is shown has it.
 
     `nearer` is the number of other people who have a volume of greater cosine; only of the same person's volumes.
     """

@@ -59,8 +59,8 @@ class Boundary(Record):
 class SourceFacts(Record):
     """The shape, spacing and view that all volumes share, and the layers that can be laid over them.
 
-    `missing` says why there is no encoder. `device` and `split` are the values by which the list can be filtered. The
-    token grid, its patch and the first voxel of the grid (`corner`) are None without a recipe.
+    `missing` says why there is no encoder. `device` and `split` are the filter values of the list. The token grid, its
+    patch and the first voxel of the grid (`corner`) are None without a recipe.
     """
 
     OMITTED: ClassVar[tuple[str, ...]] = ("grid", "patch", "corner")

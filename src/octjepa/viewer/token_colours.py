@@ -82,7 +82,7 @@ class TokenColours:
         return painted
 
     def similarity(self, volume_id: str, token: int) -> SimilarityRange:
-        """The range of the layer "similarity" of one token. Raises KeyError: it is no tissue token."""
+        """The range of the layer "similarity" of one token. Raises KeyError: the token does not hold tissue."""
         if self.encoder is None:
             raise KeyError(token)
         with self._lock:
