@@ -113,7 +113,7 @@ def test_neighbours_are_other_people_and_the_own_other_eye_is_ranked(
     assert names[1] not in others
     assert len(others) == NEAREST
     assert found.people == 11
-    assert [(one.id, one.nearer) for one in found.own] == [(names[1], 1)]
+    assert [(one.id, one.nearer) for one in found.same_person] == [(names[1], 1)]
     cosines = [one.cosine for one in found.others]
     assert cosines == sorted(cosines, reverse=True)
     assert "person" not in str(found.others)

@@ -36,7 +36,7 @@ class MisreadCase(Record):
 
 @dataclass(frozen=True)
 class MisreadCases(Record):
-    """Of one target: whether it has classes, the number of test cases, of misread cases, and at most `MOST` of those."""
+    """Of one target: whether it has classes, its test cases, its misread cases, and at most `MOST` of those."""
 
     ALIASES: ClassVar[Mapping[str, str]] = {"classes": "has_classes"}
     has_classes: bool

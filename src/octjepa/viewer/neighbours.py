@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,14 +35,15 @@ class Neighbour(Record):
 
 @dataclass(frozen=True)
 class NearestVolumes(Record):
-    """The neighbours of a volume of eye `eye`: `others` of the other `people`, `own` of the same person."""
+    """The neighbours of a volume of eye `eye`: `others` of the other `people`, and those of the same person."""
 
+    ALIASES: ClassVar[Mapping[str, str]] = {"own": "same_person"}
     encoder: str
     pool: str
     people: int
     eye: str
     others: list[Neighbour]
-    own: list[Neighbour]
+    same_person: list[Neighbour]
 
 
 class Neighbours:
@@ -82,12 +83,15 @@ class Neighbours:
             rounded = round(float(cosine[position]), 4)
             return Neighbour(name, str(entry["eye"]), str(entry["device"]), rounded, name in self._ids)
 
-        own = [int(position) for position in order if people[position] == people[at] and position != at]
+        same_person = [int(position) for position in order if people[position] == people[at] and position != at]
         return NearestVolumes(
             encoder=self.table.encoder,
             pool=self.table.pools[0],
             people=len(best),
             eye=str(frame.iloc[at]["eye"]),
             others=[neighbour(int(position)) for position in best[:NEAREST]],
-            own=[replace(neighbour(position), nearer=int((cosine[best] > cosine[position]).sum())) for position in own],
+            same_person=[
+                replace(neighbour(position), nearer=int((cosine[best] > cosine[position]).sum()))
+                for position in same_person
+            ],
         )
