@@ -23,7 +23,7 @@ setup:  ## install octjepa with its development tools into .venv (silent when no
 demo: core  ## synthetic eyes as DICOM -> ingest -> pretrain -> embed -> probe -> one HTML page (ARGS="--out DIR")
 	@.venv/bin/octjepa demo $(ARGS)
 
-test: setup  ## run the tests that take seconds (ARGS="-k name" for some of them)
+test: setup  ## run the quick tests, of about a second each at most (ARGS="-k name" for some of them)
 	@$(PY) -m pytest $(SPREAD) --ignore=tests/house -m "not slow" $(ARGS)
 
 test-all: setup  ## run every test, the slow ones too; CI runs this after `make check`
@@ -40,7 +40,7 @@ check: setup  ## what has to be clean before a commit: format, lint, types, impo
 	@.venv/bin/ruff check .
 	@$(PY) -m mypy
 	@.venv/bin/lint-imports
-	@$(PY) -m pytest -q tests/house
+	@$(PY) -m pytest -q -n $(WORKERS) tests/house
 
 format: setup  ## rewrite the sources in the project's format and apply the safe lint fixes
 	@.venv/bin/ruff check --fix --quiet . || true

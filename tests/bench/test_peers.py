@@ -82,6 +82,7 @@ def test_their_masked_autoencoder_is_as_large_and_sees_as_much() -> None:
     assert transformers_videomae.step_by_videomae(recipe)() == 2 * recipe.train.global_batch
 
 
+@pytest.mark.slow
 def test_other_features_from_the_same_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     real = transformers_vjepa2.vjepa2_model
 
@@ -98,6 +99,7 @@ def test_other_features_from_the_same_weights_are_refused(monkeypatch: pytest.Mo
         pass
 
 
+@pytest.mark.slow
 def test_a_plain_sample_is_ours_where_nothing_is_random() -> None:
     views = [f"views.{name}=0" for name in ("flip_slow", "gain", "gamma", "speckle", "blur")]
     recipe = bench_recipe(*WHOLE_GRID, *views, "preprocessing.margin=[0,0,0]")
@@ -144,6 +146,7 @@ def test_the_plain_pipelines_make_what_a_store_would_hold(tmp_path: Path) -> Non
     assert np.corrcoef(made["scipy"].ravel(), made["monai"].ravel())[0, 1] > 0.95
 
 
+@pytest.mark.slow
 def test_the_script_embeds_what_the_verb_does(tmp_path: Path) -> None:
     from octjepa.encoders import load_encoder
 

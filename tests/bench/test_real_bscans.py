@@ -17,6 +17,7 @@ def test_the_threshold_with_the_best_dice() -> None:
     assert dice(scores >= chosen, truth) == max(every)
 
 
+@pytest.mark.slow
 def test_a_feature_that_names_the_patients_helps_nobody() -> None:
     rng = np.random.default_rng(0)
     groups = np.repeat(np.arange(20), 30)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from benchmarks.real_eyes import ZONES, pooled_precision, score_counts
 
 from octjepa.tasks.segment.thickness import SECTORS
@@ -31,6 +32,7 @@ def test_every_zone_of_the_device_is_a_sector() -> None:
     assert sorted(ZONES.values()) == sorted(SECTORS)
 
 
+@pytest.mark.slow
 def test_without_the_real_eyes_nothing_is_written(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.real_eyes", "--shared", tmp_path / "none", "--out", tmp_path / "out"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)

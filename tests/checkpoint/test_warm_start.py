@@ -78,6 +78,7 @@ def test_a_run_trains_on_from_one_of_ours(tmp_path: Path) -> None:
     assert all(torch.allclose(old[name], new[name], atol=1e-6) for name in old)
 
 
+@pytest.mark.slow
 def test_volumes_that_the_first_weights_were_trained_on_count_as_seen_also_after_a_resume(tmp_path: Path) -> None:
     """Otherwise the eyes that a warm start or a teacher has learned from would pass the leak check."""
     first = small_recipe(train={"max_updates": 1, "global_batch": 4}, monitor={"every_updates": None})
@@ -115,6 +116,7 @@ def interrupted_after(updates: int) -> Callable[..., None]:
     return interrupted_or_not
 
 
+@pytest.mark.slow
 def test_a_teacher_is_the_target_and_stays_and_the_student_is_exported(tmp_path: Path) -> None:
     first = small_recipe(train={"max_updates": 1, "global_batch": 4}, monitor={"every_updates": None})
     store = MemoryStore(first.preprocessing)
@@ -133,6 +135,7 @@ def test_a_teacher_is_the_target_and_stays_and_the_student_is_exported(tmp_path:
     assert "frozen_target" not in alarms
 
 
+@pytest.mark.slow
 def test_a_teacher_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     first = small_recipe(train={"max_updates": 1, "global_batch": 4}, monitor={"every_updates": None})
     pretrain(first, MemoryStore(first.preprocessing), tmp_path / "first")
@@ -236,6 +239,7 @@ def test_the_released_shape_starts_model_size_large(tmp_path: Path) -> None:
     assert (used, ours) == (303_885_312, 303_361_024)  # 2 x 3 colours a kernel there, 4 one-channel slices here
 
 
+@pytest.mark.slow
 def test_a_run_stopped_before_its_first_checkpoint_starts_warm_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ def other_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "choose_cohort", refuse)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("other_grid")
 def test_a_store_of_another_grid_is_planned_and_named() -> None:
     planned = call("plan", "tiny_cpu", "--store", "store")

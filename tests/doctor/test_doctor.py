@@ -217,6 +217,7 @@ def test_threads_beyond_the_cores_are_a_warning(tmp_path, monkeypatch):
     assert (found.state, found.to_do) == ("warning", "set OMP_NUM_THREADS=2")
 
 
+@pytest.mark.slow
 def test_every_choice_of_a_run_is_named_with_its_reason(tmp_path, monkeypatch):
     recipe = small_recipe(machine={"loader_workers": 3})
     monkeypatch.setattr("octjepa.train.machine.cores", lambda: 2)

@@ -84,6 +84,7 @@ def test_every_raster_volume_once_with_its_keys(run, tmp_path, caplog):
     assert [path.name for path in tmp_path.iterdir()] == ["e.parquet"]
 
 
+@pytest.mark.slow
 def test_one_thread_gives_the_same_bits_for_any_batch_and_any_parts(run, tmp_path):
     """Two threads add in another order: nearly the same."""
     before = torch.get_num_threads()
@@ -181,6 +182,7 @@ def killed_after_two(monkeypatch):
     return lambda: monkeypatch.setattr(shard.Embedder, "write", write)
 
 
+@pytest.mark.slow
 def test_a_killed_embedding_goes_on_where_it_was(run, tmp_path, killed_after_two):
     tokens = tmp_path / "tokens"
     for _ in range(2):
@@ -198,6 +200,7 @@ def test_a_killed_embedding_goes_on_where_it_was(run, tmp_path, killed_after_two
     assert not list(tmp_path.glob(".*parts"))
 
 
+@pytest.mark.slow
 def test_nothing_of_other_contents_or_options_is_taken_for_done(run, tmp_path, killed_after_two):
     tokens = tmp_path / "tokens"
     with pytest.raises(KeyboardInterrupt):
@@ -296,6 +299,7 @@ def test_intensity_is_the_intensity_of_the_encoders_own_patches_by_zone(run, tmp
     assert (part.intensity == table.intensity[[6, 3]]).all()
 
 
+@pytest.mark.slow
 def test_people_seen_in_pretraining_cannot_be_tested_on(run, tmp_path, caplog):
     store = store_of()
     assert embed_store(run, store, tmp_path / "e.parquet").leaked == 0

@@ -63,6 +63,7 @@ def test_the_student_is_loaded_on_request(run, tmp_path):
     assert torch.equal(own["target"].encoder.embed.weight, weights["target_encoder.embed.weight"])
 
 
+@pytest.mark.slow
 def test_a_student_that_a_recipe_exports_stays_the_student(tmp_path):
     """Of a run, of an exported folder, and of mae, which learns nothing from its moving average."""
     recipe = small_recipe(objective={"ema_base": 0.9}, checkpoint={"export": "student"})

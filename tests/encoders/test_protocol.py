@@ -68,6 +68,7 @@ def test_poolings_that_need_positions_are_refused_for_another_projects_encoder(p
         theirs(preprocessing).check_pools(["zones"])
 
 
+@pytest.mark.slow
 def test_loading_an_encoder_imports_no_reader_of_scans() -> None:
     code = (
         f"import sys, octjepa; octjepa.load_encoder({ENCODER!r}); "

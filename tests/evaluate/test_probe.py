@@ -65,6 +65,7 @@ def test_a_planted_signal_is_found_and_baselines_are_at_chance(planted: ProbeRes
     assert planted.paired["n_people"] == 45
 
 
+@pytest.mark.slow
 def test_without_the_pooling_to_compare_by_mean_std_max_is_taken_or_the_last(cohort: Cohort, saved: Save) -> None:
     """Not the widest: a table of mean_std_max and layers is compared as it always was."""
     frame, labels = cohort(people=40, prevalence=(0.5,))
@@ -133,6 +134,7 @@ def test_the_planned_result_is_compared_with_every_other_baseline(planted: Probe
         assert one["difference"] == pytest.approx(value - row["value"])
 
 
+@pytest.mark.slow
 def test_the_order_of_rows_and_labels_changes_nothing(cohort: Cohort, saved: Save) -> None:
     frame, labels = cohort(people=60)
     once = _run(saved, frame, labels, ["lesion0"], pools=["mean"])
@@ -206,6 +208,7 @@ def test_one_bad_target_of_several_is_left_out_and_alone_is_an_error(cohort: Coh
         _run(saved, frame, labels.assign(always=1), ["never", "always"])
 
 
+@pytest.mark.slow
 def test_many_classes_and_quantities(cohort: Cohort, saved: Save) -> None:
     frame, labels = cohort(people=100, prevalence=(0.4, 0.4))
     labels["group"] = np.select([labels["lesion0"] == 1, labels["lesion1"] == 1], ["one", "two"], "none")
@@ -222,6 +225,7 @@ def test_many_classes_and_quantities(cohort: Cohort, saved: Save) -> None:
     assert result.paired["metric"] == "auroc_ovr"
 
 
+@pytest.mark.slow
 def test_two_encoders_are_cut_to_their_common_volumes(cohort: Cohort, saved: Save) -> None:
     frame, labels = cohort(people=60)
     weak, _ = cohort(people=60, signal=0.0)

@@ -60,6 +60,7 @@ def files(cohort: Cohort, saved: Callable[..., tuple[Path, Path]]) -> tuple[Path
     return saved(frame, labels.assign(sex=sex))
 
 
+@pytest.mark.slow
 def test_each_group_has_its_own_figure_and_a_small_one_its_count(files: tuple[Path, Path]) -> None:
     table, labels = files
     result = probe_with(

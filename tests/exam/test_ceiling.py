@@ -97,6 +97,7 @@ def test_crops_and_cells_move_together() -> None:
     assert len(seen) > 1
 
 
+@pytest.mark.slow
 def test_the_network_learns_where_a_lesion_is_and_which_eye_has_it() -> None:
     found = scans(32)
     net = train_maps(found, 40, 0, "toy", rate=1e-2)
@@ -122,6 +123,7 @@ def test_a_question_without_an_answer_teaches_nothing() -> None:
     assert not torch.allclose(answered.answer[1].bias, start.answer[1].bias, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_head_tells_rows_of_bumps_from_as_many_here_and_there() -> None:
     rng = np.random.default_rng(0)
     maps = torch.full((240, 1, 8, 3, 16), -6.0)

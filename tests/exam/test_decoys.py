@@ -115,6 +115,7 @@ def test_the_hyaloid_hangs_over_an_ilm_without_folds(pairs: dict[Decoy, list[_Pa
         assert higher > 1.3 * just_above
 
 
+@pytest.mark.slow
 def test_a_folder_of_decoys_is_a_balanced_cohort(tmp_path: Path) -> None:
     devices = (SPECTRALIS, MAESTRO)
     counts = write_decoys(tmp_path / "a", "drusen_or_wave", 12, 3, devices, split_shares=(0.5, 0.0, 0.5))

@@ -118,6 +118,7 @@ def test_tokens_that_hold_the_truth_find_the_lesion_and_noise_finds_its_prevalen
     assert all(abs(value - prevalence) < 0.02 for value in noise.values())
 
 
+@pytest.mark.slow
 def test_eyes_that_hold_the_truth_are_classified_and_add_to_intensity_and_noise_does_neither() -> None:
     eyes: Any = Eyes()
     noise, truth = (EyeProbe(eyes, eye_features(eyes.lesions, signal)) for signal in (0.0, 6.0))

@@ -89,6 +89,7 @@ def test_an_encoder_of_another_preprocessing_is_refused_with_what_differs(refusi
     read_nothing(refusing, encoder(), REAL_EYES)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_the_real_eyes_are_known_by_their_files_and_as_they_are_stored(real_scans: Path, tmp_path: Path) -> None:
     reason = real_eyes_module.why_absent(real_scans)

@@ -103,6 +103,7 @@ def test_whitened_components_have_unit_variance_over_training_eyes() -> None:
     assert np.allclose(Projection(x, 10).whitened(x).std(axis=0), 1, atol=0.02)
 
 
+@pytest.mark.slow
 def test_a_row_better_than_its_twin_has_an_interval_above_zero(tmp_path: Path) -> None:
     rng, draws = np.random.default_rng(0), Draws(PEOPLE.tolist(), 300, 0)
     results = Results(tmp_path / "out")
@@ -370,6 +371,7 @@ def test_the_mean_over_admitted_questions_leaves_the_others_out(tmp_path: Path) 
     assert "real fluid" not in text
 
 
+@pytest.mark.slow
 def test_without_samples_the_published_pages_are_redrawn_to_the_byte(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "sealed"):
         folder.mkdir(exist_ok=True)

@@ -88,6 +88,7 @@ def figures(found: Sequence[Finding]) -> dict[str, float]:
     return {one.metric: one.estimate.value for one in found}
 
 
+@pytest.mark.slow
 def test_dark_pockets_are_found_by_voxels_and_patches_and_not_by_noise(eyes: list[RealEye]) -> None:
     voxels = list(real_tasks.fluid(eyes, real_tasks.fluid_from_voxels(RECIPE_READ)))
     values = figures(voxels)
@@ -125,6 +126,7 @@ def test_the_decoders_prior_knows_no_position_of_the_labelled_eye(eyes: list[Rea
     assert np.allclose(shares[1, 0, margin:-margin, 0][graded], true[graded], atol=0.05)  # of every fourth column
 
 
+@pytest.mark.slow
 def test_surfaces_are_found_better_by_patches_than_by_noise_and_graders_differ_by_what_was_drawn(
     eyes: list[RealEye],
 ) -> None:

@@ -97,6 +97,7 @@ def test_views_of_training_hold_a_share_of_the_tokens_and_the_light_of_the_packa
     assert (recipe.train.max_updates, recipe.train.seed, recipe.train.precision) == (7, 3, "fp32")
 
 
+@pytest.mark.slow
 def test_a_visible_lesion_is_learned_and_the_given_encoder_stays() -> None:
     eyes: Any = Eyes()
     given = encoder()
@@ -109,6 +110,7 @@ def test_a_visible_lesion_is_learned_and_the_given_encoder_stays() -> None:
     assert any(not torch.equal(v, before[n]) for n, v in network.pretrained.encoder.state_dict().items())
 
 
+@pytest.mark.slow
 def test_figures_have_their_number_of_people_and_too_few_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     eyes: Any = Eyes()
     eyes.lesions[:, 1] = False
@@ -151,6 +153,7 @@ def spots(cohort: Any, index: int, corner: Any, size: Any, step: int = 1) -> np.
     return np.where(view[..., step // 2 :: step] == SPOT, 2 ** len(LESIONS) - 1, 0).astype(np.uint8)
 
 
+@pytest.mark.slow
 def test_lesions_are_segmented_where_they_are_and_the_same_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     eyes: Any = Eyes()
     monkeypatch.setattr(tuning_loop, "MIN_POSITIVES", 5)

@@ -143,6 +143,7 @@ def test_peak_memory_of_an_accelerator_is_what_its_allocator_counts(monkeypatch)
     assert calls.index("reset_peak_memory_stats") < calls.index("work") < calls.index("max_memory_allocated")
 
 
+@pytest.mark.slow
 def test_peak_memory_of_a_cpu_sees_a_large_tensor() -> None:
     # In a process of its own: one that ran other tests may hold freed memory, which the tensor takes first.
     code = (

@@ -85,6 +85,7 @@ def test_recommended_splits_are_taken_and_nobody_leaks(built: tuple[Path, Ingest
     assert name not in str(leak)
 
 
+@pytest.mark.slow
 def test_threads_of_the_calling_process_change_nothing(
     built: tuple[Path, IngestSummary], phantom_cohort: Path, tmp_path: Path
 ) -> None:
@@ -171,6 +172,7 @@ def test_ctrl_c_leaves_a_store_that_goes_on(tiny: Path, tmp_path: Path, monkeypa
     assert build_store([tiny], tmp_path / "store", PREPROCESSING).accepted == 7
 
 
+@pytest.mark.slow
 def test_bad_files_duplicates_and_absent_rows_are_listed(phantom_cohort: Path, tmp_path: Path) -> None:
     from octjepa.ingest import build_store
     from octjepa.store import Store

@@ -56,6 +56,7 @@ def test_spacing_by_option_and_labels_into_the_store(scans: Path) -> None:
     assert labels.values["glaucoma"] == {("P0", "OD"): "0", ("P1", "OD"): "1"}
 
 
+@pytest.mark.slow
 def test_another_spacing_reads_again_and_none_keeps_what_is_there(scans: Path) -> None:
     ingest(scans, SPACING)
     assert (ingest(scans, SPACING)["skipped"], ingest(scans)["skipped"]) == (3, 3)

@@ -42,18 +42,21 @@ def test_a_file_that_ends_its_process_is_named_and_the_rest_goes_on(tmp_path: Pa
     assert len(refusals) == 8
 
 
+@pytest.mark.slow
 def test_a_file_that_hangs_is_given_up_after_its_time(tmp_path: Path) -> None:
     refusals = reasons(sources(tmp_path, "a", "hang.dcm", "b", "slow.1", "c", "d"), seconds=1.0)
     assert refusals.pop("hang.dcm") == ("timed_out", "not done after 1 s")
     assert {reason for reason, _ in refusals.values()} == {"read"}
 
 
+@pytest.mark.slow
 def test_workers_divide_the_memory_among_them(tmp_path: Path) -> None:
     assert reasons(sources(tmp_path, "workers", "workers.1"), workers=2) == {
         "workers": ("read", "2"), "workers.1": ("read", "2")
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_suspect_has_the_machine_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from octjepa.ingest import worker_pool as module
 
@@ -140,6 +143,7 @@ def test_no_process_is_left_behind(tmp_path: Path) -> None:
     assert threading.active_count() < 20
 
 
+@pytest.mark.slow
 def test_few_results_wait_for_a_slow_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from octjepa.ingest import worker_pool as module
 

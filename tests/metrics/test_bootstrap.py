@@ -195,6 +195,7 @@ def test_a_person_who_was_not_drawn_is_an_error() -> None:
         Draws(["a"], 5, 0).estimate(lambda weights: weights.sum(axis=0), ["a", "b"], "h")
 
 
+@pytest.mark.slow
 def test_simulated_coverage() -> None:
     """95 % intervals of an AUROC whose true value is known, for two nearly equal eyes a person.
 

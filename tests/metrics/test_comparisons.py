@@ -30,6 +30,7 @@ def test_what_has_no_p_value_is_not_in_the_family() -> None:
             holm(wrong)
 
 
+@pytest.mark.slow
 def test_false_claims_are_as_rare_as_promised() -> None:
     """1,000 families of 20 with 15 true nulls: Holm's chance of any false claim, BH's share of false claims, <= 5 %."""
     rng = np.random.default_rng(1)

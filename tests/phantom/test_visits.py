@@ -140,6 +140,7 @@ def rows_of(out: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file, delimiter="\t"))
 
 
+@pytest.mark.slow
 def test_another_folder_holds_the_same_eyes_on_other_devices(tmp_path: Path) -> None:
     devices = (SPECTRALIS, CIRRUS)
     design = CohortDesign(difficulty="exam", eyes_per_person=1)

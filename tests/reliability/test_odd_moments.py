@@ -100,6 +100,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [MODEL_FILE, OPTIMIZER_FILE])
 def test_a_run_resumes_from_the_checkpoint_before_one_with_nan(
     trained: Path, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
@@ -138,6 +139,7 @@ def test_heads_with_nan_are_refused() -> None:
 # -- output that nobody reads --
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("recipes",), ("inspect", "{store}", "--json"), ("--help",)])
 def test_a_pipe_that_closes_at_once_leaves_no_traceback(tmp_path: Path, words: tuple[str, ...]) -> None:
     recipe = small_recipe()

@@ -166,6 +166,7 @@ def test_no_free_file_for_a_socket_is_the_machines_fault_and_reported_at_once(sc
     assert f"cannot look up {scheme}://bucket/eye.dcm: Too many open files: raise the limit" in made.stdout
 
 
+@pytest.mark.slow
 def test_an_etag_that_is_no_md5_is_not_taken_for_one(proxies: dict[str, FaultyProxy], tmp_path: Path) -> None:
     with bucket_of("s3", proxies["s3"], tmp_path / "cache") as bucket:
         url = join(bucket.url, "parts")

@@ -62,6 +62,7 @@ def cached_bytes() -> int:
     return sum(path.stat().st_size for path in (cache_root() / "objects").glob("*/*/*/*"))
 
 
+@pytest.mark.slow
 def test_eviction_keeps_the_limit_the_recent_and_what_is_in_use(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mask_statistics, "MOST_VOLUMES", 8)
 
 
+@pytest.mark.slow
 def test_a_store_gives_json_and_figure(tmp_path: Path) -> None:
     recipe = small_recipe(masks={"target_share": 0.5})
     store = MemoryStore(recipe.preprocessing)

@@ -39,6 +39,7 @@ def flat(monkeypatch: pytest.MonkeyPatch) -> FlatLayers:
     return made
 
 
+@pytest.mark.slow
 def test_the_page_of_a_small_store_measures_every_scan(folder: Path, flat: FlatLayers, tmp_path: Path) -> None:
     outcome = call("report", folder / "store", "--out", tmp_path / "page.html", "--scans", folder / "eyes", "--json")
     assert outcome.code == 0, outcome.err

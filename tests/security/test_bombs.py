@@ -186,6 +186,7 @@ def tried(path: Path, child: str = CHILD) -> tuple[str, int]:
     return reason, int(peak)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BOMBS)
 def test_a_bomb_takes_little_memory(tmp_path: Path, kind: str) -> None:
     build, reasons = BOMBS[kind]
@@ -228,6 +229,7 @@ def labels(path):
 )
 
 
+@pytest.mark.slow
 def test_label_archives_are_checked_before_they_are_read(tmp_path: Path) -> None:
     header = npy_header("|u1", (5 << 30, 1, 1))
     members = {"labels.npy": zeros(header), "names.npy": iter([npy(np.array(["a"]))])}

@@ -150,6 +150,7 @@ def overwrite_volumes(folder: Path, share: float = 1.0) -> list[str]:
     return names
 
 
+@pytest.mark.slow
 def test_a_run_resumes_on_the_store_that_it_began_with(stopped: Path) -> None:
     """Without this the tests below would pass whatever ended the run."""
     outcome = pretrain(stopped, stopped, "--resume")
@@ -169,6 +170,7 @@ def test_a_run_stops_when_the_pixels_behind_its_ids_changed(stopped: Path) -> No
     assert "step-00000004" not in names
 
 
+@pytest.mark.slow
 def test_a_run_leaves_out_and_records_the_volumes_that_changed(stopped: Path) -> None:
     """One volume of ten: the run continues without it, and its records say so."""
     names = overwrite_volumes(stopped, 0.1)

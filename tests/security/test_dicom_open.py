@@ -28,6 +28,7 @@ UNGUARDED = {"dcmread", "read_partial", "segread", "read_file_meta_info"}
 OWN_FILES = {"doctor/install.py", "bench/ingest.py"}
 
 
+@pytest.mark.slow
 def test_no_module_opens_dicom_with_pydicoms_own_functions(root: Path) -> None:
     package = root / "src" / "octjepa"
     found = [
@@ -66,6 +67,7 @@ def deflated_bomb(path: Path, kind: str, mebibytes: int = 300) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["group length", "no group length", "long meta header", "wrong group length"])
 def test_a_deflated_bomb_is_refused_below_the_budget(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

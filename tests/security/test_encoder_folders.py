@@ -196,6 +196,7 @@ def test_a_tensor_that_repeats_its_storage_is_refused(tmp_path: Path) -> None:
         read_state_dict(tmp_path / "x.pth")
 
 
+@pytest.mark.slow
 def test_compressed_checkpoints_are_refused(tmp_path: Path) -> None:
     torch.save({"a.b": torch.zeros(10_000_000)}, tmp_path / "plain.pth")
     with zipfile.ZipFile(tmp_path / "plain.pth") as plain, zipfile.ZipFile(

@@ -98,6 +98,7 @@ def test_a_nifti_extension_is_not_parsed(tmp_path: Path) -> None:
         assert np.array_equal(read_volume(tmp_path / name).pixels, PIXELS)
 
 
+@pytest.mark.slow
 def test_nifti_of_both_versions_byte_orders_and_number_types(tmp_path: Path) -> None:
     affine = np.diag([*SPACING[::-1], 1.0])
     for name, kind in (("one", nibabel.Nifti1Image), ("two", nibabel.Nifti2Image)):

@@ -137,6 +137,7 @@ def test_a_run_with_a_linked_checkpoint_folder_is_refused_before_it_trains(
     assert not list((tmp_path / "mine").iterdir())
 
 
+@pytest.mark.slow
 def test_a_resumed_run_refuses_a_checkpoint_folder_that_became_a_link(foreign: Path, tmp_path: Path) -> None:
     recipe = small_recipe(checkpoint={"every_updates": 2})
     store = MemoryStore(recipe.preprocessing)

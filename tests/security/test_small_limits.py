@@ -44,6 +44,7 @@ def test_the_share_of_the_random_start_is_nearly_the_same_from_fewer_updates(mon
     assert random_start_share(5000, recipe) == pytest.approx(exact, rel=0.1, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_an_array_needs_a_spacing() -> None:
     """In a process without the shape checker, as users have it."""
     code = (

@@ -40,6 +40,7 @@ def test_neighbouring_frames_of_many_eyes_are_refused(device: str) -> None:
             made(of_frames(device, frames))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gap_mm", [0.06, 0.4, 0.8])
 def test_frames_of_many_eyes_are_refused_whatever_gap_is_stated(gap_mm: float) -> None:
     """120 single lines of 120 eyes, or a folder of mixed B-scans: the stated spacing is invented."""

@@ -69,6 +69,7 @@ def test_packing_again_does_nothing(path: Path) -> None:
     assert {file: file.stat().st_mtime_ns for file in path.rglob("*.bin")} == before
 
 
+@pytest.mark.slow
 def test_ingest_finds_packed_volumes_and_adds_beside_them(tiny: Path, whole: Path, tmp_path: Path) -> None:
     files = sorted((tiny / "topcon_maestro2").iterdir())
     part = tmp_path / "part"

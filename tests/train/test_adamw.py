@@ -62,6 +62,7 @@ def test_a_step_needs_no_gradient_of_itself() -> None:
     assert weight.grad_fn is None
 
 
+@pytest.mark.slow
 def test_it_loads_no_compiler() -> None:
     done = subprocess.run([sys.executable, "-c", _STEPS], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

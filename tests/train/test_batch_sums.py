@@ -41,6 +41,7 @@ def gradients(recipe: Recipe, micro_batch: int) -> tuple[dict[str, torch.Tensor]
     return metrics, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TERMS)
 def test_micro_batches_have_the_loss_and_the_gradient_of_the_whole_batch(name: str) -> None:
     recipe = small_recipe(objective=TERMS[name], masks={"per_target": 2}, train={"global_batch": EYES})

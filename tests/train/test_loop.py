@@ -68,6 +68,7 @@ def test_a_run_leaves_what_the_contract_names(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_without_held_out_people_it_runs_and_reports_what_it_validated_on(tmp_path, caplog):
     recipe = recipe_of(2)
     summary = pretrain(recipe, MemoryStore(recipe.preprocessing, train=12, val=0), tmp_path / "run")
@@ -160,6 +161,7 @@ def _signal_at(update):
     return accumulate
 
 
+@pytest.mark.slow
 def test_a_run_without_checkpoints_cannot_be_resumed_and_writes_none(tmp_path):
     recipe = recipe_of(2, checkpoint={"dir": None})
     summary = pretrain(recipe, store_of(recipe), tmp_path / "run")
@@ -172,6 +174,7 @@ def test_a_run_without_checkpoints_cannot_be_resumed_and_writes_none(tmp_path):
         pretrain(recipe, store_of(recipe), tmp_path / "other", resume=True)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_resumed_to_its_summary(tmp_path):
     recipe = recipe_of(2)
     summary = pretrain(recipe, store_of(recipe), tmp_path / "run")
@@ -264,6 +267,7 @@ def test_one_process_writes_a_run_at_a_time(tmp_path):
         pretrain(recipe, store_of(recipe), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_two_runs_do_not_share_a_checkpoint_folder(tmp_path):
     recipe = recipe_of(2, checkpoint={"dir": str(tmp_path / "shared"), "every_updates": 2})
     pretrain(recipe, store_of(recipe), tmp_path / "one")
@@ -274,6 +278,7 @@ def test_two_runs_do_not_share_a_checkpoint_folder(tmp_path):
     assert len(folder.list_checkpoints(tmp_path / "shared")) == 1
 
 
+@pytest.mark.slow
 def test_a_run_is_not_overwritten(tmp_path):
     recipe = recipe_of(2)
     pretrain(recipe, store_of(recipe), tmp_path / "run")
@@ -281,6 +286,7 @@ def test_a_run_is_not_overwritten(tmp_path):
         pretrain(recipe, store_of(recipe), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_model_size_is_refused_with_the_difference(tmp_path):
     recipe = recipe_of(2)
     pretrain(recipe, store_of(recipe), tmp_path / "run")
@@ -289,6 +295,7 @@ def test_a_checkpoint_of_another_model_size_is_refused_with_the_difference(tmp_p
         pretrain(other, store_of(other), tmp_path / "run", resume=True)
 
 
+@pytest.mark.slow
 def test_other_data_on_resume_is_refused(tmp_path):
     recipe = recipe_of(2)
     pretrain(recipe, store_of(recipe), tmp_path / "run")
@@ -327,6 +334,7 @@ def test_a_full_disk_stops_the_run_and_keeps_the_earlier_checkpoint(tmp_path, mo
     assert pretrain(recipe, store_of(recipe), tmp_path / "run", resume=True).updates == 6
 
 
+@pytest.mark.slow
 def test_a_bad_update_is_skipped_and_named(tmp_path, monkeypatch):
     recipe = recipe_of(4)
     honest, calls = loop.accumulate, []

@@ -74,6 +74,7 @@ def constant(self: Encoder, *_: Any) -> torch.Tensor:
     return self.norm.bias + 0 * tokens.mean() + torch.ones(*tokens.shape[:2], self.width)
 
 
+@pytest.mark.slow
 def test_a_constant_solution_trips_its_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Encoder, "intermediate_features", constant)
     # the leak check would see that nothing depends on anything, which is what it asks for

@@ -42,6 +42,7 @@ def test_the_reference_recipes_plan_to_the_reference_figures(without_memory):
     assert 0 < smoke.lr.last < smoke.lr.peak
 
 
+@pytest.mark.slow
 def test_eight_gpus_of_one_machine_share_the_batch_of_their_recipe():
     planned = plan(load_recipe("eight_gpus"))
     assert planned.batch.to_json() == {"micro": 32, "devices": 8, "accumulation": 1}

@@ -107,6 +107,7 @@ def test_where_nothing_can_be_written_either_both_are_reported(tmp_path: Path, m
     assert folder.list_checkpoints(tmp_path / "run" / "checkpoints")[-1].name == "step-00000002"
 
 
+@pytest.mark.slow
 def test_a_refused_volume_judges_all_the_same_or_ends_the_run(tmp_path: Path) -> None:
     recipe = recipe_of()
     store = Refusing(recipe, first=13)  # after six batches of two: the validation
@@ -116,6 +117,7 @@ def test_a_refused_volume_judges_all_the_same_or_ends_the_run(tmp_path: Path) ->
     assert pretrain(recipe, store, tmp_path / "run", resume=True).updates == 6
 
 
+@pytest.mark.slow
 def test_what_is_absent_or_torn_is_damaged_and_replaced_as_before(tmp_path: Path) -> None:
     recipe = recipe_of()
     pretrain(recipe, Refusing(recipe, first=8, times=1, number=errno.ENOENT), tmp_path / "run")

@@ -72,6 +72,7 @@ def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
         CasePredictions(tmp_path / "x.parquet")
 
 
+@pytest.mark.slow
 def test_the_probe_writes_what_the_viewer_lists(
     cohort: Callable[..., Any], saved: Callable[..., tuple[Path, Path]], tmp_path: Path
 ) -> None:
@@ -122,6 +123,7 @@ def test_neighbours_are_other_people_and_the_own_other_eye_is_ranked(
             missing.nearest("not there")
 
 
+@pytest.mark.slow
 def test_the_segmentation_of_a_head_is_laid_over_the_scan_as_it_came(tmp_path: Path) -> None:
     preprocessing = load_encoder("phantom-tiny").recipe.preprocessing
     write_cohort(tmp_path / "eyes", people=1, seed=3, devices=["zeiss_cirrus"], size="small", workers=1)

@@ -118,6 +118,7 @@ def test_a_scan_without_a_first_b_scan_is_shown_all_the_same(folder: Path, tmp_p
         alone.first_png(min(alone.ids))
 
 
+@pytest.mark.slow
 def test_surfaces_and_thickness_are_where_the_retina_is(scans: Scans) -> None:
     name = min(scans.ids)
     scan = scans.native(name)
@@ -306,6 +307,7 @@ def captions(scans: Scans, name: str) -> tuple[str, list[str]]:
     return legend.caption, [one.name for one in legend.classes]
 
 
+@pytest.mark.slow
 def test_the_legend_tells_who_made_the_labels(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("highdicom")
     plain = open_scans(folder / "store")

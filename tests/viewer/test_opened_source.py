@@ -29,6 +29,7 @@ def eyes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_scan_and_a_folder_of_scans_are_shown_without_a_store(eyes: Path) -> None:
     for source, count in ((eyes / "OD.dcm", 1), (eyes, 2)):
         with opened_source(source) as (shown, folders):
@@ -47,6 +48,7 @@ def test_a_file_that_is_not_a_scan_is_refused_with_the_reason(tmp_path: Path) ->
         pass
 
 
+@pytest.mark.slow
 def test_the_answers_of_segment_are_shown_with_their_scans(eyes: Path, tmp_path: Path) -> None:
     outcome = call("segment", eyes / "OS.dcm", "--out", tmp_path / "answers", "--quiet", "--json")
     assert outcome.code == 0, outcome.err

@@ -62,6 +62,7 @@ def test_targets_are_an_even_sample_of_what_is_hidden():
     assert rate.std() < 1.3 * expected
 
 
+@pytest.mark.slow
 def test_a_part_of_the_hidden_tokens_is_tissue_first():
     """Exact counts, within what is hidden, the same context; no tissue is asked more often than other tissue."""
     recipe = small_recipe(masks={"target_share": 0.3})

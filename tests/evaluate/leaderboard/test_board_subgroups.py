@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pandas as pd
+import pytest
 
 from command_line import call
 from invented_cohort import board_with
@@ -10,6 +11,7 @@ from octjepa.evaluate.subgroups import parse_subgroups
 from octjepa.report.leaderboard import write_leaderboard
 
 
+@pytest.mark.slow
 def test_subgroups_of_a_label_column_are_measured_and_on_the_page(made, tmp_path):
     table, labels, frame = made
     known = pd.read_csv(labels, sep="\t", dtype=str)
@@ -29,6 +31,7 @@ def test_subgroups_of_a_label_column_are_measured_and_on_the_page(made, tmp_path
     assert "1 test people, at least 6 are needed" in page
 
 
+@pytest.mark.slow
 def test_subgroups_are_printed_with_the_reasons_of_those_that_are_left_out(made, tmp_path):
     table, labels, frame = made
     known = pd.read_csv(labels, sep="\t", dtype=str)

@@ -49,6 +49,7 @@ def test_stages_free_the_head_then_the_last_blocks_then_all(network: TunedNetwor
     assert all(parameter.requires_grad for parameter in network.parameters())
 
 
+@pytest.mark.slow
 def test_rates_fall_by_layer_warm_up_when_they_begin_and_never_rise_again(network: TunedNetwork) -> None:
     settings = load_recipe(
         "finetune", ["stages.head=20", "stages.last=20", "stages.all=60", "warmup=5", "layer_decay=0.5", "head_lr=0.01",

@@ -49,6 +49,7 @@ def store(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
     return Store.open(path)
 
 
+@pytest.mark.slow
 def test_pictures_are_tuned_on_and_new_ones_predicted(pictures: Path, store: Store, tmp_path: Path) -> None:
     quick = load_recipe("finetune", (*QUICK, "stages.head=2", "stages.last=2", "stages.all=2", "resamples=50"))
     inputs = FinetuneInputs("phantom-tiny", store, pictures / "labels.tsv", ("mark",), tmp_path / "uses")
@@ -70,6 +71,7 @@ def test_a_training_sample_holds_only_patches_of_the_bscan(store: Store) -> None
         assert slices <= {1, 2}  # a flip exchanges them
 
 
+@pytest.mark.slow
 def test_a_two_dimensional_encoder_reads_each_bscan_once(store: Store, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     from transformers import ViTConfig, ViTModel

@@ -144,6 +144,7 @@ def test_where_val_holds_no_class_nothing_is_chosen(encoder: PretrainedEncoder) 
     assert mean_dice(np.array([[0.0, 4, 0], [0, 0, 0]])) is None
 
 
+@pytest.mark.slow
 def test_tuning_changes_the_encoder_and_the_head_carries_it(encoder: PretrainedEncoder, tmp_path: Path) -> None:
     settings = DecoderRecipe(width=4, updates=2, batch=1, encoder_decay=0.5)
     before = copy.deepcopy(encoder.encoder.state_dict())

@@ -109,6 +109,7 @@ def test_what_is_held_out() -> None:
     assert held_out
 
 
+@pytest.mark.slow
 def test_adaptation_learns_the_labels_and_ends_at_the_best_validation() -> None:
     scan = drawn_scan()
     start = load_segmenter()
@@ -128,6 +129,7 @@ def test_adaptation_learns_the_labels_and_ends_at_the_best_validation() -> None:
     assert made.segmenter.calibration.fluid_threshold == 0.5
 
 
+@pytest.mark.slow
 def test_an_adaptation_that_only_gets_worse_is_not_taken() -> None:
     settings = AdaptSettings(most_steps=4, batch=2, validate_every=2, learning_rate=10.0)
     made = adapt([drawn_scan()], settings, baseline=False)
@@ -196,6 +198,7 @@ def test_shapes_that_do_not_fit() -> None:
         adapt([nothing])
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_network_that_segment_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a scan to its boundaries, from three corrected B-scans to a network, from the network to boundaries."""
     monkeypatch.setattr(adapt_scans, "AdaptSettings", lambda: AdaptSettings(most_steps=2, batch=1, validate_every=1))

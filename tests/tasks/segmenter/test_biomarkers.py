@@ -60,6 +60,7 @@ def read(entry: Mapping[str, Any]) -> OCTVolume:
     return OCTVolume(pixels, (0.25, 0.0039, 0.0625), {}, str(number), "device", laterality="OD")
 
 
+@pytest.mark.slow
 def test_the_table_is_read_as_one_of_embeddings_and_its_columns_have_names(store: Store, tmp_path: Path) -> None:
     made = embed_biomarkers(store, read, tmp_path / "b.parquet", FlatLayers())
     table = read_embeddings(tmp_path / "b.parquet")
@@ -73,6 +74,7 @@ def test_the_table_is_read_as_one_of_embeddings_and_its_columns_have_names(store
     assert made["empty"] == int(named.isna().sum().sum())
 
 
+@pytest.mark.slow
 def test_a_probe_reads_the_table_beside_others(store: Store, tmp_path: Path) -> None:
     embed_biomarkers(store, read, tmp_path / "b.parquet", FlatLayers())
     people = store.table["person_id"].astype(str)

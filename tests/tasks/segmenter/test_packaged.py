@@ -23,6 +23,7 @@ def segmenter() -> Segmenter:
     return octjepa.load_segmenter()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_layers_and_fluid_of_phantoms_of_every_vendor(segmenter: Segmenter, device: str) -> None:
     errors, probability, truth = [], [], []
@@ -56,6 +57,7 @@ def test_neighbours_and_confidence(segmenter: Segmenter) -> None:
     assert found.confidence.max() <= 1
 
 
+@pytest.mark.slow
 def test_a_real_eye_with_oedema(segmenter: Segmenter) -> None:
     data, labels = ROOT.parent / "shared" / "data", ROOT.parent / "shared" / "labels"
     if not (data / "duke_dme_eye04_11x496x768.dcm").is_file():

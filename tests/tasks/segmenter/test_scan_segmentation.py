@@ -73,6 +73,7 @@ def test_thickness_is_that_of_the_phantom(segmented: tuple[Path, Path, dict[str,
         assert all(row["thickness_um"] or row["note"] for row in rows)
 
 
+@pytest.mark.slow
 def test_labels_are_in_the_order_of_the_file(segmented: tuple[Path, Path, dict[str, Any]]) -> None:
     scans, _, made = segmented
     for one in made["scans"]:
@@ -109,6 +110,7 @@ def test_the_page_is_self_contained_and_lists_all(segmented: tuple[Path, Path, d
     assert "not dicom" in page
 
 
+@pytest.mark.slow
 def test_nothing_personal_is_written(tmp_path: Path) -> None:
     eye = make_eye(11, 41, "OS", "topcon_maestro2")
     ds = make_dataset(eye.pixels[::4], 0.3)
@@ -124,6 +126,7 @@ def test_nothing_personal_is_written(tmp_path: Path) -> None:
         assert b"jane_doe" not in content
 
 
+@pytest.mark.slow
 def test_what_is_neither_scan_nor_recipe_is_named(tmp_path: Path) -> None:
     nothing = run("segment", tmp_path / "none.dcm", "--out", tmp_path / "out")
     assert nothing.code == 2
@@ -139,6 +142,7 @@ def test_what_is_neither_scan_nor_recipe_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "index.html").exists()
 
 
+@pytest.mark.slow
 def test_noise_is_refused_and_too_many_refused_scans_are_an_exit_code(tmp_path: Path) -> None:
     eye = make_eye(11, 41, "OD", "zeiss_cirrus")
     write_eye(tmp_path / "in.dcm", eye, 11)
@@ -257,6 +261,7 @@ def test_notes_about_the_result() -> None:
     assert any("neither thickness nor fluid" in note for note in made.notes)
 
 
+@pytest.mark.slow
 def test_a_real_eye(real_scans: Path, tmp_path: Path) -> None:
     scan = real_scans / "duke_dme_eye04_11x496x768.dcm"
     if not scan.is_file():

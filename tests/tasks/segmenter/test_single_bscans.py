@@ -137,6 +137,7 @@ def test_spacing_of_single_bscans() -> None:
             parse_bscan_spacing(text)
 
 
+@pytest.mark.slow
 def test_real_pictures_are_read_and_other_things_refused(real_scans: Path, tmp_path: Path) -> None:
     """A Duke eye against its grader, without the spacing; anterior segments and a slice of an orange."""
     volume = octjepa.read_volume(real_scans / "duke_dme_eye01_11x496x768.dcm")

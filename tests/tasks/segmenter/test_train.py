@@ -41,6 +41,7 @@ def test_stream_delivers_the_scenes_of_its_numbers() -> None:
         assert any(np.array_equal(scene.power, power) for power in wanted)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_continues_where_it_was_written(tmp_path: Path) -> None:
     settings = TrainingSettings(batch=2)
     pool = ScenePool(2, 2, CPU)

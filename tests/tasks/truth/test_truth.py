@@ -124,6 +124,7 @@ def test_scores_of_a_perfect_network(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.boundary_um == pytest.approx(0.0, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(folder: Path, updates: int) -> int:
         options = (
@@ -158,6 +159,7 @@ def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(tmp_path: Path, m
     assert not torch.equal(whole.network.embed.weight, PACKAGED.network.embed.weight)
 
 
+@pytest.mark.slow
 def test_a_few_updates_lower_the_loss() -> None:
     torch.manual_seed(0)
     encoder = load_encoder("phantom-tiny")
@@ -176,6 +178,7 @@ def test_a_few_updates_lower_the_loss() -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
+@pytest.mark.slow
 def test_the_teacher_keeps_what_labels_do_not_name() -> None:
     def distance(keep: float) -> float:
         """Mean squared distance of the recalled tokens from the teacher's after some updates."""
