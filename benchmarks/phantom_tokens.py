@@ -75,9 +75,9 @@ class Value:
     high: float
 
 
-def exam_cohort(work: Path, encoder: PretrainedEncoder) -> TestCohort:
+def exam_cohort(work: Path, encoder: PretrainedEncoder, test: int = 150, seed: int = 9777) -> TestCohort:
     """A small cohort of the exam's kind, made once in `work`."""
-    settings = replace(EXAM, train=40, val=10, test=150, seed=9777)
+    settings = replace(EXAM, train=40, val=10, test=test, seed=seed)
     cohort = Cohort.open(make_cohorts(work, settings, ("main",), workers=1), "main")
     order = [*cohort.indices("train"), *cohort.indices("test")]
     volumes = [cohort.store.read(cohort.ids[number]) for number in order]
@@ -88,10 +88,12 @@ def exam_cohort(work: Path, encoder: PretrainedEncoder) -> TestCohort:
     return TestCohort("exam", tuple(LESIONS), volumes, shares, len(cohort.indices("train")))
 
 
-def shifted_cohort(encoder: PretrainedEncoder, train: int = 40, test: int = 100) -> TestCohort:
+def shifted_cohort(
+    encoder: PretrainedEncoder, train: int = 40, test: int = 100, seed: int = _SHIFTED_SEED
+) -> TestCohort:
     """Volumes whose contrast, fluid, looks and resolution are redrawn for each eye."""
     recipe = encoder.recipe
-    drawn = [draw_volume(_SHIFTED_SEED, number, SHIFTED, recipe.preprocessing) for number in range(train + test)]
+    drawn = [draw_volume(seed, number, SHIFTED, recipe.preprocessing) for number in range(train + test)]
     view = tuple(
         slice(skip, skip + size)
         for skip, size in zip(recipe.preprocessing.margin, recipe.preprocessing.image_size, strict=True)

@@ -1,4 +1,4 @@
-"""The slowest tests of a run, as the table in CONTRIBUTING.md, and those over 5 s that are not marked slow.
+"""The slowest tests of a run, as the table in CONTRIBUTING.md, and those over 1.5 s that are not marked slow.
 
 make test-all ARGS="--junitxml=tests.xml"
 .venv/bin/python benchmarks/slowest_tests.py tests.xml [--write]
@@ -18,7 +18,7 @@ from marked_tables import replace_marked, table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "CONTRIBUTING.md"
-SLOW_SECONDS = 5.0
+SLOW_SECONDS = 1.5
 SHOWN = 12
 
 

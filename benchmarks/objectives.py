@@ -1,0 +1,234 @@
+"""Objectives at equal CPU time: each trains the same encoder from random weights on randomised phantoms.
+
+`python -m benchmarks.objectives --work WORK --out benchmarks/records/objectives.json` trains each choice of `CHOICES`
+with seed 0 and reads it on validation eyes; the best choice of each objective is trained with two more seeds, and only
+then read on test eyes. It goes on where it stopped. Take one core: `OMP_NUM_THREADS=1`.
+
+Objectives without labels learn from a store of 400 randomised volumes. The objective `truth` draws new volumes of the
+same ranges, and drawing them is part of its time. `noise2noise` is left out: these volumes have no halves of B-scans.
+
+Values are average precisions by token from 30 labelled eyes, as in `benchmarks.phantom_tokens`: the cohort of the
+exam's kind, whose phantoms no objective has seen, and `shifted`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from benchmarks.exam.settings import RECIPE
+from benchmarks.exam.tokens import of_encoder
+from benchmarks.phantom_tokens import TestCohort, Value, exam_cohort, read_row, shifted_cohort
+
+from octjepa.config import load_recipe
+from octjepa.convert.dicom import write_dicom
+from octjepa.distributed.runtime import Runtime
+from octjepa.encoders import PretrainedEncoder, load_encoder
+from octjepa.encoders.export import export_encoder
+from octjepa.files import write_json
+from octjepa.ingest import build_store
+from octjepa.model import VJEPA3D
+from octjepa.phantom.scene_stream import TRAINING_MIX
+from octjepa.recipe import Recipe
+from octjepa.store import Store
+from octjepa.tasks.truth.network import TruthNetwork
+from octjepa.tasks.truth.training import TruthSettings, train_on_truth
+from octjepa.tasks.truth.volumes import draw_volume
+from octjepa.train.loop import pretrain
+from octjepa.volume import OCTVolume
+
+STORED_VOLUMES, STORED_SEED = 400, 31_001
+SEEDS = (0, 1, 2)
+VALIDATION, TEST = 0, 1  # seeds of the cohorts, added to those of benchmarks.phantom_tokens
+_RANDOM_MASKS = ("masks.random=1", "masks.tubes=0", "masks.blocks=0", "masks.runs=0")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One objective with one setting. `updates` are those of four CPU-minutes on one core with AMX, measured once."""
+
+    objective: str
+    setting: str
+    updates: int
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """For folders and JSON."""
+        return f"{self.objective}-{self.setting}".replace(" ", "_")
+
+
+def _vjepa(setting: str, *overrides: str, objective: str = "vjepa") -> Choice:
+    shared = ("masks.target_share=0.5", "masks.per_target=4", "train.global_batch=8")
+    return Choice(objective, setting, UPDATES[objective], (*shared, *overrides))
+
+
+UPDATES = {"mae": 1, "vjepa": 1, "vjepa_dense": 1, "levjepa": 1, "truth": 1}
+_MAE = (*_RANDOM_MASKS, "masks.target_share=0.25", "model.predictor_width=192", "model.predictor_depth=2")
+_LEVJEPA = (*_RANDOM_MASKS, "masks.ratio=0.5", "masks.per_target=2")
+CHOICES = (
+    Choice("mae", "rate 5e-4", UPDATES["mae"], _MAE),
+    Choice("mae", "rate 1e-3", UPDATES["mae"], (*_MAE, "train.base_lr=1e-3")),
+    _vjepa("horizon 0.01", "objective.ema_horizon=0.01"),
+    _vjepa("horizon 0.05", "objective.ema_horizon=0.05"),
+    _vjepa("momentum 0.98", "objective.ema_base=0.98", "objective.ema_final=0.98"),
+    _vjepa("wide predictor", "objective.ema_horizon=0.05", "model.predictor_width=192"),
+    _vjepa("horizon 0.05", "objective.ema_horizon=0.05", objective="vjepa_dense"),
+    Choice("levjepa", "rate 5e-4", UPDATES["levjepa"], _LEVJEPA),
+    Choice("levjepa", "rate 1e-3", UPDATES["levjepa"], (*_LEVJEPA, "train.base_lr=1e-3")),
+    Choice("truth", "rate 5e-4", UPDATES["truth"], ("train.base_lr=5e-4",)),
+    Choice("truth", "rate 1e-3", UPDATES["truth"], ("train.base_lr=1e-3",)),
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained choice: its CPU time, and its values by cohort and lesion."""
+
+    objective: str
+    setting: str
+    seed: int
+    updates: int
+    cpu_seconds: float
+    values: dict[str, dict[str, Value]]
+
+
+def recipe_of(choice: Choice, seed: int) -> Recipe:
+    """The exam's recipe with the overrides of a choice."""
+    overrides = [*choice.overrides, f"train.seed={seed}", f"train.max_updates={choice.updates}", "train.precision=bf16"]
+    name = [] if choice.objective == "truth" else [f"objective.name={choice.objective}"]
+    quiet = [
+        f"checkpoint.every_updates={choice.updates}",
+        "checkpoint.keep_last=1",
+        f"monitor.every_updates={choice.updates}",
+        "tracking.pictures_every_updates=null",
+    ]
+    return load_recipe(RECIPE, [*name, *overrides, *quiet])
+
+
+def randomised_store(work: Path) -> Store:
+    """Randomised phantoms on the grid of the exam's recipe, written as DICOM and ingested; made once."""
+    path, preprocessing = work / "store", load_recipe(RECIPE).preprocessing
+    if not (work / "made.json").is_file():
+        source = work / "dicom"
+        source.mkdir(parents=True, exist_ok=True)
+        for number in range(STORED_VOLUMES):
+            drawn = draw_volume(STORED_SEED, number, TRAINING_MIX[number % len(TRAINING_MIX)], preprocessing)
+            pixels = np.asarray(drawn.volume.pixels)
+            volume = OCTVolume(
+                pixels,
+                preprocessing.target_spacing_mm,
+                dict.fromkeys(("slice", "depth", "column"), "header"),
+                f"R{number}",
+                "phantom",
+                "OD",
+            )
+            write_dicom(source / f"{number}.dcm", volume)
+        made = build_store([source], path, preprocessing, workers=1)
+        write_json(work / "made.json", made)
+    return Store.open(path)
+
+
+def train(choice: Choice, seed: int, work: Path) -> tuple[PretrainedEncoder, float]:
+    """The encoder of a choice, and the CPU-seconds of its training. Trained once."""
+    folder = work / "runs" / f"{choice.name}-{seed}"
+    time_file = folder / "time.json"
+    recipe = recipe_of(choice, seed)
+    if not time_file.is_file():
+        torch.manual_seed(seed)
+        started = time.process_time()
+        if choice.objective == "truth":
+            _train_truth(choice, seed, recipe, folder)
+        else:
+            resume = (folder / "run" / "run.json").is_file()
+            pretrain(recipe, randomised_store(work), folder / "run", resume=resume)
+        write_json(time_file, {"cpu_seconds": round(time.process_time() - started, 1)})
+    name = "encoder" if choice.objective == "truth" else "run"
+    return load_encoder(folder / name), float(json.loads(time_file.read_text(encoding="utf-8"))["cpu_seconds"])
+
+
+def _train_truth(choice: Choice, seed: int, recipe: Recipe, folder: Path) -> None:
+    encoder = PretrainedEncoder(VJEPA3D.from_recipe(recipe).target_encoder, recipe, choice.name)
+    encoder.network.requires_grad_(True).train()
+    network = TruthNetwork(encoder.network, recipe.tokens.patch_size)
+    settings = TruthSettings(
+        choice.updates,
+        uses=8,
+        learning_rate=recipe.train.base_lr,
+        seed=1000 + seed,
+        validate_every=choice.updates,
+        validation_volumes=2,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    train_on_truth(network, recipe, settings, Runtime("bf16"), folder / "run", choice.name)
+    export_encoder(encoder, "safetensors", folder / "encoder")
+
+
+def read(encoder: PretrainedEncoder, cohorts: Sequence[TestCohort]) -> dict[str, dict[str, Value]]:
+    """Cohort -> lesion -> average precision by token."""
+    return {cohort.name: read_row(of_encoder(encoder), cohort, draws=5) for cohort in cohorts}
+
+
+@lru_cache(1)
+def cohorts_of(work: Path, which: int) -> list[TestCohort]:
+    """The two cohorts for validation, or those for the test; other eyes."""
+    encoder = load_encoder("phantom-tiny")
+    return [
+        exam_cohort(work, encoder, test=100, seed=9777 + 11 * (which + 1)),
+        shifted_cohort(encoder, test=80, seed=910_001 + 11 * (which + 1)),
+    ]
+
+
+def macro(run: Run) -> float:
+    """What a choice is selected by: the mean over both cohorts of the mean over lesions."""
+    return float(np.mean([values["with_drusen"].value for values in run.values.values()]))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Trains and reads what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True, help="folder of cohorts, store and runs")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file of the results")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    validated = [_run(choice, 0, options.work, VALIDATION) for choice in CHOICES]
+    best = {}
+    for choice, run in zip(CHOICES, validated, strict=True):
+        if choice.objective not in best or macro(run) > macro(best[choice.objective][1]):
+            best[choice.objective] = choice, run
+    tested = [_run(choice, seed, options.work, TEST) for seed in SEEDS for choice, _ in best.values()]
+    result = {"validation": validated, "test": tested}
+    write_json(options.out, {name: [asdict(run) for run in runs] for name, runs in result.items()})
+    for name, runs in result.items():
+        print(name)
+        for run in runs:
+            means = "  ".join(f"{cohort} {values['with_drusen'].value:.3f}" for cohort, values in run.values.items())
+            print(f"  {run.objective:12} {run.setting:15} seed {run.seed}  {run.cpu_seconds:5.0f} s  {means}")
+
+
+def _run(choice: Choice, seed: int, work: Path, which: int) -> Run:
+    """A trained and read choice; read once."""
+    file = work / "read" / f"{choice.name}-{seed}-{which}.json"
+    if not file.is_file():
+        encoder, cpu_seconds = train(choice, seed, work)
+        values = read(encoder, cohorts_of(work, which))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        run = Run(choice.objective, choice.setting, seed, choice.updates, cpu_seconds, values)
+        write_json(file, asdict(run))
+        print(f"{choice.name} seed {seed}: {cpu_seconds:.0f} CPU-seconds, {macro(run):.3f}", flush=True)
+    found = json.loads(file.read_text(encoding="utf-8"))
+    values = {
+        cohort: {lesion: Value(**value) for lesion, value in row.items()} for cohort, row in found["values"].items()
+    }
+    return Run(**{**found, "values": values})
+
+
+if __name__ == "__main__":
+    main()
