@@ -1,4 +1,4 @@
-"""Ingest of full-size scans in one process of one thread, against pydicom with MONAI or SciPy.
+"""Ingest of full-size scans in one process of one thread, against pydicom with MONAI or SciPy, and against decoding.
 
     .venv/bin/python benchmarks/full_size_ingest.py [--real FOLDER] [--syntaxes] [--turns 3] [--out FILE.json]
 
@@ -6,7 +6,8 @@ One phantom of full size of each instrument, each in its transfer syntax (JPEG 2
 DICOM files of --real, each by itself, to the grid of `tiny_cpu_vjepa`: medians in CPU-seconds, which other work on the
 machine changes little. --syntaxes takes the uncompressed one in every other transfer syntax instead, which no
 instrument's phantom has. The ways take turns, in an order that is reversed from turn to turn. --out keeps what other
-runs measured there.
+runs measured there. Next to octjepa and its peers stands the decoding alone: the same file read and its frames decoded
+by the same decoders, without a check of their content.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import pydicom
 from benchmarks.peers.data import bench_recipe, one_thread
 from benchmarks.peers.ingest import by_monai, by_scipy
@@ -27,6 +29,9 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian
 from octjepa.files import write_json
 from octjepa.ingest import build_store
 from octjepa.phantom import CohortDesign, write_cohort
+from octjepa.read.dicom import read_with_pixels
+from octjepa.read.encapsulated import FrameDecoder, read_stream_header, split_frames
+from octjepa.read.pixels import integer, read_layout
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
@@ -84,10 +89,22 @@ def in_other_syntaxes(path: Path, out: Path) -> dict[str, Path]:
     return paths
 
 
+def decode(path: Path) -> None:
+    """Reads a file and decodes its frames."""
+    data = read_with_pixels(path, lambda header: None)
+    syntax = data.file_meta.TransferSyntaxUID
+    if not syntax.is_encapsulated:
+        np.frombuffer(data.PixelData, np.uint8).copy()
+        return
+    decoder = FrameDecoder(syntax, read_layout(data))
+    for frame in split_frames(data, integer(data, "NumberOfFrames")):
+        decoder(frame, read_stream_header(frame))
+
+
 def measure(path: Path, out: Path, turns: int) -> dict[str, list[float]]:
     """CPU-seconds of each way in each turn, after one turn that is not counted."""
     preprocessing = bench_recipe().preprocessing
-    seconds: dict[str, list[float]] = {"octjepa": [], "monai": [], "scipy": []}
+    seconds: dict[str, list[float]] = {"octjepa": [], "monai": [], "scipy": [], "decoding": []}
     for turn in range(-1, turns):
         folder = out / str(turn)
         folder.mkdir(parents=True)
@@ -97,6 +114,8 @@ def measure(path: Path, out: Path, turns: int) -> dict[str, list[float]]:
                 accepted = build_store([path], folder / "store", preprocessing).accepted
                 if accepted != 1:
                     raise SystemExit(f"octjepa accepted {accepted} scans of {path.name}: nothing to compare")
+            elif way == "decoding":
+                decode(path)
             else:
                 (by_monai if way == "monai" else by_scipy)(path, folder, preprocessing)
             if turn >= 0:

@@ -19,7 +19,9 @@ import reprlib
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from octjepa.parquet_layout import DELTA_BYTE_ARRAY, DICTIONARY_PAGE, RowGroup, page_headers, read_row_groups
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -219,8 +221,9 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None, filters: Any 
     """The Parquet file `path` as a pandas table, all `columns` or those named.
 
     Its memory is bounded by `PARQUET_FREE_BYTES` and `PARQUET_EXPANSION` times its size: a file of 3 MB whose columns
-    repeat one long text would take 8 GB. filters: as in pyarrow, applied to the table that was read. Raises Malformed:
-    damaged, too large, a column is absent; OSError.
+    repeat one long text would take 8 GB. The headers of its pages may not contradict its footer
+    (`octjepa.parquet_layout`). filters: as in pyarrow, applied to the table that was read. Raises Malformed: damaged,
+    too large, a column is absent; OSError.
     """
     table = read_arrow(path, columns)
     if filters is not None:
@@ -243,16 +246,21 @@ def read_arrow(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         budget = PARQUET_FREE_BYTES + PARQUET_EXPANSION * about.st_size
         limits = {"thrift_string_size_limit": 64 << 20, "thrift_container_size_limit": 4_000_000}
         try:
+            groups = read_row_groups(file)
+            file.seek(0)
             table_file = pq.ParquetFile(file, **limits)
             wanted = list(table_file.schema_arrow.names if columns is None else columns)
             if absent := [name for name in wanted if name not in table_file.schema_arrow.names]:
                 raise Malformed(f"column {shown(absent[0])} is absent")
-            texts = _check_declared(table_file.metadata, wanted, budget)
+            texts = _check_declared(groups, table_file.schema, budget)
+            _check_pages(file, groups, table_file.schema)
             file.seek(0)
             # Texts are read as numbers into a list of different ones: a million equal ones take the memory of one.
             table = pq.ParquetFile(file, read_dictionary=texts, **limits).read(wanted)
             return _without_dictionaries(table, budget)
-        except (pa.ArrowException, NotImplementedError, MemoryError, OverflowError, KeyError) as error:
+        except Malformed:
+            raise
+        except (pa.ArrowException, NotImplementedError, MemoryError, ValueError, OverflowError, KeyError) as error:
             raise Malformed(" ".join(str(error).split())[:200] or type(error).__name__) from None
         except OSError as error:
             if error.errno is not None:
@@ -260,31 +268,58 @@ def read_arrow(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
             raise Malformed(" ".join(str(error).split())[:200]) from None  # damaged pages, in pyarrow's words
 
 
-def _check_declared(metadata: Any, wanted: Sequence[str], budget: int) -> list[str]:
-    """The paths of the text columns.
+def _check_declared(groups: Sequence[RowGroup], schema: Any, budget: int) -> list[str]:
+    """The paths of the text columns. `groups` are those of the footer, and `schema` is that of pyarrow.
 
-    Raises Malformed: the metadata promise more than `budget` bytes, or another compression than snappy. The header of a
-    page may contradict the metadata and is read only while the page is unpacked. Snappy expands 21 times at most.
+    Raises Malformed: the footer does not fit the schema, promises more than `budget` bytes, or names another
+    compression than snappy, which expands 21 times at most.
     """
-    taken, texts, others = 0, set(), set()
-    for group in range(metadata.num_row_groups):
-        rows = metadata.row_group(group)
-        for index in range(rows.num_columns):
-            chunk, width = rows.column(index), 8
-            if chunk.path_in_schema.partition(".")[0] not in wanted:
-                continue
-            if chunk.compression not in ("SNAPPY", "UNCOMPRESSED"):
-                others.add(str(chunk.compression))
-            if chunk.physical_type == "BYTE_ARRAY":
-                texts.add(chunk.path_in_schema)
-            elif chunk.physical_type == "FIXED_LEN_BYTE_ARRAY":
-                width = max(8, metadata.schema.column(index).length)
-            taken += max(0, chunk.total_uncompressed_size) + width * max(0, chunk.num_values, rows.num_rows)
+    columns = [schema.column(index) for index in range(len(schema))]
+    taken, others = 0, set()
+    for group in groups:
+        if [chunk.physical_type for chunk in group.chunks] != [column.physical_type for column in columns]:
+            raise Malformed("its footer does not describe the columns of its schema")
+        for chunk, column in zip(group.chunks, columns, strict=True):
+            if chunk.codec not in ("SNAPPY", "UNCOMPRESSED"):
+                others.add(chunk.codec)
+            taken += chunk.unpacked_bytes + max(8, _value_bytes(column)) * max(chunk.values, group.rows)
     if taken > budget:
         raise Malformed(f"its table would take {taken / 2**20:,.0f} MiB of memory, more than its size allows")
     if others:
         raise Malformed(f"it is compressed by {', '.join(sorted(others))}: write it with snappy, as octjepa does")
-    return sorted(texts)
+    return sorted(column.path for column in columns if column.physical_type == "BYTE_ARRAY")
+
+
+def _check_pages(file: BinaryIO, groups: Sequence[RowGroup], schema: Any) -> None:
+    """Compares the headers of all pages with the footer, before pyarrow unpacks a page and believes its header.
+
+    Then `_check_declared` bounds what the pages take. An encoding in which each value repeats the start of the one
+    before is refused, because its values take any multiple of its bytes. Raises Malformed.
+    """
+    for group in groups:
+        for index, chunk in enumerate(group.chunks):
+            column = schema.column(index)
+            if not chunk.values:
+                continue  # pyarrow reads no page of such a column, and writes no true position for it
+            values = unpacked = 0
+            try:
+                for page in page_headers(file, chunk.start, chunk.start + chunk.packed_bytes):
+                    if page.encoding == DELTA_BYTE_ARRAY:
+                        raise ValueError("it is encoded by DELTA_BYTE_ARRAY, which octjepa does not write")
+                    unpacked += page.unpacked_bytes
+                    if page.kind != DICTIONARY_PAGE:
+                        values += page.values
+                    elif page.values * max(1, _value_bytes(column)) > page.unpacked_bytes:
+                        raise ValueError("its dictionary states more values than fit into it")
+                if values != chunk.values or unpacked > chunk.unpacked_bytes:
+                    raise ValueError("its pages state another size than the footer of the file")
+            except (ValueError, OverflowError) as error:
+                raise Malformed(f"column {shown(column.path.partition('.')[0])}: {error}") from None
+
+
+def _value_bytes(column: Any) -> int:
+    """Bytes that a value of a column of pyarrow's schema takes in a page, at least."""
+    return int(column.length) if column.physical_type == "FIXED_LEN_BYTE_ARRAY" else 4
 
 
 def _without_dictionaries(table: pa.Table, budget: int) -> pa.Table:

@@ -149,6 +149,24 @@ def test_a_resumed_run_refuses_a_checkpoint_folder_that_became_a_link(foreign: P
         loop.pretrain(recipe, store, foreign, resume=True)
 
 
+def test_a_folder_between_a_run_and_its_checkpoints_is_no_link_either(
+    foreign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = small_recipe(checkpoint={"every_updates": 2, "dir": "saves/now"})
+    (foreign / "saves").symlink_to(tmp_path / "mine")
+    monkeypatch.setattr(loop, "_train", lambda run: pytest.fail("it trained"))
+    with pytest.raises(UsageError, match=r"saves is a link to .* or name its target as checkpoint\.dir"):
+        loop.pretrain(recipe, MemoryStore(recipe.preprocessing), foreign)
+
+
+def test_a_run_whose_own_folder_is_a_link_of_the_user_works(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "disk")
+    recipe = small_recipe(checkpoint={"every_updates": 2})
+    loop.pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run")
+    assert len(list((tmp_path / "disk" / "checkpoints").glob("step-*"))) == 2
+
+
 def test_what_stands_in_the_way_of_checkpoints_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_writable(tmp_path / "new" / "checkpoints")
     assert not (tmp_path / "new").exists()

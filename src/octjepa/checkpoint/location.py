@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from octjepa import remote
@@ -70,14 +69,12 @@ def split_folders(location: Location) -> tuple[list[Location], list[Location]]:
 @contextmanager
 def staging_folder() -> Iterator[Path]:
     """A temporary folder in the cache for an upload; /tmp may be too small for it. Raises CheckpointError."""
-    try:
-        folder = tempfile.mkdtemp(prefix=".new-", dir=remote.cache_folder())
-    except (OSError, OctjepaError) as error:
-        raise CheckpointError(f"the checkpoint cannot be prepared for its upload: {error}") from None
-    try:
-        yield Path(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(remote.temporary_folder(remote.cache_folder()))
+        except (OSError, OctjepaError) as error:
+            raise CheckpointError(f"the checkpoint cannot be prepared for its upload: {error}") from None
+        yield folder
 
 
 def upload(folder: Path, location: str) -> None:
@@ -104,14 +101,15 @@ def remove(folder: Location) -> None:
         remote.remove(obj.url)
 
 
-def check_writable(location: Location) -> None:
+def check_writable(location: Location, out: Path | None = None, setting: str = "") -> None:
     """Checks before a run starts that checkpoints can be written; into a bucket a test object is written.
 
-    Raises UsageError: the bucket or folder cannot be written, or the folder or a checkpoint in it is a link, which
-    would lead what is written anywhere.
+    out: the folder that the user named, which may be a link itself. setting: the one that names another `location`, if
+    there is one. Raises UsageError: the bucket or folder cannot be written, or the folder, one between it and `out`, or
+    a checkpoint in it is a link, which would lead what is written anywhere.
     """
     if isinstance(location, Path):
-        _check_folder(location)
+        _check_folder(location, out, setting)
         return
     probe = remote.join(location, ".octjepa-write-test")
     try:
@@ -121,13 +119,15 @@ def check_writable(location: Location) -> None:
         raise UsageError(f"checkpoint.dir {location} cannot be used: {error}") from None
 
 
-def _check_folder(folder: Path) -> None:
+def _check_folder(folder: Path, out: Path | None, setting: str) -> None:
     """Raises UsageError as `check_writable`. Creates nothing, because a run that is refused leaves nothing."""
-    for path in (folder, *folder.glob("step-*")):
+    between = [path for path in folder.parents if out in path.parents] if out is not None else []
+    for path in (folder, *between, *folder.glob("step-*")):
         if path.is_symlink():
+            way_out = f", or name its target as {setting}" if setting else ""
             raise UsageError(
                 f"{path} is a link to {os.readlink(path)}, and no checkpoint is written through it: replace it by a "
-                "folder, or name its target as checkpoint.dir"
+                f"folder{way_out}"
             )
     there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
     if not there.is_dir():

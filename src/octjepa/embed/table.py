@@ -281,8 +281,8 @@ def check_split(path: str | Path, table: Embeddings) -> None:
     dates = [f"{date:%Y-%m-%d %H:%M UTC}" for date in written]
     raise UsageError(
         f"{path} holds another split than its store {index.parent}: {len(differing)} of {len(shared)} volumes, of "
-        f"{people} people, differ. The table was written {dates[0]}, the store {dates[1]}: {newer}. Run `octjepa "
-        "embed` again, or give the store the split of the table"
+        f"{people} people, differ. By the dates of the files the table was written {dates[0]}, the store {dates[1]}: "
+        f"{newer}. Run `octjepa embed` again, or give the store the split of the table"
     )
 
 

@@ -41,7 +41,7 @@ def check_folder(folder: Path) -> None:
         ]
         if strange:
             raise UsageError(f"{folder} holds {strange[0]} and more: give --tokens a new folder or one of tokens")
-    elif folder.exists() or not folder.parent.is_dir():
+    elif folder.exists() or folder.is_symlink() or not folder.parent.is_dir():
         raise UsageError(f"{folder} cannot be made: give --tokens a new folder in one that exists")
     else:
         folder.mkdir(exist_ok=True)

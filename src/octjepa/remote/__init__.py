@@ -16,7 +16,14 @@ from octjepa.remote.address import is_remote, join
 
 if TYPE_CHECKING:
     from octjepa.remote.bucket import RemoteObject, info, list_objects, put, put_bytes, remove
-    from octjepa.remote.cache import cache_folder, local_copy, read_bytes, remembered
+    from octjepa.remote.cache import (
+        cache_folder,
+        clear_unfinished,
+        local_copy,
+        read_bytes,
+        remembered,
+        temporary_folder,
+    )
     from octjepa.remote.lock import bucket_lock
     from octjepa.remote.retry import retry_count
 
@@ -24,6 +31,7 @@ __all__ = [
     "RemoteObject",
     "bucket_lock",
     "cache_folder",
+    "clear_unfinished",
     "info",
     "is_remote",
     "join",
@@ -35,11 +43,15 @@ __all__ = [
     "remembered",
     "remove",
     "retry_count",
+    "temporary_folder",
 ]
 
 _MODULES = {
     **dict.fromkeys(("RemoteObject", "info", "list_objects", "put", "put_bytes", "remove"), "octjepa.remote.bucket"),
-    **dict.fromkeys(("cache_folder", "local_copy", "read_bytes", "remembered"), "octjepa.remote.cache"),
+    **dict.fromkeys(
+        ("cache_folder", "clear_unfinished", "local_copy", "read_bytes", "remembered", "temporary_folder"),
+        "octjepa.remote.cache",
+    ),
     "bucket_lock": "octjepa.remote.lock",
     "retry_count": "octjepa.remote.retry",
 }

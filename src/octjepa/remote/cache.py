@@ -6,6 +6,9 @@ A body is downloaded to a temporary folder, compared with the store's own length
 that of the content: a copy that was damaged later is detected and fetched again. Whoever uses a copy holds a shared
 lock on it (flock, which the kernel releases when a process dies); the least recently used copies without a lock make
 room for new ones.
+
+The order of use and the removal of unfinished downloads do not rely on the time of day, which may be set forwards or
+back: uses are numbered from the last one on, and a folder in use is locked.
 """
 
 from __future__ import annotations
@@ -33,6 +36,9 @@ from octjepa.remote.retry import DamagedBody, RetryPolicy, user_error, with_retr
 
 _GB = 1_000_000_000
 _STALE_SECONDS = 24 * 3600
+_NEW = ".new-"  # begins the name of a folder in which something is made
+_LAST_USE = "last-use"  # a file in the cache whose time of modification is that of the last use of any copy
+_STEP_NS = 1000  # between two uses if the clock was set back
 _verified: dict[Path, tuple[int, int, int]] = {}  # copies this process has hashed: inode, mtime, size
 _room: dict[tuple[Path, int], int] = {}  # bytes this process may add before it scans the cache again
 _room_lock = threading.Lock()
@@ -166,7 +172,7 @@ def _lock_copy(folder: Path, source: RemoteObject) -> tuple[int, Path] | None:
         )
         if whole:
             _verified[path] = state
-            os.utime(path, ns=(time.time_ns(), stat.st_mtime_ns))  # the time of access orders eviction
+            os.utime(path, ns=(_use_time_ns(), stat.st_mtime_ns))  # the time of access orders eviction
             return handle, path
         os.close(handle)
         _evict(path)
@@ -180,8 +186,7 @@ def _download(source: RemoteObject, folder: Path) -> None:
         what = "is gone" if now is None else "has other content"
         raise OctjepaError(f"{source.url} {what} since it was listed: run the same command again")
     _make_room(source.size)
-    arriving = Path(tempfile.mkdtemp(prefix=".new-", dir=cache_folder()))
-    try:
+    with temporary_folder(cache_folder()) as arriving:
         name = parse(source.url).key.rpartition("/")[2].encode()[-200:].decode(errors="ignore")
         body = arriving / name
         try:
@@ -195,8 +200,25 @@ def _download(source: RemoteObject, folder: Path) -> None:
         if source.start is None and not now.checksum and info(source.url) != now:
             raise OctjepaError(f"{source.url} changed while it was read: run the same command again")
         _move(body, folder / checksum_of(body, "blake2b"))
+
+
+@contextmanager
+def temporary_folder(parent: Path) -> Iterator[Path]:
+    """A new hidden folder in `parent`, which is removed at the end unless it was renamed. Raises OSError.
+
+    It is locked until then, so that `clear_unfinished` of another process leaves it alone.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=_NEW, dir=parent))
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # a network disk without locks: then its age protects it
+                fcntl.flock(handle, fcntl.LOCK_SH)
+            yield folder
+        finally:
+            os.close(handle)
     finally:
-        shutil.rmtree(arriving, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _move(body: Path, folder: Path) -> None:
@@ -253,7 +275,7 @@ def _make_room(size: int) -> None:
             if _evict(path):
                 over -= used
         _room[key] = ahead
-        _clear_unfinished()
+        clear_unfinished(cache_root())
 
 
 def _evict(path: Path) -> bool:
@@ -278,11 +300,36 @@ def _evict(path: Path) -> bool:
     return True
 
 
-def _clear_unfinished() -> None:
-    """Removes downloads that a killed process left; a day is longer than any download that still runs."""
-    for left in cache_root().glob(".new-*"):
-        try:
-            if time.time() - left.stat().st_mtime > _STALE_SECONDS:
+def clear_unfinished(parent: Path) -> None:
+    """Removes the folders of `temporary_folder` that killed processes left in `parent`.
+
+    They are dated a day or more before now, or after it if the clock was set back, and no process has locked them.
+    """
+    for left in parent.glob(f"{_NEW}*"):
+        with suppress(OSError):  # another process removes it, or is making it
+            if abs(time.time() - left.stat().st_mtime) > _STALE_SECONDS and not _is_locked(left):
                 shutil.rmtree(left, ignore_errors=True)
-        except FileNotFoundError:
-            continue
+
+
+def _is_locked(folder: Path) -> bool:
+    """Whether a process is in its `temporary_folder`. Raises OSError: the folder is gone."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # locked, or on a disk without locks, where it stays
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def _use_time_ns() -> int:
+    """The time of a use of a copy: now, or shortly after the last use if the clock was set back since."""
+    last = cache_folder() / _LAST_USE
+    try:
+        now = max(time.time_ns(), last.stat().st_mtime_ns + _STEP_NS)
+    except FileNotFoundError:
+        last.touch()
+        now = time.time_ns()
+    os.utime(last, ns=(now, now))
+    return now

@@ -47,7 +47,7 @@ def bucket_lock(folder: str) -> Iterator[None]:
             continue
         raise UsageError(
             f"another process is writing to {url.rpartition('/')[0]}: number {holder.get('process', 'unknown')} on "
-            f"{holder.get('host', 'an unknown machine')}, for {_age(str(holder.get('since', '')))}. Wait for it to "
+            f"{holder.get('host', 'an unknown machine')}, {_age(str(holder.get('since', '')))}. Wait for it to "
             f"end. If you are sure that it was killed, remove the object {url} and run the same command again"
         )
     try:
@@ -73,11 +73,15 @@ def _holder(url: str) -> dict[str, Any] | None:
 
 
 def _age(since: str) -> str:
+    """How long a lock has been held, for a message only: no lock ends by its age, since clocks differ and jump."""
     try:
-        minutes = (datetime.now(UTC) - datetime.fromisoformat(since)).total_seconds() / 60
+        began = datetime.fromisoformat(since)
+        minutes = (datetime.now(UTC) - began).total_seconds() / 60
     except (ValueError, TypeError):
-        return "an unknown time"
-    return f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
+        return "for an unknown time"
+    if minutes < 0:
+        return f"since {began:%Y-%m-%d %H:%M} UTC by its clock, which is ahead of this one"
+    return f"for {minutes:.0f} minutes" if minutes < 120 else f"for {minutes / 60:.0f} hours"
 
 
 def _machine() -> str:

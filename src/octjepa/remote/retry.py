@@ -49,6 +49,7 @@ _NO_CREDENTIALS = {
     "TokenRetrievalError",
     "GoogleAuthError",
 }
+_CLOCK = {"RequestTimeTooSkewed", "RequestExpired"}  # a signature holds the time of day
 _DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
 
 
@@ -169,6 +170,11 @@ def user_error(error: BaseException, action: str, url: str) -> OctjepaError:
         if code == "NoSuchBucket":
             return UsageError(f"cannot {action} {url}: there is no bucket {bucket}")
         return UsageError(f"cannot {action} {url}: there is nothing at this address, or no bucket {bucket}")
+    if code in _CLOCK:
+        return UsageError(
+            f"cannot {action} {url}: the store refuses the date of the requests ({code}), because the clock of this "
+            "machine is wrong: set it (NTP) and run the same command again"
+        )
     if status in {401, 403} or code in _DENIED:
         return UsageError(
             f"cannot {action} {url}: access is denied ({description}). Check the credentials in the environment and "

@@ -13,12 +13,11 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +70,7 @@ class BucketStorage:
             version = "\n".join(f"{entry.url} {entry.version} {entry.size}" for entry in objects)
             folder = self._cache / hashlib.sha256(version.encode()).hexdigest()[:24]
             if folder.is_dir():
+                os.utime(folder)  # another process removes those that were not used for a month
                 return folder
             try:
                 return self._download_index(objects, folder)
@@ -81,24 +81,25 @@ class BucketStorage:
 
     def _download_index(self, objects: list[remote.RemoteObject], folder: Path) -> Path:
         """Downloads the index into `folder`, whole or not at all; old copies are removed. Raises OctjepaError."""
+        remote.clear_unfinished(self._cache)
         for old in self._cache.iterdir():
-            if old.name != "writing" and time.time() - old.stat().st_mtime > _OLD_SECONDS:
-                shutil.rmtree(old, ignore_errors=True)
-        arriving = Path(tempfile.mkdtemp(prefix=".new-", dir=self._cache))
+            is_snapshot = old.name != "writing" and not old.name.startswith(".")
+            with suppress(FileNotFoundError):  # another process was first
+                if is_snapshot and time.time() - old.stat().st_mtime > _OLD_SECONDS:
+                    shutil.rmtree(old, ignore_errors=True)
         try:
-            for entry in objects:
-                with remote.local_copy(entry) as copy:
-                    shutil.copyfile(copy, arriving / entry.url.rpartition("/")[2])
-            try:
-                os.replace(arriving, folder)
-            except OSError:
-                if not folder.is_dir():  # else another process was first
-                    raise
+            with remote.temporary_folder(self._cache) as arriving:
+                for entry in objects:
+                    with remote.local_copy(entry) as copy:
+                        shutil.copyfile(copy, arriving / entry.url.rpartition("/")[2])
+                try:
+                    os.replace(arriving, folder)
+                except OSError:
+                    if not folder.is_dir():  # else another process was first
+                        raise
             return folder
         except OSError as error:
             raise OctjepaError(f"the cache {self._cache} cannot be written: {error.strerror or error}") from None
-        finally:
-            shutil.rmtree(arriving, ignore_errors=True)
 
     def chunk_url(self, volume_id: str, name: str) -> str:
         """The URL of one file of a chunk."""

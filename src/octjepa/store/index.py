@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from octjepa.errors import OctjepaError
+from octjepa.errors import OctjepaError, UsageError
 from octjepa.notes import read_notes
 from octjepa.parsing import parse_json_object, read_parquet
 
@@ -141,7 +141,7 @@ def entries_of(table: pd.DataFrame) -> list[dict[str, Any]]:
 def read_volumes(folder: Path, location: str) -> pd.DataFrame:
     """volumes.parquet of the store in `folder`; empty if there is none.
 
-    Raises OctjepaError, which names the store by its `location`: the file is damaged.
+    Raises UsageError, which names the store by its `location`: the file is damaged.
     """
     import pandas as pd
 
@@ -160,20 +160,25 @@ def read_volumes(folder: Path, location: str) -> pd.DataFrame:
             table = table.assign(manifest_hash=parts[0], user_spacing_mm=parts[2])
         return table
     except (OSError, ValueError) as error:
-        raise OctjepaError(f"volumes.parquet of the store {location} is damaged: {error}") from error
+        raise UsageError(f"volumes.parquet of the store {location} is damaged: {error}") from error
 
 
 def read_people(folder: Path, location: str) -> pd.DataFrame:
-    """participants.parquet of the store in `folder`; empty if there is none. Raises OctjepaError: damaged."""
+    """participants.parquet of the store in `folder`; empty if there is none.
+
+    Raises UsageError: it is damaged; OctjepaError: the folder was removed.
+    """
     import pandas as pd
 
     path = folder / "participants.parquet"
     if not path.is_file():
+        if not folder.is_dir():
+            raise OctjepaError(f"the index of the store {location} was removed from {folder}: run the command again")
         return pd.DataFrame(columns=list(PARTICIPANT_COLUMNS))
     try:
         return read_parquet(path, PARTICIPANT_COLUMNS)
     except (OSError, ValueError) as error:
-        raise OctjepaError(
+        raise UsageError(
             f"participants.parquet of the store {location} is damaged ({error}): remove it and "
             "ingest again with the participants.tsv it came from"
         ) from None

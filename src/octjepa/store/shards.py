@@ -51,7 +51,7 @@ class ShardTable:
 
     @classmethod
     def read(cls, folder: Path) -> ShardTable:
-        """The table in the folder of a store's index; empty if nothing is packed. Raises OctjepaError: damaged."""
+        """The table in the folder of a store's index; empty if nothing is packed. Raises UsageError: damaged."""
         import pandas as pd
 
         path = folder / SHARDS_FILE
@@ -64,7 +64,7 @@ class ShardTable:
                 raise ValueError(f"{shown(strange[0])} is not a name of a shard")
             return cls(table)
         except (OSError, ValueError, KeyError) as error:
-            raise OctjepaError(f"{path} is damaged ({error}): restore it from a copy, or ingest again") from None
+            raise UsageError(f"{path} is damaged ({error}): restore it from a copy, or ingest again") from None
 
     @property
     def table(self) -> pd.DataFrame:

@@ -53,7 +53,7 @@ def open_run(
     if exists:
         check_recipe(out, recipe)
     if checkpoint_dir is not None and not (exists and isinstance(checkpoint_dir, str)):
-        check_writable(checkpoint_dir)
+        check_writable(checkpoint_dir, out, "checkpoint.dir")
     if exists:
         return
     if checkpoint_dir is not None and list_checkpoints(checkpoint_dir):

@@ -125,8 +125,8 @@ def open_folder(
     written.
     """
     for folder in (out, out / "scratch"):
-        check_writable(folder / TUNED)
-        check_writable(folder / STATES)
+        check_writable(folder / TUNED, out)
+        check_writable(folder / STATES, out)
     ids = [name for split in ("train", "val", "test") for name in data.volume_ids(split)]
     unchanged = {
         "science_hash": science_hash(recipe),

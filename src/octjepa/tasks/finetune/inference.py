@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 
 from octjepa.embed.embedding import require_same_contract, select_volumes
-from octjepa.errors import TooManyLostError
+from octjepa.errors import LINK, TooManyLostError, UsageError
 from octjepa.evaluate.cases import case_names
 from octjepa.files import write_atomic
 from octjepa.ingest import IngestOptions, build_store
@@ -73,6 +73,8 @@ def predict_scans(
     Raises UsageError, CheckpointError, ContractError (`out` holds scans prepared for another encoder); after all work
     is done TooManyLostError, its summary as what is returned.
     """
+    if (out / STORE).is_symlink():
+        raise UsageError(f"{out / STORE} {LINK}")
     model = load_tuned(tuned)
     with writer_lock(out):
         lost: TooManyLostError | None = None

@@ -49,6 +49,7 @@ from octjepa.volume import CanonicalVolume
 COMMAND = "octjepa segment"
 log = logging.getLogger(__name__)
 _REFERENCES = ("untrained", "intensity", "position_prior")
+_TRAINING = "training"  # in the folder of a head: the states of its decoders while they are trained
 Score = Callable[[CanonicalVolume], np.ndarray]  # scores of the classes [classes, D, H, W]
 
 
@@ -73,7 +74,7 @@ def segment_store(
         if is_head(out) and (out / RESULTS).is_file():
             raise UsageError(f"{out} holds a head already: name a new folder, so that no results mix")
         results = _segment_store(recipe, checkpoint, store, labels, out, classes, ledger_folder)
-        for states in (out / "training").glob(f"*/{STATES}"):
+        for states in (out / _TRAINING).glob(f"*/{STATES}"):
             shutil.rmtree(states, ignore_errors=True)
     return results
 
@@ -101,7 +102,9 @@ def _segment_store(
     labelled = LabelledVolumes(store, labels, encoder.recipe, classes)
     refuse_pretraining_subjects(store.table[store.table["volume_id"].isin(labelled.stored)], encoder, checkpoint)
     ledger = Ledger.of(labels, ledger_folder, COMMAND)
-    check_writable(out / HEAD_FOLDER)
+    check_writable(out / HEAD_FOLDER, out)
+    for name in (encoder.name, *_REFERENCES[:2]) if recipe.decoder is not None else ():
+        check_writable(out / _TRAINING / name / STATES, out)
     prior = PositionPrior.from_labels(
         (read()[1] for read in labelled.readers("train")), len(labelled.classes) + 1, recipe.columns
     )
@@ -171,7 +174,7 @@ def _fit_heads(
             heads[name], penalty, dice = fit_linear_head(extract, train, val, prior, encoder.recipe)
             chosen[name] = ChosenHead(recipe.head, dice, penalty=penalty)
         else:
-            folder = out / "training" / name
+            folder = out / _TRAINING / name
             folder.mkdir(parents=True, exist_ok=True)
             origin = f"{science_hash(recipe)} {network.weights_hash()} {labelled.fingerprint()}"
             heads[name], update, dice = decoder.train(
