@@ -72,9 +72,9 @@ GUARDS: Guards = {
 
 @contextmanager
 def switched_off(guards: Guards) -> Iterator[int]:
-    """Replaces the guards in every module of octjepa that holds them; gives the number of places."""
+    """Reattributes the guards in every module of octjepa that holds them; gives the number of attributes."""
     modules = [module for name, module in sorted(sys.modules.items()) if name.partition(".")[0] == "octjepa"]
-    places = [
+    attributes = [
         (module, name, guard)
         for module in modules
         for name, value in list(vars(module).items())
@@ -82,13 +82,13 @@ def switched_off(guards: Guards) -> Iterator[int]:
         if value is guard
     ]
     reads = dicom_file.BoundedReader.read
-    for module, name, guard in places:
+    for module, name, guard in attributes:
         setattr(module, name, guards[guard])
     dicom_file.BoundedReader.read = io.BufferedReader.read  # type: ignore[method-assign]
     try:
-        yield len(places) + 1
+        yield len(attributes) + 1
     finally:
-        for module, name, guard in places:
+        for module, name, guard in attributes:
             setattr(module, name, guard)
         dicom_file.BoundedReader.read = reads  # type: ignore[method-assign]
 

@@ -8,7 +8,7 @@ both with this module and compares them, before pyarrow reads a page.
 In: an open file. Out: `RowGroup`s from its footer, and a `PageHeader` for each page of a column. Both are in the
 compact protocol of Thrift (https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md). The
 numbers of the fields are those of parquet.thrift (https://github.com/apache/parquet-format). A field that occurs twice
-is refused, since readers disagree on which counts.
+is refused, because readers may take either.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PHYSICAL_TYPES: Final = (
 )
 CODECS: Final = ("UNCOMPRESSED", "SNAPPY", "GZIP", "LZO", "BROTLI", "LZ4", "ZSTD", "LZ4")
 DATA_PAGE, DICTIONARY_PAGE, DATA_PAGE_2 = 0, 2, 3
-DELTA_BYTE_ARRAY: Final = 7  # an encoding in which every value repeats the start of the one before
+DELTA_BYTE_ARRAY: Final = 7  # an encoding in which every value repeats the start of the previous value
 _MAGIC = b"PAR1"
 _FOOTER_BYTES = 4 << 20  # of a table of octjepa: some ten thousand
 _USUAL_BYTES, _MOST_BYTES = 16 << 10, 1 << 20  # of the header of a page with its statistics
@@ -77,7 +77,7 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class PageHeader:
-    """What a page states of itself. `kind` is DATA_PAGE, DICTIONARY_PAGE or DATA_PAGE_2."""
+    """The numbers that a page states. `kind` is DATA_PAGE, DICTIONARY_PAGE or DATA_PAGE_2."""
 
     kind: int
     unpacked_bytes: int
@@ -90,7 +90,7 @@ class PageHeader:
 
 
 def read_row_groups(file: BinaryIO) -> list[RowGroup]:
-    """The row groups in the footer of `file`. Raises ValueError: it is damaged, too long or encrypted."""
+    """The row groups in the footer of `file`. Raises ValueError: it is damaged or encrypted, or exceeds 4 MiB."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - 8))
     end = file.read(8)
@@ -192,7 +192,7 @@ def _number(fields: _Fields, number: int, kind: int) -> int:
 
 
 def _struct(data: bytes, at: int, depth: int) -> tuple[_Fields, int]:
-    """(the fields of the struct at byte `at` by their numbers, where it ends).
+    """(the fields of the struct at byte `at` by their numbers, the position after it).
 
     Raises IndexError: the data end before the struct; ValueError: it is damaged.
     """
@@ -215,7 +215,7 @@ def _struct(data: bytes, at: int, depth: int) -> tuple[_Fields, int]:
 
 
 def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[object, int]:
-    """(the value of a type at byte `at`, where it ends). Raises IndexError, ValueError as `_struct`."""
+    """(the value of a type at byte `at`, the position after it). Raises IndexError, ValueError as `_struct`."""
     if depth > _MAX_DEPTH:
         raise ValueError("it is nested too deeply")
     if kind in (_I16, _I32, _I64):
@@ -251,13 +251,13 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[object, int]:
 
 
 def _signed(data: bytes, at: int) -> tuple[int, int]:
-    """(the zigzag number at byte `at`, where it ends). Raises IndexError, ValueError as `_struct`."""
+    """(the zigzag number at byte `at`, the position after it). Raises IndexError, ValueError as `_struct`."""
     value, at = _unsigned(data, at)
     return (value >> 1) ^ -(value & 1), at
 
 
 def _unsigned(data: bytes, at: int) -> tuple[int, int]:
-    """(the number of seven bits a byte at byte `at`, where it ends). Raises IndexError, ValueError as `_struct`."""
+    """(the number of seven bits a byte at byte `at`, the position after it). Raises as `_struct`."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[at]

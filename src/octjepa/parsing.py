@@ -21,11 +21,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from octjepa.parquet_layout import DELTA_BYTE_ARRAY, DICTIONARY_PAGE, RowGroup, page_headers, read_row_groups
-
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+
+    from octjepa.parquet_layout import RowGroup
 
 MAX_DEPTH = 64  # nested lists and objects of JSON; Python's own limit is about 1,000 calls
 JSON_BYTES = 256 << 20
@@ -239,6 +239,8 @@ def read_arrow(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from octjepa.parquet_layout import read_row_groups
+
     with path.open("rb") as file:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode):
@@ -293,9 +295,11 @@ def _check_declared(groups: Sequence[RowGroup], schema: Any, budget: int) -> lis
 def _check_pages(file: BinaryIO, groups: Sequence[RowGroup], schema: Any) -> None:
     """Compares the headers of all pages with the footer, before pyarrow unpacks a page and believes its header.
 
-    Then `_check_declared` bounds what the pages take. An encoding in which each value repeats the start of the one
-    before is refused, because its values take any multiple of its bytes. Raises Malformed.
+    Then `_check_declared` bounds what the pages take. An encoding in which each value repeats the start of the
+    previous value is refused, because its values take any multiple of its bytes. Raises Malformed.
     """
+    from octjepa.parquet_layout import DELTA_BYTE_ARRAY, DICTIONARY_PAGE, page_headers
+
     for group in groups:
         for index, chunk in enumerate(group.chunks):
             column = schema.column(index)

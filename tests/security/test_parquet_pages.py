@@ -159,8 +159,8 @@ def test_a_page_that_states_more_than_the_footer_is_refused(tmp_path: Path, kind
         capture_output=True, text=True, timeout=120, env=environment, preexec_fn=limit,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    said, peak = done.stdout.splitlines()
-    assert f"column 'volume_id': {reason}" in said
+    output, peak = done.stdout.splitlines()
+    assert f"column 'volume_id': {reason}" in output
     assert int(peak) < ALLOWED, f"{int(peak) >> 20} MiB"
 
 
@@ -174,7 +174,7 @@ def assert_one_line(outcome, *parts: str) -> None:
         assert part in outcome.err
 
 
-def rewritten_in_place(path: Path, column: str) -> None:
+def rewrite_column(path: Path, column: str) -> None:
     table = pq.read_table(path)
     rewritten(path, table, column, lambda room: page(room, DATA_PAGE, None, (MOST, 0, 3, 3), b""))
 
@@ -182,7 +182,7 @@ def rewritten_in_place(path: Path, column: str) -> None:
 def test_the_index_of_a_store(tmp_path: Path) -> None:
     store = store_of(tmp_path / "store", [index_entry(1), index_entry(2)])
     assert call("inspect", store.path).code == 0
-    rewritten_in_place(store.path / "volumes.parquet", "person_id")
+    rewrite_column(store.path / "volumes.parquet", "person_id")
     assert_one_line(
         call("inspect", store.path), "volumes.parquet", "column 'person_id': its pages state another size than"
     )
@@ -193,7 +193,7 @@ def test_embeddings(tmp_path: Path, column: str) -> None:
     path = tmp_path / "eyes.parquet"
     embed_store(write_encoder(tmp_path / "encoder.safetensors"), PlantedStore(), path)
     (tmp_path / "labels.tsv").write_text("person_id\tmark\n1000\t1\n")
-    rewritten_in_place(path, column)
+    rewrite_column(path, column)
     outcome = call("probe", path, "--labels", tmp_path / "labels.tsv", "--target", "mark")
     assert_one_line(outcome, "eyes.parquet", "its pages state another size than the footer")
 

@@ -104,7 +104,7 @@ def remove(folder: Location) -> None:
 def check_writable(location: Location, out: Path | None = None, setting: str = "") -> None:
     """Checks before a run starts that checkpoints can be written; into a bucket a test object is written.
 
-    out: the folder that the user named, which may be a link itself. setting: the one that names another `location`, if
+    out: the folder that the user named, which may be a link itself. setting: the recipe key of `location`, if
     there is one. Raises UsageError: the bucket or folder cannot be written, or the folder, one between it and `out`, or
     a checkpoint in it is a link, which would lead what is written anywhere.
     """

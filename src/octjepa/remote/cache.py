@@ -36,9 +36,9 @@ from octjepa.remote.retry import DamagedBody, RetryPolicy, user_error, with_retr
 
 _GB = 1_000_000_000
 _STALE_SECONDS = 24 * 3600
-_NEW = ".new-"  # begins the name of a folder in which something is made
-_LAST_USE = "last-use"  # a file in the cache whose time of modification is that of the last use of any copy
-_STEP_NS = 1000  # between two uses if the clock was set back
+_NEW = ".new-"  # begins the names of temporary folders
+_LAST_USE = "last-use"  # a file dated with the last use of any copy
+_STEP_NS = 1000  # between two uses after the clock was set back
 _verified: dict[Path, tuple[int, int, int]] = {}  # copies this process has hashed: inode, mtime, size
 _room: dict[tuple[Path, int], int] = {}  # bytes this process may add before it scans the cache again
 _room_lock = threading.Lock()
@@ -316,7 +316,7 @@ def _is_locked(folder: Path) -> bool:
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # locked, or on a disk without locks, where it stays
+    except OSError:  # locked, or the disk knows no locks: it stays
         return True
     finally:
         os.close(handle)
