@@ -27,10 +27,12 @@ class Anchor(BaseModel):
 class ExpectedFiles(BaseModel):
     """A kind of files of a data set.
 
-    `pattern` is matched against the path below the folder, in lower case, with "/". Its groups `split`, `label` and
-    `person` are counted. `members` are arrays in each file, `columns` name columns of a table; `scans` marks the files
-    that `octjepa ingest` reads, with `--images` if they are single B-scans. `people` names two columns of a table, the
-    file of each scan (without suffix) and its person. `count` is the documented number of files.
+    `pattern` is matched against the path below the folder, in lower case, with "/". Its groups `split`, `label`,
+    `device`, `eye` and `person` are counted; `part` is what a person's number is unique in. `members` are arrays in
+    each file, `columns` name columns of a table; `scans` marks the files that `octjepa ingest` reads, with `--images`
+    if they are single B-scans. With `one_scan_per_folder` the files of a folder are the B-scans of one volume.
+    `people` names two columns of a table, the file of each scan (without suffix) and its person. `count` is the
+    documented number of files.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,6 +45,7 @@ class ExpectedFiles(BaseModel):
     members: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     scans: bool = False
+    one_scan_per_folder: bool = False
     people: tuple[str, str] | None = None
 
     @field_validator("pattern")

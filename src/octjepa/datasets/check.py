@@ -178,8 +178,9 @@ def write_tables(data_set: DataSet, folder: Path) -> WrittenTables:
     """Writes `manifest.tsv` with the person of each scan, and `participants.tsv` and `labels.tsv` if paths state them.
 
     A person id consists of the data set, its part or class, and the number in the path, because numbers of volumes
-    repeat between parts and classes. Single B-scans with equal numbers are of one person, and their labels name each
-    image. Raises UsageError: the set needs no tables, no scans, a table that is there already, or scans that the set's
+    repeat between parts and classes. Single B-scans with equal numbers are of one person unless the set numbers people
+    anew in each part, and their labels name each image. Images of nobody known are a person each. The eye is written
+    if the path states it. Raises UsageError: the set needs no tables, no scans, a table that is there already, or scans that the set's
     own table of people does not list.
     """
     expected = next((kind for kind in data_set.files if kind.scans), None)
@@ -193,11 +194,15 @@ def write_tables(data_set: DataSet, folder: Path) -> WrittenTables:
         raise UsageError(f"{folder} holds no scans of {data_set.name}: expected names such as {expected.example}")
     if present := [name for name in _TABLES if (folder / name).exists()]:
         raise UsageError(f"{folder} holds {present[0]} already: it is not replaced; remove it to write a new one")
+    if expected.one_scan_per_folder:
+        matches = list({path.rpartition("/")[0]: groups for path, groups in matches}.items())
     people = _people(data_set, matches, folder)
     paths = [path for path, _ in matches]
     splits = [_split_of(groups) for _, groups in matches]
     labels = [groups.get("label", "") for _, groups in matches]
-    written = [_write(folder / "manifest.tsv", ("person_id", "filepath"), zip(people, paths, strict=True))]
+    eyes = [groups.get("eye", "").upper() for _, groups in matches]
+    rows = zip(people, eyes, paths, strict=True)
+    written = [_write_filled(folder / "manifest.tsv", ("person_id", "laterality", "filepath"), rows)]
     of_person: dict[str, set[str]] = {}
     for person, split in zip(people, splits, strict=True):
         of_person.setdefault(person, set()).add(split)
@@ -206,11 +211,11 @@ def write_tables(data_set: DataSet, folder: Path) -> WrittenTables:
         written.append(_write(folder / "participants.tsv", ("person_id", "recommended_split"), recommended))
     if any(labels) and data_set.content == "B-scans":
         images = [path.rpartition("/")[2] for path in paths]
-        columns = ("person_id", "image", "label")
-        written.append(_write(folder / "labels.tsv", columns, zip(people, images, labels, strict=True)))
+        columns = ("person_id", "eye", "image", "label")
+        written.append(_write_filled(folder / "labels.tsv", columns, zip(people, eyes, images, labels, strict=True)))
     elif any(labels):
-        rows = dict(zip(people, labels, strict=True)).items()
-        written.append(_write(folder / "labels.tsv", ("person_id", "label"), rows))
+        by_person = dict(zip(people, labels, strict=True)).items()
+        written.append(_write(folder / "labels.tsv", ("person_id", "label"), by_person))
     in_two = sum(len(sources) > 1 for sources in of_person.values())
     return WrittenTables(tuple(written), len(matches), len(of_person), in_two)
 
@@ -228,9 +233,16 @@ def _people(data_set: DataSet, matches: list[tuple[str, dict[str, str]]], folder
             )
         return [f"{data_set.name}-{listed[PurePosixPath(path).stem]}" for path, _ in matches]
     if data_set.content == "B-scans":
-        return [f"{data_set.name}-{groups['person']}" for _, groups in matches]
+        return [f"{data_set.name}-{_image_owner(path, groups)}" for path, groups in matches]
     parts = _parts(matches)
     return [f"{data_set.name}-{part}{groups['person']}" for part, (_, groups) in zip(parts, matches, strict=True)]
+
+
+def _image_owner(path: str, groups: dict[str, str]) -> str:
+    """The person of a single B-scan, with the part of the set that numbers it; the image itself if nobody is known."""
+    if "person" not in groups:
+        return re.sub(r"[^a-z0-9]+", "-", path.rpartition(".")[0].lower()).strip("-")
+    return f"{groups['part']}-{groups['person']}" if "part" in groups else groups["person"]
 
 
 def _listed_people(table: ExpectedFiles, folder: Path) -> dict[str, str]:
@@ -261,6 +273,17 @@ def _parts(matches: list[tuple[str, dict[str, str]]]) -> list[str]:
         position = folders.index(groups["split"]) if groups.get("split") in folders else 0
         parts.append(f"{folders[position - 1]}-" if position else "")
     return parts
+
+
+def _write_filled(path: Path, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """As `_write`, without the columns that are empty in every row."""
+    written = list(rows)
+    filled = [number for number in range(len(columns)) if any(row[number] for row in written)]
+    return _write(
+        path,
+        tuple(columns[number] for number in filled),
+        (tuple(row[number] for number in filled) for row in written),
+    )
 
 
 def _write(path: Path, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

@@ -343,9 +343,12 @@ class Store:
             np.load(BytesIO(files["geometry.npz"].read_bytes()), allow_pickle=False) as geometry,
         ):
             shifts, frame_mm = geometry["frame_shifts"], geometry["frame_mm"]
+        # A single B-scan is as thick as the stored slices that it fills: all of these map to it, and no other does.
+        filled_mm = self.bscan_slices * self.preprocessing.target_spacing_mm[0]
+        slice_mm = filled_mm or float(entry["spacing_z_mm"])
         return NativeMap(
             shape=(int(entry["native_d"]), int(entry["native_h"]), int(entry["native_w"])),
-            spacing_mm=(float(entry["spacing_z_mm"]), float(entry["spacing_y_mm"]), float(entry["spacing_x_mm"])),
+            spacing_mm=(slice_mm, float(entry["spacing_y_mm"]), float(entry["spacing_x_mm"])),
             preprocessing=self.preprocessing,
             frame_shifts=shifts,
             frame_mm=frame_mm,

@@ -172,17 +172,23 @@ def _read_voxels(data: Path, start: int, layout: _Layout) -> Shaped[np.ndarray, 
     return values_ if read.dtype.isnative else values_.byteswap().view(read.dtype.newbyteorder("="))
 
 
-def read_metaimage(path: Path) -> RawScan:
-    """A MetaImage whose voxels are in its folder or below.
+def read_metaimage_values(path: Path) -> tuple[Shaped[np.ndarray, "A B C"], AxisSpacing]:
+    """(values as stored, spacing of their axes in mm) of a MetaImage whose voxels are in its folder or below.
 
     Raises VolumeRejected: broken_header, no_pixel_data, truncated, unsupported_pixels, size_implausible,
-    not_structural_oct, too_few_frames, path_escapes.
+    too_few_frames, path_escapes.
     """
     fields, header_bytes = _read_fields(path)
     layout = _layout(fields)
     data = _voxel_file(path, fields["elementdatafile"])
     values = _read_voxels(data, header_bytes if data == path else max(layout.skipped, 0), layout)
+    return values, layout.spacing_mm
+
+
+def read_metaimage(path: Path) -> RawScan:
+    """A MetaImage as a scan. Raises VolumeRejected: as `read_metaimage_values`, and not_structural_oct."""
+    values, spacing_mm = read_metaimage_values(path)
     notes: list[str] = []
     pixels = to_uint8(values, notes)
-    axes = StoredAxes(spacing_mm=layout.spacing_mm)
+    axes = StoredAxes(spacing_mm=spacing_mm)
     return RawScan("metaimage", pixels, FrameGeometry.unknown(len(pixels)), notes=tuple(notes), axes=axes)

@@ -45,6 +45,7 @@ from octjepa.tasks.finetune.folder import (
     recorded_precision,
     save_tuned,
 )
+from octjepa.tasks.finetune.lora import require_peft
 from octjepa.tasks.finetune.network import TUNED_POOL, TunableEncoder, TunedNetwork
 from octjepa.tasks.finetune.predict import predict_split, set_reference, validation_loss
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
@@ -143,6 +144,8 @@ def _finetune(recipe: FinetuneRecipe, inputs: FinetuneInputs, out: Path, runtime
         raise UsageError(
             f"batch {recipe.batch} cannot be divided evenly over {runtime.world_size} processes: change either"
         )
+    if recipe.lora.rank:
+        require_peft()
     encoder = load_start(checkpoint, store.preprocessing).to(runtime.device)
     require_same_contract(encoder, store, checkpoint)
     is_external = isinstance(encoder, TunableExternal)
@@ -209,7 +212,10 @@ def _tune(
 ) -> _TunedRun:
     network = tuned_network(start, data.tasks).to(runtime.device)
     runtime.run_on_rank_zero(lambda: folder.mkdir(exist_ok=True))
+    if recipe.lora.rank:
+        network.add_adapters(recipe, store.read(data.volume_ids("train")[0]))
     learner = tune(network, recipe, data, store, runtime, folder)
+    network.merge_adapters()  # before anything is measured: what is scored is what is written
     val = predict_split(network, data, store, "val", runtime)
     shifts = [validation_loss(*three)[1] for three in zip(data.targets, data.labels, val, strict=True)]
     set_reference(network, data, store, runtime)

@@ -24,6 +24,7 @@ from octjepa.encoders.pooling import TokenFeatures
 from octjepa.evaluate.networks import WIDTH, AttentivePooling, Outputs, TokenBatch
 from octjepa.metrics.scores import Task
 from octjepa.recipe import Recipe
+from octjepa.tasks.finetune.lora import Adapters, add_adapters
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.train.learner import layer_decay_groups, network_blocks, parameters_by_level
 from octjepa.views.loader import collate
@@ -79,6 +80,7 @@ class TunedNetwork(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # the same start whatever was drawn before, on every rank and after a resume
             self.pooling = AttentivePooling(torch.zeros(dim), torch.ones(dim), queries=len(heads))
+        self._adapters: Adapters | None = None
         self.register_buffer("mean", torch.zeros(3 * dim))
         self.register_buffer("std", torch.ones(3 * dim))
         self.register_buffer("reference_mean", torch.zeros(3 * dim))  # of the training volumes after tuning
@@ -188,25 +190,45 @@ class TunedNetwork(nn.Module):
         valid = torch.ones(coordinates.shape[:2], dtype=torch.bool, device=device)
         return TokenBatch(torch.from_numpy(tokens.features[None]).to(device), coordinates.to(device), valid)
 
+    def add_adapters(self, recipe: FinetuneRecipe, volume: CanonicalVolume) -> None:
+        """Only adapters of the encoder learn from now on; `volume` shows that it uses them. Raises UsageError."""
+        self._adapters = add_adapters(self.encoder, recipe.lora, recipe.seed)
+        self._adapters.require_calls(lambda: self.pool([volume]))
+
+    def merge_adapters(self) -> None:
+        """Adds what the adapters learned to the encoder's weights and removes them; without adapters nothing."""
+        if self._adapters is not None:
+            self._adapters.merge()
+            self._adapters = None
+
+    @property
+    def learning_parameters(self) -> set[nn.Parameter]:
+        """Parameters of the encoder that tuning may change: all, or those of adapters."""
+        return set(self.encoder.parameters() if self._adapters is None else self._adapters.parameters)
+
     def unfreeze(self, blocks: int) -> None:
-        """The heads learn, and the encoder's last `blocks` with its final norm; more than it has: all of it."""
-        levels = parameters_by_level(self.encoder)
+        """The heads learn, and the encoder's last `blocks` with its final norm; more than it has: all of it.
+
+        With adapters only those in these blocks.
+        """
+        levels, learning = parameters_by_level(self.encoder), self.learning_parameters
         frozen = len(levels) - blocks
         for level, parameters in enumerate(levels):
             for parameter in parameters:
-                parameter.requires_grad_(level >= frozen)
+                parameter.requires_grad_(level >= frozen and parameter in learning)
         self.heads.requires_grad_(True)
         self.pooling.requires_grad_(True)
 
     def groups(self, recipe: FinetuneRecipe) -> list[dict[str, Any]]:
         """AdamW's groups: `peak` the highest rate, `start` the update at which they begin to learn; no decay of 1-D."""
-        depth = self.depth
+        depth, learning = self.depth, self.learning_parameters
         last, everything = recipe.starts
         parts = [([*self.heads.parameters(), *self.pooling.parameters()], recipe.head_lr, 0)]
         # level 0 is the patch embedding, level n block n
         for level, group in enumerate(layer_decay_groups(self.encoder, recipe.encoder_lr, recipe.layer_decay)):
             early = recipe.stages.last > 0 and level > depth - recipe.last_blocks
-            parts.append((group["params"], group["lr"], last if early else everything))
+            params = [parameter for parameter in group["params"] if parameter in learning]
+            parts.append((params, group["lr"], last if early else everything))
         return [
             {"params": parameters, "lr": 0.0, "peak": rate, "start": start, "weight_decay": decay}
             for params, rate, start in parts

@@ -12,7 +12,7 @@ from octjepa.config import RecipeKind
 from octjepa.evaluate.label_fractions import MIN_PEOPLE
 from octjepa.metrics.scores import METRICS
 from octjepa.recipe import Recipe, Section, TrainRecipe, ViewRecipe
-from octjepa.recipe.base import Positive, Precision, Share, machine
+from octjepa.recipe.base import Positive, Precision, Share, Word, added, machine
 
 Updates = Annotated[int, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0, le=1)]
@@ -36,6 +36,22 @@ class Stages(Section):
         return self
 
 
+class Lora(Section):
+    """Low-rank adapters in the encoder, which learn in the place of its weights; rank 0: none, the weights learn."""
+
+    rank: Annotated[int, Field(ge=0, le=1024)] = 0
+    alpha: Annotated[float, Field(gt=0)] = 16.0  # the product of the adapters is scaled by alpha / rank
+    targets: tuple[Word, ...] = ()  # ends of the names of linear layers (qkv, mlp.0); none: all in the encoder's blocks
+
+    @model_validator(mode="after")
+    def _nothing_is_unused(self) -> Lora:
+        fields = type(self).model_fields
+        unused = [name for name in ("alpha", "targets") if getattr(self, name) != fields[name].default]
+        if not self.rank and unused:
+            raise ValueError(f"lora.{unused[0]} is unused without adapters: give lora.rank, such as 8")
+        return self
+
+
 class FinetuneRecipe(Section):
     """How an encoder is tuned and measured; docs/finetune.md explains every key."""
 
@@ -56,6 +72,7 @@ class FinetuneRecipe(Section):
     min_lr_ratio: Share = 0.05  # of the cosine's end to its begin
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
     clip_norm: Annotated[float, Field(gt=0)] = 1.0
+    lora: Lora = added(Lora())
     drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.1  # of the last block; falls to 0 at the first
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     class_weights: StrictBool = True  # by inverse frequency among the training volumes
@@ -92,6 +109,14 @@ class FinetuneRecipe(Section):
     def _known_metric(self) -> FinetuneRecipe:
         if self.metric is not None and self.metric not in METRICS:
             raise ValueError(f"metric {self.metric!r} is unknown: one of {', '.join(METRICS)}")
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_learn(self) -> FinetuneRecipe:
+        if self.lora.rank and not (self.stages.last or self.stages.all):
+            raise ValueError("lora.rank adds adapters that no stage trains: give stages.last or stages.all updates")
+        if self.lora.rank and self.scratch:
+            raise ValueError("scratch trains all weights, and lora.rank few: tune without lora.rank for that comparison")
         return self
 
     def sampling(self, encoder: Recipe) -> Recipe:

@@ -6,10 +6,12 @@ A label volume has the shape of the scan's file: B-scans in the file's order, de
     <key>.npz                 `labels` (whole numbers, or one-hot on a fourth axis) and `names` (of 1, 2, ...); or the
                               truth of a phantom; or layers and fluid (`layer_labels`)
     <key>.mat, .xml, .eye     layers and fluid of MATLAB, HEYEX and eyepy (`layer_labels`)
+    <key>.mha, <key>.mhd      as NIfTI; or `reference.mhd` (`labels`, `mask`) in the folder of its scan
     <key>/, <key>.tif, .png   masks as images (`mask_images`)
     *.dcm                     binary DICOM Segmentation, found by the SOP instance it references
 
-and <key> is the scan's SOP instance UID, its file name without suffix, or its volume id. Endings such as `_layers` and
+and <key> is the scan's SOP instance UID, its file name without suffix, or its volume id; of a file that is named after
+what it is, the folder that holds it and the scan (`TRAIN001/reference.mhd` next to `TRAIN001/oct.mhd`). Endings such as `_layers` and
 `_fluid` may follow the key; such files of one scan are read together. 255 is "not labelled".
 
 Who made the labels is stated by the algorithm type of a DICOM Segmentation, by the entry "source" of `classes.json`, or
@@ -75,6 +77,8 @@ _EXAMPLE = 'expected {"1": "rnfl", "2": "gcl"}'
 _MAX_SOURCE = 120  # characters that are shown
 _SPACING_DIFFERS = 0.05
 _LAYER_SUFFIXES = (".mat", ".xml", ".eye")
+_META_SUFFIXES = (".mha", ".mhd")
+_NAMED_AS_LABELS = {"reference", "label", "labels", "mask", "masks", "segmentation"}  # not after their scan
 _ENDING = re.compile(
     r"([_-](layers?|fluid|masks?|labels?|seg|segmentation|annotations?|boundaries|classes|\d+x\d+x\d+))+$",
     re.IGNORECASE,
@@ -159,8 +163,8 @@ class LabelFolder:
                 self._parts[files[0]] = files
         if not self.files:
             raise UsageError(
-                f"{self.path} holds no label volume: expected .nii, .nii.gz, .npz, .mat, .xml, .eye, masks as PNG or "
-                "TIFF, or DICOM-SEG .dcm files"
+                f"{self.path} holds no label volume: expected .nii, .nii.gz, .mha, .mhd, .npz, .mat, .xml, .eye, masks "
+                "as PNG or TIFF, or DICOM-SEG .dcm files"
             )
 
     def _label_files(self) -> list[Path]:
@@ -184,8 +188,9 @@ class LabelFolder:
 
     def files_for(self, volume: Mapping[str, Any]) -> list[Path]:
         """All label files of a volume of the store's index; `file_for` returns the first."""
-        stem = _stem(str(volume["file"]).rpartition("/")[2])
-        keys = (volume["sop_instance_uid"], stem, volume["volume_id"], label_key(stem))
+        folder, _, name = str(volume["file"]).rpartition("/")
+        stem = _stem(name)
+        keys = (volume["sop_instance_uid"], stem, volume["volume_id"], label_key(stem), folder_key(folder))
         files = [self.files[key] for key in dict.fromkeys(str(key) for key in keys if key) if key in self.files]
         return list(dict.fromkeys(files))
 
@@ -224,7 +229,7 @@ class LabelFolder:
         """`classes.json`. Raises UsageError: it is absent or not a mapping."""
         file = (self.path.parent if self._one_file else self.path) / "classes.json"
         if not file.is_file():
-            raise UsageError(f"{self.path} holds NIfTI labels and no classes.json that names their numbers: {_EXAMPLE}")
+            raise UsageError(f"{self.path} holds labels as numbers and no classes.json that names their numbers: {_EXAMPLE}")
         try:
             named: object = read_object(file)
         except (ValueError, OSError):
@@ -298,6 +303,8 @@ class LabelFolder:
             return _of_layers(read_layers(file), shape, file)
         if file.suffix.lower() in MASK_SUFFIXES:
             return _of_masks(read_mask_file(file, shape, read_table(file.parent)))
+        if file.suffix.lower() in _META_SUFFIXES:
+            return _metaimage(file, self.nifti_names)
         return _nifti(file, self.nifti_names)
 
 
@@ -320,6 +327,12 @@ def _stem(name: str) -> str:
 def label_key(stem: str) -> str:
     """The name of a scan or of its labels without endings such as `_layers` or `_11x496x768`."""
     return _ENDING.sub("", stem) or stem
+
+
+def folder_key(folder: str) -> str:
+    """The key of a label file that is named after what it is, in the folder of its scan; "" without a folder."""
+    name = folder.rpartition("/")[2]
+    return f"{name}/" if name else ""
 
 
 def joined(parts: Sequence[LabelVolume]) -> LabelVolume:
@@ -373,9 +386,19 @@ def _of_masks(masks: Masks) -> LabelVolume:
 def _key(file: Path) -> str:
     if not file.is_file():
         return file.name if file.is_dir() and is_mask_folder(file) else ""
+    if file.suffix.lower() in _META_SUFFIXES:
+        return _metaimage_key(file)
     if file.name.lower().endswith((".nii", ".nii.gz", ".npz", *_LAYER_SUFFIXES, *MASK_SUFFIXES)):
         return _stem(file.name)
     return referenced_scan(file) if file.suffix == ".dcm" and is_segmentation(file) else ""
+
+
+def _metaimage_key(file: Path) -> str:
+    """The key of a MetaImage; "" for one next to a file that is named as labels, whose scan it is."""
+    if file.stem.casefold() in _NAMED_AS_LABELS:
+        return folder_key(str(file.parent))
+    others = (other for suffix in _META_SUFFIXES for other in file.parent.glob(f"*{suffix}"))
+    return "" if any(other.stem.casefold() in _NAMED_AS_LABELS for other in others) else file.stem
 
 
 @contextmanager
@@ -470,6 +493,18 @@ def _nifti(file: Path, names: tuple[str, ...]) -> LabelVolume:
         raise UsageError(f"{file} cannot be read as a label volume: {error}") from None
     dz, dy, dx = (1.0 if mm is None else mm for mm in volume.spacing_mm)  # 1: what writers without a spacing put
     codes = _codes(volume.values, names, file)
+    return LabelVolume(codes, names, (dz, dy, dx), boundaries_px=boundaries_of_codes(codes, names))
+
+
+def _metaimage(file: Path, names: tuple[str, ...]) -> LabelVolume:
+    from octjepa.read.formats.metaimage import read_metaimage_values
+
+    try:
+        values, spacing_mm = read_metaimage_values(file)
+    except VolumeRejected as error:
+        raise UsageError(f"{file} cannot be read as a label volume: {error}") from None
+    dz, dy, dx = (1.0 if mm is None else mm for mm in spacing_mm)  # 1: what writers without a spacing put
+    codes = _codes(values, names, file)
     return LabelVolume(codes, names, (dz, dy, dx), boundaries_px=boundaries_of_codes(codes, names))
 
 

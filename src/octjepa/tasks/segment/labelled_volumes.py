@@ -56,7 +56,8 @@ class LabelledVolumes:
         rows = store.table.sort_values("volume_id").to_dict("records")
         everything: list[dict[str, Any]] = [{str(key): value for key, value in row.items()} for row in rows]
         self._check_files(everything)
-        volumes = [volume for volume in everything if volume["pattern"] in recipe.data.patterns]
+        patterns = ("line",) if store.bscan_slices else recipe.data.patterns  # single B-scans are read as lines
+        volumes = [volume for volume in everything if volume["pattern"] in patterns]
         matched = [(volume, file) for volume in volumes if (file := self.folder.file_for(volume)) is not None]
         if not matched:
             raise UsageError(
