@@ -108,7 +108,7 @@ def test_lora_by_peft_trains_its_adapters_alone():
     assert all("lora_" in name for name in trained)
     images, labels = torch.randn(2, 1, *encoder.recipe.preprocessing.image_size), torch.tensor([0, 1])
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    exec(training, scope | {"batches": [(images, labels)] * 4}, found := {})
+    exec(training, scope | {"batches": [(images, labels)] * 8}, found := {})
     assert found["losses"][-1] < found["losses"][0]
     changed = {name for name, value in module.state_dict().items() if not torch.equal(value, before[name])}
     assert changed

@@ -133,7 +133,7 @@ def test_every_library_imported_is_a_declared_dependency() -> None:
             if isinstance(node, ast.ImportFrom) and node.level == 0:
                 names = [str(node.module)]
             for top in {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - {"octjepa"}:
-                if not declared & {distribution_of(provider) for provider in providers.get(top, [])}:
+                if not declared & {distribution_of(provider) for provider in providers.get(top, [top])}:
                     missing.add(f"{name_of(path)}:{node.lineno} imports {top}")
     assert not missing, "\n".join(sorted(missing))
 

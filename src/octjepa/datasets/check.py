@@ -179,9 +179,9 @@ def write_tables(data_set: DataSet, folder: Path) -> WrittenTables:
 
     A person id consists of the data set, its part or class, and the number in the path, because numbers of volumes
     repeat between parts and classes. Single B-scans with equal numbers are of one person unless the set numbers people
-    anew in each part, and their labels name each image. Images of nobody known are a person each. The eye is written
-    if the path states it. Raises UsageError: the set needs no tables, no scans, a table that is there already, or scans that the set's
-    own table of people does not list.
+    anew in each part; their labels name each image. Without person ids each image counts as a person. The eye is
+    written if the path states it. Raises UsageError: the set needs no tables, no scans, a table that is there already,
+    or scans that the set's own table of people does not list.
     """
     expected = next((kind for kind in data_set.files if kind.scans), None)
     if expected is None:
@@ -239,7 +239,7 @@ def _people(data_set: DataSet, matches: list[tuple[str, dict[str, str]]], folder
 
 
 def _image_owner(path: str, groups: dict[str, str]) -> str:
-    """The person of a single B-scan, with the part of the set that numbers it; the image itself if nobody is known."""
+    """The person of a single B-scan, with the part of the set that numbers it; the image itself without a person."""
     if "person" not in groups:
         return re.sub(r"[^a-z0-9]+", "-", path.rpartition(".")[0].lower()).strip("-")
     return f"{groups['part']}-{groups['person']}" if "part" in groups else groups["person"]

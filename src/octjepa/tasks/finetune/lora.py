@@ -110,10 +110,10 @@ def _target_layers(encoder: nn.Module, targets: tuple[str, ...]) -> list[str]:
         return names
     for target in targets:
         if not any(_ends_with(name, target) for name in linear):
-            known = list(dict.fromkeys(re.sub(r"^.*?\d+\.", "", name) for name in linear))
+            endings = list(dict.fromkeys(re.sub(r"^.*?\d+\.", "", name) for name in linear))
             raise UsageError(
                 f"lora.targets: the encoder has no linear layer {target!r}. "
-                + (f"It has {_listed(known)}" if known else "It has none: tune it without lora.rank")
+                + (f"It has {_listed(endings)}" if endings else "It has none: tune it without lora.rank")
             )
     return [name for name in linear if any(_ends_with(name, target) for target in targets)]
 

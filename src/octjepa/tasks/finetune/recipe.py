@@ -116,7 +116,9 @@ class FinetuneRecipe(Section):
         if self.lora.rank and not (self.stages.last or self.stages.all):
             raise ValueError("lora.rank adds adapters that no stage trains: give stages.last or stages.all updates")
         if self.lora.rank and self.scratch:
-            raise ValueError("scratch trains all weights, and lora.rank few: tune without lora.rank for that comparison")
+            raise ValueError(
+                "scratch trains all weights, and lora.rank few: tune without lora.rank for that comparison"
+            )
         return self
 
     def sampling(self, encoder: Recipe) -> Recipe:

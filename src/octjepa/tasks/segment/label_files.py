@@ -10,8 +10,8 @@ A label volume has the shape of the scan's file: B-scans in the file's order, de
     <key>/, <key>.tif, .png   masks as images (`mask_images`)
     *.dcm                     binary DICOM Segmentation, found by the SOP instance it references
 
-and <key> is the scan's SOP instance UID, its file name without suffix, or its volume id; of a file that is named after
-what it is, the folder that holds it and the scan (`TRAIN001/reference.mhd` next to `TRAIN001/oct.mhd`). Endings such as `_layers` and
+and <key> is the scan's SOP instance UID, its file name without suffix, or its volume id. A MetaImage called `reference`
+belongs to the scan in its folder (`TRAIN001/reference.mhd` next to `TRAIN001/oct.mhd`). Endings such as `_layers` and
 `_fluid` may follow the key; such files of one scan are read together. 255 is "not labelled".
 
 Who made the labels is stated by the algorithm type of a DICOM Segmentation, by the entry "source" of `classes.json`, or
@@ -229,7 +229,9 @@ class LabelFolder:
         """`classes.json`. Raises UsageError: it is absent or not a mapping."""
         file = (self.path.parent if self._one_file else self.path) / "classes.json"
         if not file.is_file():
-            raise UsageError(f"{self.path} holds labels as numbers and no classes.json that names their numbers: {_EXAMPLE}")
+            raise UsageError(
+                f"{self.path} holds labels as numbers and no classes.json that names their numbers: {_EXAMPLE}"
+            )
         try:
             named: object = read_object(file)
         except (ValueError, OSError):
