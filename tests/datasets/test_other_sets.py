@@ -17,8 +17,8 @@ from PIL import Image
 
 from command_line import call
 from eye_files import write_voxels
-from oct_dicom import retina
 from octjepa.datasets.catalogue import catalogue
+from octjepa.phantom import make_eye
 from octjepa.store import Store
 from planted import write_encoder
 from shaped_eye import shaped_eye
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "other_data_sets.md"
 RECIPE = small_recipe(
     preprocessing={"image_size": [8, 96, 64], "margin": [0, 8, 4], "target_spacing_mm": [0.7, 0.012, 0.09]},
-    tokens={"patch_size": [4, 16, 16], "select": "tissue", "budget": 60},
+    tokens={"patch_size": [4, 16, 16], "select": "tissue", "budget": 40},
 )
 
 
@@ -105,8 +105,8 @@ def test_octid(tmp_path: Path, run_commands, bscans) -> None:
     run_commands("OCTID")
     table = Store.open("octid").table
     assert table["person_id"].nunique() == 30
-    rows = results(tmp_path / "octid.json")["rows"]
-    assert {"auroc", "balanced_accuracy"} <= {row["metric"] for row in rows}
+    metrics = {row["metric"] for row in results(tmp_path / "octid.json")["rows"]}
+    assert {"auroc_ovr", "balanced_accuracy"} <= metrics, metrics
     assert {row["label"] for row in read_table("OCTID/labels.tsv")} == {"normal", "csr", "mh"}
 
 
@@ -120,18 +120,21 @@ def test_retouch(tmp_path: Path, run_commands) -> None:
         device, kind = ("Cirrus", "Topcon")[number % 2], ("Training", "Test")[number > 12]
         folder = tmp_path / "RETOUCH" / f"RETOUCH-{kind}Set-{device}" / f"{kind[:5].upper()}{number:03d}"
         folder.mkdir(parents=True)
-        scan = retina(24, 96, 80, seed=number)
-        write_voxels(folder / "oct.mhd", scan, (0.25, 0.01, 0.06))
+        eye = make_eye(number, 0, "OD", "heidelberg_spectralis")
+        scan = eye.pixels
+        write_voxels(folder / "oct.mhd", scan, eye.spacing_mm)
         if kind == "Training":
             labels = np.zeros_like(scan)
-            labels[8:16, 40:52, 10:30], labels[8:16, 40:52, 40:60], labels[4:12, 56:62, 20:60] = 1, 2, 3
-            write_voxels(folder / "reference.mhd", labels, (0.25, 0.01, 0.06))
+            row = int(np.argmax(scan.mean(axis=(0, 2))))  # of the retina
+            labels[8:16, row - 20 : row, 10:70], labels[8:16, row - 20 : row, 80:140] = 1, 2
+            labels[4:20, row : row + 12, 20:140] = 3
+            write_voxels(folder / "reference.mhd", labels, eye.spacing_mm)
     run_commands("RETOUCH")
     table = Store.open("retouch").table
-    assert len(table) == 14  # the scans, and none of the label volumes
-    assert set(table["person_id"]) >= {"retouch-train001", "retouch-test013"}
+    assert len(table) == 12  # the labelled scans, and none of the label volumes
+    assert "retouch-train001" in set(table["person_id"])
     found = results(tmp_path / "retouch_fluid" / "results.json")
-    dice = {row["target"] for row in found["rows"] if row["metric"] == "dice"}
+    dice = {row["class"] for row in found["rows"] if row["metric"] == "dice"}
     assert dice == {"irf", "srf", "ped", "mean"}
 
 
@@ -154,7 +157,7 @@ def test_single_bscans_with_masks(heading: str, folder: str, tmp_path: Path, run
     table = Store.open(commands(heading)[-1].split(" --store ")[1].split()[0]).table
     assert table["split"].value_counts().to_dict() == {"train": 12, "test": 6, "val": 4}
     found = results(tmp_path / commands(heading)[-1].split()[-1] / "results.json")
-    dice = {row["target"]: row["value"] for row in found["rows"] if row["metric"] == "dice" and row["name"] == "small"}
+    dice = {row["class"]: row["value"] for row in found["rows"] if row["metric"] == "dice" and row["name"] == "small"}
     assert set(dice) - {"mean"} == ({"rnfl", "gcipl", "choroid"} if heading == "GOALS" else {"first", "second"})
     assert dice["mean"] > 0.3
 
@@ -164,7 +167,7 @@ def test_olives(tmp_path: Path, run_commands) -> None:
         eye = ("OD", "OS")[number % 2]
         person = f"02{number // 2:02d}G"
         top = f"TREX DME/GILA/{person}{eye}/V1" if number < 12 else f"Prime_FULL/01-0{number // 2:02d}/W0"
-        for index, pixels in enumerate(retina(24, 96, 80, seed=number)):
+        for index, pixels in enumerate(make_eye(number // 2, number % 2, eye, "heidelberg_spectralis").pixels):
             save(tmp_path / "OLIVES" / top / eye / f"TREXJ_{index:06d}.tif", pixels)
         (tmp_path / "OLIVES" / top / eye / "fundus.npy").write_bytes(b"")
     run_commands("OLIVES")
@@ -190,4 +193,5 @@ def test_neh(tmp_path: Path, run_commands, bscans) -> None:
     labels = {(row["person_id"], row.get("eye", "")): row["label"] for row in read_table("NEH/labels.tsv")}
     assert labels["neh-cnv-1", "OD"] == "cnv"
     assert labels["neh-cnv-1", "OS"] == "normal"
-    assert {row["metric"] for row in results(tmp_path / "neh.json")["rows"]} >= {"auroc", "balanced_accuracy"}
+    metrics = {row["metric"] for row in results(tmp_path / "neh.json")["rows"]}
+    assert {"auroc_ovr", "balanced_accuracy"} <= metrics, metrics

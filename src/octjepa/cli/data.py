@@ -302,13 +302,12 @@ def split(
 
         print_result(check_leakage(opened, against).to_json(), as_json)
         return
-    values = None
+    values: dict[tuple[str, ...], str] | None = None
     if labels is not None or target is not None:
         from octjepa.evaluate.labels import read_labels
 
         if labels is None or target is None:
             raise UsageError("--labels and --target belong together: name the file and its column")
         table = read_labels(labels, [target])
-        table.require_no_visits("a split by person is balanced over one label per person and eye")
-        values = table.values[target]
+        values = {**table.values[target], **table.visits.get(target, {})}
     print_result(apply_split(opened, by, seed, read_shares(shares), assign_rest, values).to_json(), as_json)

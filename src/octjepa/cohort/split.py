@@ -25,7 +25,7 @@ from octjepa.store.index import text_column
 _log = logging.getLogger(__name__)
 SHARES = (0.8, 0.1, 0.1)
 Shares = tuple[float, float, float]
-Labels = Mapping[tuple[str, str], str]  # (person, eye) -> value
+Labels = Mapping[tuple[str, ...], str]  # (person, eye), or (person, eye, visit) -> value
 _MOST_VALUES = 10  # numbers with more values are stratified by quarters
 _MOST_CLASSES = 20
 
@@ -104,13 +104,13 @@ def strata_of(store: Store, labels: Labels | None = None) -> dict[str, frozenset
 
 
 def _label_strata(labels: Labels, people: Iterable[str]) -> dict[str, set[str]]:
-    """person -> "label VALUE" of each eye; numbers of many values by quarters. Raises UsageError: labels without
+    """person -> "label VALUE" of each eye and visit; numbers of many values by quarters. Raises UsageError: labels without
     people.
     """
     present = set(people)
     present_labels = {eye: value for eye, value in labels.items() if eye[0] in present}
     if not present_labels:
-        raise UsageError(f"none of the {len({person for person, _ in labels})} labelled people is in the store")
+        raise UsageError(f"none of the {len({person for person, *_ in labels})} labelled people is in the store")
     values = sorted(set(present_labels.values()))
     if len(values) == 1:
         raise UsageError(f"every labelled eye of the store has the value {values[0]}: there is nothing to balance")
@@ -129,7 +129,7 @@ def _label_strata(labels: Labels, people: Iterable[str]) -> dict[str, set[str]]:
                 "is it an id? Name another --target"
             )
     strata: dict[str, set[str]] = defaultdict(set)
-    for (person, _), value in present_labels.items():
+    for (person, *_), value in present_labels.items():
         strata[person].add(f"label {name[value]}")
     return strata
 

@@ -180,6 +180,8 @@ class LabelFolder:
                 images.append(file)
             elif not file.is_dir() and _key(file):
                 files[file] = None
+        if any(map(_named_as_labels, files)):  # the other MetaImages are the scans
+            return [file for file in files if _named_as_labels(file) or file.suffix.lower() not in _META_SUFFIXES]
         return list(files) or images
 
     def file_for(self, volume: Mapping[str, Any]) -> Path | None:
@@ -388,19 +390,16 @@ def _of_masks(masks: Masks) -> LabelVolume:
 def _key(file: Path) -> str:
     if not file.is_file():
         return file.name if file.is_dir() and is_mask_folder(file) else ""
-    if file.suffix.lower() in _META_SUFFIXES:
-        return _metaimage_key(file)
-    if file.name.lower().endswith((".nii", ".nii.gz", ".npz", *_LAYER_SUFFIXES, *MASK_SUFFIXES)):
+    if _named_as_labels(file):
+        return folder_key(str(file.parent))
+    if file.name.lower().endswith((".nii", ".nii.gz", ".npz", *_META_SUFFIXES, *_LAYER_SUFFIXES, *MASK_SUFFIXES)):
         return _stem(file.name)
     return referenced_scan(file) if file.suffix == ".dcm" and is_segmentation(file) else ""
 
 
-def _metaimage_key(file: Path) -> str:
-    """The key of a MetaImage; "" for one next to a file that is named as labels, whose scan it is."""
-    if file.stem.casefold() in _NAMED_AS_LABELS:
-        return folder_key(str(file.parent))
-    others = (other for suffix in _META_SUFFIXES for other in file.parent.glob(f"*{suffix}"))
-    return "" if any(other.stem.casefold() in _NAMED_AS_LABELS for other in others) else file.stem
+def _named_as_labels(file: Path) -> bool:
+    """Whether a MetaImage is named after what it is, and not after its scan."""
+    return file.suffix.lower() in _META_SUFFIXES and file.stem.casefold() in _NAMED_AS_LABELS
 
 
 @contextmanager
