@@ -115,6 +115,8 @@ def test_labels_are_assigned_as_classes_or_by_quarters(tmp_path: Path) -> None:
     eyes = {("1001", "OD"): "1", ("1001", "OS"): "0"}
     assert {"label 0", "label 1"} <= strata_of(store, eyes)["1001"]
     assert "label unknown" in strata_of(store, eyes)["1002"]
+    images = {("1001", "", "v-1"): "drusen", ("1001", "", "v-2"): "normal"}  # labels by image or visit
+    assert {"label drusen", "label normal"} <= strata_of(store, images)["1001"]
     with pytest.raises(UsageError, match="none of the 1 labelled people is in the store"):
         strata_of(store, {("9999", ""): "1"})
     with pytest.raises(UsageError, match="40 values that are not numbers"):

@@ -81,6 +81,9 @@ def test_every_picture_is_an_entry_of_one_slice(store: Store) -> None:
         there = native.to_canonical(np.array([[0.0, 40.0, 60.0]]))
         assert slots.start <= there[0, 0] < slots.stop
         assert np.allclose(native.to_native(there), [[0.0, 40.0, 60.0]])
+        rows = np.array([[index, 40.0, 60.0] for index in range(store.preprocessing.stored_size[0])])
+        is_inside = np.rint(native.to_native(rows)[:, 0]) == 0
+        assert np.flatnonzero(is_inside).tolist() == filled.tolist()  # every slice that it fills is the B-scan
 
 
 def test_a_bscan_has_the_pixels_of_its_volume_if_its_spacing_is_stated(folder: Path, tmp_path: Path) -> None:

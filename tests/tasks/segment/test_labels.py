@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from eye_files import write_voxels
 from octjepa.canonical.native_mapping import NativeMap
 from octjepa.canonical.pipeline import canonicalise
 from octjepa.errors import UsageError
@@ -61,6 +62,35 @@ def test_a_label_file_that_several_scans_are_called_like_is_refused(line: Line, 
     store._table = store.table.assign(file=files)
     shutil.copy(next(line.labels.glob("*.npz")), tmp_path / "oct.npz")
     assert f"oct.npz to {len(store)} of that file name" in refused(store, tmp_path)
+
+
+def test_metaimages_are_labels_by_the_name_of_their_scan_or_in_its_folder(tmp_path: Path) -> None:
+    codes = np.zeros((4, 6, 5), np.uint8)
+    codes[1:3, 2:4] = 2
+    spacing = (0.25, 0.01, 0.06)
+    (tmp_path / "classes.json").write_text('{"1": "irf", "2": "srf"}')
+    write_voxels(tmp_path / "eye.mha", codes, spacing)
+    plain = LabelFolder(tmp_path)
+    volume = {"sop_instance_uid": "", "volume_id": "v", "file": "TRAIN001/eye.dcm"}
+    read = plain.read(tmp_path / "eye.mha", ["srf"], codes.shape)
+    assert plain.file_for(volume) == tmp_path / "eye.mha"
+    assert np.array_equal(read.codes, codes)
+    assert (read.names, read.spacing_mm) == (("irf", "srf"), spacing)
+    (tmp_path / "eye.mha").unlink()
+    for name in ("TRAIN001", "TRAIN002", "TEST001"):  # RETOUCH: the same names in every folder
+        (tmp_path / name).mkdir()
+        write_voxels(tmp_path / name / "oct.mhd", codes, spacing)
+        if name != "TEST001":
+            write_voxels(tmp_path / name / "reference.mhd", codes, spacing)
+    folder = LabelFolder(tmp_path)
+    assert len(folder.files) == 2
+    for name in ("TRAIN001", "TRAIN002"):
+        scan = {**volume, "file": f"RETOUCH-TrainingSet-Cirrus/{name}/oct.mhd"}
+        assert folder.files_for(scan) == [tmp_path / name / "reference.mhd"]
+    assert folder.file_for({**volume, "file": "TEST001/oct.mhd"}) is None
+    (tmp_path / "TRAIN001" / "reference.raw").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"reference\.mhd cannot be read as a label volume"):
+        folder.read(tmp_path / "TRAIN001" / "reference.mhd", ["srf"], codes.shape)
 
 
 def test_one_label_volume_through_every_form_and_key_is_the_same(line: Line, tmp_path: Path) -> None:
