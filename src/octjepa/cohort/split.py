@@ -104,8 +104,9 @@ def strata_of(store: Store, labels: Labels | None = None) -> dict[str, frozenset
 
 
 def _label_strata(labels: Labels, people: Iterable[str]) -> dict[str, set[str]]:
-    """person -> "label VALUE" of each eye and visit; numbers of many values by quarters. Raises UsageError: labels without
-    people.
+    """person -> "label VALUE" of each eye and visit; numbers of many values by quarters.
+
+    Raises UsageError: labels without people.
     """
     present = set(people)
     present_labels = {eye: value for eye, value in labels.items() if eye[0] in present}

@@ -3,7 +3,7 @@
 In: an encoder and the section `lora` of the recipe. `add_adapters` puts a pair of small matrices next to the chosen
 linear layers, in place: the encoder stays the object that it was, and only the adapters learn. `Adapters.merge` adds
 their product to the weights after tuning. Out comes the encoder's own architecture, so that whatever reads a tuned
-encoder needs neither peft nor a case of its own for adapters.
+encoder needs neither peft nor code for adapters.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Fine-tuning as a task of the supervised loop: the computation of an update and the evaluation of weights.
 
-Batches, augmented views and drop-path depend on the position in the stream of samples alone, so that a training that
+Batches, augmented views and drop-path depend only on the position in the stream of samples, so that a training that
 resumes, or runs on several processes, computes what one process without a break computes.
 """
 
