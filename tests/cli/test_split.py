@@ -115,3 +115,15 @@ def test_a_label_that_is_alike_everywhere_or_too_rare_to_balance_is_named(
     labels.write_text(labels.read_text(encoding="utf-8").replace("\t0\n", "\t1\n", 1), encoding="utf-8")
     assert call(*words).code == 0
     assert "label 1 is not in every split (people: " in caplog.text
+
+
+def test_one_person_is_told_how_many_people_a_split_and_a_run_need(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store_of(tmp_path / "store", [index_entry(number, person_id="1001") for number in range(2)])
+    split = call("split", tmp_path / "store", "--by", "stratified")
+    assert split.out.split() == ["train", "1", "val", "0", "test", "0"]
+    assert "has 1 person: a split by person needs at least 3 people" in caplog.text
+    planned = call("plan", "tiny_cpu", "--store", tmp_path / "store")
+    assert "has 1 person, and pretraining needs at least 20" in planned.out
+    assert "split" not in planned.out.partition("verdict")[2]

@@ -70,7 +70,7 @@ def test_files_that_name_nobody_are_counted_noted_and_warned_of(
     unknown = store.table["person_id"].str.startswith("unknown-")
     assert (store.table["notes"].str.contains("person_unknown") == unknown).all()
     (record,) = [record for record in caplog.records if "without a person id" in record.getMessage()]
-    assert "2 volume(s)" in record.getMessage()
+    assert "2 volumes of" in record.getMessage()
     assert "manifest.tsv" in record.getMessage()
 
 
@@ -93,7 +93,7 @@ def test_one_eye_under_two_names_is_warned_of(tmp_path: Path, caplog: pytest.Log
     with caplog.at_level(logging.WARNING):
         summary = build_store([tmp_path / "set"], tmp_path / "store", PREPROCESSING)
     assert summary.near_duplicates_across_people == 1
-    assert "1 pairs of volumes look like the same eye under two person ids" in caplog.text
+    assert "1 pair of volumes with the same eye under two person ids" in caplog.text
 
 
 def test_one_id_at_two_hospitals_is_warned_of_and_neither_is_named(
@@ -109,7 +109,9 @@ def test_one_id_at_two_hospitals_is_warned_of_and_neither_is_named(
     with caplog.at_level(logging.WARNING):
         summary = build_store([tmp_path / "set"], tmp_path / "store", PREPROCESSING)
     assert summary.people_at_several_sites == 1
-    assert "1 person id(s) of" in caplog.text
+    assert "1 person id of" in caplog.text
+    assert summary.eyes_with_several_scans == 1
+    assert "1 eye of" in caplog.text
     sites = set(Store.open(tmp_path / "store").table["site"])
     assert len(sites) == 2
     assert all(site.startswith("site-") for site in sites)

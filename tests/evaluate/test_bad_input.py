@@ -58,7 +58,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
         "lesion0 is given twice with different values"),
     "a slip in a quantity": (
         lambda f, t: (f, t.assign(lesion0=["inf" if n == 3 else str(300 + n) for n in range(120)])),
-        "lesion0 holds 1 cell(s) that are not numbers among numbers: 'inf' in row 5"),
+        "lesion0 holds 1 cell without a number among numbers: 'inf' in row 5"),
     "nobody in train": (
         lambda f, t: (f.assign(split=f["split"].replace("train", "")), t), "no volume is in split 'train'"),
 }  # fmt: skip

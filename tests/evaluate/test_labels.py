@@ -66,7 +66,7 @@ def test_everything_lost_is_counted(cohort: Cohort, read: Callable[..., LabelTab
     frame.loc[20:21, "split"] = ""
     table = read(pd.concat([labels, unknown_people, labels.iloc[:1]]))
     assert any("2 of 81 label rows are empty or NaN" in text for text in table.notes)
-    assert any("1 label(s) are given more than once with equal values" in text for text in table.notes)
+    assert any("1 label is given more than once with equal values" in text for text in table.notes)
     target = join_labels(table, frame, "lesion0")
     # two of the strangers, and the second eye of the last person, whose scan no longer says which eye it is
     assert any("3 person-eye labels have no embedded scan" in text for text in target.notes)
@@ -172,11 +172,11 @@ def test_ids_that_lost_their_zeros_are_pointed_out(cohort: Cohort, read: Callabl
     names = sorted(set(frame["person_id"]))
     frame["person_id"] = frame["person_id"].map({name: f"{number:03d}" for number, name in enumerate(names)})
     labels["person_id"] = labels["person_id"].map({name: str(number) for number, name in enumerate(names)})
-    with pytest.raises(UsageError, match="40 people of the labels lack only the zeros before the id"):
+    with pytest.raises(UsageError, match="the ids of 40 people in the labels lack only zeros at the start"):
         join_labels(read(labels), frame, "lesion0")
     labels["person_id"] = labels["person_id"].map(lambda name: name.zfill(3) if int(name) > 9 else name)
     (note,) = [note for note in join_labels(read(labels), frame, "lesion0").notes if "no embedded scan" in note]
-    assert "10 people of the labels lack only the zeros" in note
+    assert "the ids of 10 people in the labels lack only zeros" in note
 
 
 def test_a_class_missing_from_a_split(cohort: Cohort, read: Callable[..., LabelTable]) -> None:
@@ -248,11 +248,18 @@ def test_people_in_two_splits_and_empty_splits(cohort: Cohort) -> None:
     check_people(frame)
     leaked = frame.copy()
     leaked.loc[[0, 4], "split"] = "test"
-    with pytest.raises(UsageError, match="leak: 2 of 40 people"):
+    with pytest.raises(UsageError, match="leak: 2 of 40 people in more than one split"):
         check_people(leaked)
     for split in ("train", "test"):
         with pytest.raises(UsageError, match=f"no volume is in split '{split}'"):
             check_people(frame[frame["split"] != split])
+
+
+def test_one_person_is_told_how_many_people_a_probe_needs(cohort: Cohort) -> None:
+    frame, _ = cohort(people=40)
+    alone = frame[frame["person_id"] == frame["person_id"].iloc[0]].assign(split="train")
+    with pytest.raises(UsageError, match=r"of 1 person: a probe needs at least 3 people.* 20 test people"):
+        check_people(alone)
 
 
 def test_a_similar_column_is_suggested(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_a_leaked_person_stops_the_probe_and_is_named_by_the_report(made: Made, 
     folder = tmp_path / "two sides"
     done = probe(made.rewritten(folder, into_test), labels)
     assert (done.code, done.out) == (2, "")
-    assert f"leak: volumes in more than one split for 1 of {PEOPLE} people" in done.err
+    assert f"leak: 1 of {PEOPLE} people in more than one split" in done.err
     assert "Leaked people" in first_words(folder)
     known = tmp_path / "pretrained on"
     done = probe(made.rewritten(known, lambda frame: frame, leaked="3"), labels)

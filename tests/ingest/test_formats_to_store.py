@@ -114,7 +114,7 @@ def test_an_absurd_spacing_is_warned_of(scans: Path, caplog: pytest.LogCaptureFi
     made = ingest(scans, (0.002, 0.004, 0.002))
     result = [record for record in caplog.records if "extent_implausible" in record.message]
     assert len(result) == 1
-    assert result[0].message.startswith(f"{made['notes']['extent_implausible']} volume(s)")
+    assert result[0].message.startswith(f"{made['notes']['extent_implausible']} volumes with note")
     assert made["accepted"] == made["notes"]["extent_implausible"] > 0
 
 

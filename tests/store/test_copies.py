@@ -46,8 +46,8 @@ def test_each_kind_of_copy_is_named_with_a_way_out(tmp_path: Path, caplog: pytes
     assert (report.accepted, report.by_reason) == (3, {"duplicate_content": 2})
     warnings = caplog.text
     assert "under another person id: 1 (duplicate_content" in warnings
-    assert "1 pairs of volumes look like the same eye under two person ids" in warnings
-    assert "2 volumes in 1 groups: b0.dcm, b1.dcm." in warnings
+    assert "1 pair of volumes with the same eye under two person ids" in warnings
+    assert "2 volumes in 1 group: b0.dcm, b1.dcm." in warnings
     assert f"`octjepa split {tmp_path / 'store'} --assign-rest`" in warnings
     entries = [json.loads(line) for line in (tmp_path / "store" / "quarantine.jsonl").read_text().splitlines()]
     details = {entry["file"]: entry["detail"] for entry in entries}

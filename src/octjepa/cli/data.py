@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from octjepa.cli.options import AllowOutside, Json, MaxLost, Quiet, Spacing, StorePath, Workers
-from octjepa.cli.output import check_output_folder, print_converted, print_demo, print_result
+from octjepa.cli.output import check_output_folder, is_verbose, print_converted, print_demo, print_result
 from octjepa.cli.root import app
 from octjepa.errors import NothingReadError, OctjepaError, TooManyLostError, UsageError, counted
+
+_log = logging.getLogger(__name__)
 
 
 @app.command()
@@ -294,7 +297,9 @@ def split(
 ) -> None:
     """Splits a store by person and checks for leaks. Also against the people an encoder was pretrained on."""
     from octjepa.cohort.split import apply_split, read_shares
+    from octjepa.metrics.findings import FEWEST_TEST_PEOPLE
     from octjepa.store import Store
+    from octjepa.store.folder import SPLIT_NAMES
 
     opened = Store.open(store)
     if against is not None:
@@ -310,4 +315,15 @@ def split(
             raise UsageError("--labels and --target belong together: name the file and its column")
         table = read_labels(labels, [target])
         values = {**table.values[target], **table.visits.get(target, {})}
-    print_result(apply_split(opened, by, seed, read_shares(shares), assign_rest, values).to_json(), as_json)
+    result = apply_split(opened, by, seed, read_shares(shares), assign_rest, values)
+    counts = {name: int(getattr(result, name)) for name in SPLIT_NAMES}
+    if as_json or is_verbose():
+        print_result(result.to_json(), as_json)
+    else:  # an empty split is a result, so its zero is printed
+        shown = {name: value for name, value in result.to_json().items() if name != "strata"}
+        print_result(shown | {name: str(count) for name, count in counts.items()}, as_json)
+    if (people := sum(counts.values())) < len(SPLIT_NAMES):
+        _log.warning(
+            "%s has %s: a split by person needs at least %d people, and a probe %d test people for a conclusion",
+            *(store, counted(people, "person"), len(SPLIT_NAMES), FEWEST_TEST_PEOPLE),
+        )

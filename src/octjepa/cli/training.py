@@ -92,7 +92,8 @@ def plan(
     elif not as_json:
         values["volumes_known"] = "" if ids is not None else _whence(resolved, planned.volumes_known)
         validated = None if opened is None else len(cohort.val.volume_ids)
-        about["verdict"] = _verdict(timing, validated, store)
+        people = 0 if opened is None else int(opened.table["person_id"].nunique())
+        about["verdict"] = _verdict(timing, validated, store, people)
     if as_json or is_verbose():
         print_result({**values, **about}, as_json)
     else:
@@ -103,8 +104,13 @@ def plan(
         print_result({**shown, "hours": None if timing is None else timing.hours, **about}, as_json)
 
 
-def _verdict(timing: Timing | None, validation_volumes: int | None, store: str | None) -> str:
+def _verdict(timing: Timing | None, validation_volumes: int | None, store: str | None, people: int) -> str:
     """Whether the run can be validated, and what to do next."""
+    if validation_volumes == 0 and people < FEWEST_PEOPLE:
+        few = f"{store} has {counted(people, 'person')}, and pretraining needs at least {FEWEST_PEOPLE}"
+        return (
+            f"the run cannot be validated: {few}. The packaged encoder needs no training: octjepa embed phantom-truth"
+        )
     if validation_volumes == 0:
         return f"the run cannot be validated: no validation people; octjepa split {store} --by stratified"
     if timing is not None:

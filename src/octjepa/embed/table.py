@@ -22,7 +22,7 @@ from jaxtyping import Float
 
 from octjepa.encoders import pooling
 from octjepa.encoders.base import FrozenEncoder
-from octjepa.errors import UsageError
+from octjepa.errors import UsageError, counted
 from octjepa.files import write_atomic
 from octjepa.parsing import read_arrow, read_parquet
 
@@ -131,10 +131,12 @@ def _check(table: Embeddings, where: str) -> None:
         raise UsageError(f"{where} hold no volume: nothing can be probed; embed a store that is not empty")
     repeated = int(frame["volume_id"].duplicated().sum())
     if repeated:
-        raise UsageError(f"{where}: {repeated} row(s) repeat a volume_id, expected a row per volume; embed again")
+        raise UsageError(
+            f"{where}: repeated volume_id in {counted(repeated, 'row')}, expected a row per volume; embed again"
+        )
     nameless = int((frame["person_id"].astype(str).str.strip() == "").sum())
     if nameless:
-        raise UsageError(f"{where}: {nameless} row(s) have no person_id, so people cannot be kept apart")
+        raise UsageError(f"{where}: no person_id in {counted(nameless, 'row')}, so people cannot be kept apart")
     for column, allowed, expected in (("split", SPLITS, "train, val, test"), ("eye", ("OD", "OS"), "OD, OS")):
         strange = sorted(set(frame[column]) - {*allowed, ""})
         if strange:

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from octjepa.errors import UsageError, did_you_mean
+from octjepa.errors import UsageError, counted, counted_are, did_you_mean
 from octjepa.read.formats.sequence import IMAGE_SUFFIXES
 from octjepa.read.identity import visit_pseudonym
 from octjepa.read.personal_data import clean_person_id, names_nobody
@@ -197,8 +197,8 @@ def _without_placeholders(
     if strange:
         shown = ", ".join(f"{text!r} in row {row}" for row, text in strange[:5])
         raise UsageError(
-            f"{path}: {target} holds {len(strange)} cell(s) that are not numbers among numbers: {shown}; correct them, "
-            "or leave them empty"
+            f"{path}: {target} holds {counted(len(strange), 'cell')} without a number among numbers: {shown}; correct "
+            "them, or leave them empty"
         )
     return column
 
@@ -350,7 +350,9 @@ def _unique(
             "keys; keep one row per person and eye, or name the visit of each row in a column visit"
         )
     if repeated:
-        notes.append(f"{target}: {repeated} label(s) are given more than once with equal values; one of each is used")
+        notes.append(
+            f"{target}: {counted_are(repeated, 'label')} given more than once with equal values; each is used once"
+        )
     if missing:
         notes.append(f"{target}: {missing} of {len(column)} label rows are empty or NaN and are left out")
     return label_of

@@ -20,6 +20,7 @@ from octjepa.embed.table import SPLITS
 from octjepa.errors import UsageError, counted
 from octjepa.evaluate.labels import MAX_CLASSES, LabelTable, check_spelling, numbers_of
 from octjepa.evaluate.survival import TASK, check_events
+from octjepa.metrics.findings import FEWEST_TEST_PEOPLE
 from octjepa.metrics.scores import Task
 
 TASKS = ("auto", "classification", "binary", "multiclass", "ordinal", "multilabel", "regression", "survival")
@@ -144,18 +145,24 @@ def check_people(frame: pd.DataFrame) -> list[str]:
     leaked = int((spread > 1).sum())
     if leaked:
         raise UsageError(
-            f"leak: volumes in more than one split for {leaked} of {counted(len(spread), 'person')}, so a test person "
+            f"leak: {leaked} of {counted(len(spread), 'person')} in more than one split, so a test person "
             "was trained on; split by person with octjepa split STORE and embed again"
         )
     copies = used[used["content_hash"] != ""].groupby("content_hash")
     doubled = int((copies["split"].nunique() > 1).sum())
     if doubled:
         raise UsageError(
-            f"leak: the same pixels are stored under two people in different splits, {doubled} time(s): one of them is "
-            "a duplicate; correct the ids, ingest and split again"
+            f"leak: the same pixels are stored under two people in different splits, {counted(doubled, 'time')}: one "
+            "of them is a duplicate; correct the ids, ingest and split again"
         )
     for split in ("train", "test"):
         if split not in set(used["split"]):
+            if (people := frame["person_id"].nunique()) < len(SPLITS):
+                raise UsageError(
+                    f"the embeddings are of {counted(people, 'person')}: a probe needs at least {len(SPLITS)} people, "
+                    f"because it splits by person, and {FEWEST_TEST_PEOPLE} test people for a conclusion. Add scans of "
+                    "more people. Layers and thickness need no other people: octjepa segment SCAN... --out DIR"
+                )
             raise UsageError(
                 f"no volume is in split {split!r}: run `octjepa split STORE --by stratified --shares 0.6,0.1,0.3`, "
                 "and embed again"
@@ -164,7 +171,8 @@ def check_people(frame: pd.DataFrame) -> list[str]:
     if not twice:
         return []
     return [
-        f"the same pixels are stored under two people in one split, {twice} time(s): intervals count them as two people"
+        f"the same pixels are stored under two people in one split, {counted(twice, 'time')}: intervals count "
+        "them as two people"
     ]
 
 

@@ -154,7 +154,7 @@ class IngestSummary(Record):
     notes: note codes of the new volumes. people_unknown: volumes of the store whose person no source names.
     near_duplicates_across_people: pairs of equal or near-duplicate scans under two person ids. people_at_several_sites:
     ids that more than one institution uses. people_contradicted: ids under which files state different people
-    (`person_claims`). personal_data: this run's files by the field of personal data that they hold (it stays there).
+    (`person_claims`). eyes_with_several_scans: of the store. personal_data: this run's files by the field of personal data that they hold (it stays there).
     people, eyes: of the store. skipped: files whose volume was there already. split_by: people by how they came to
     their split. spacing_overridden: skipped volumes whose spacing an earlier run was given.
     """
@@ -172,6 +172,7 @@ class IngestSummary(Record):
     near_duplicates_across_people: int
     people_at_several_sites: int
     people_contradicted: int
+    eyes_with_several_scans: int
     personal_data: dict[str, int | str | bool]
     people: int
     eyes: int
@@ -360,12 +361,12 @@ def _warn_of_copies(store: Store, pairs: Sequence[tuple[str, str, int]], copies:
     groups = sorted(sorted(files[name] for name in group) for group in connected([(a, b) for a, b, _ in pairs]))
     shown = "; ".join(", ".join(group[:4]) + (", ..." if len(group) > 4 else "") for group in groups[:3])
     _log.warning(
-        "%d pairs of volumes look like the same eye under two person ids: copies without their name, or people with "
-        "two ids. They are %d volumes in %d groups: %s%s. Give the files of one eye one person_id in a manifest.tsv "
+        "%s of volumes with the same eye under two person ids: copies without their name, or people with two ids. They "
+        "are %d volumes in %s: %s%s. Give the files of one eye one person_id in a manifest.tsv "
         "and ingest again; until then `octjepa split %s --assign-rest` says which are in two splits (near_duplicate).",
-        len(pairs),
+        counted(len(pairs), "pair"),
         sum(map(len, groups)),
-        len(groups),
+        counted(len(groups), "group"),
         shown,
         "; ..." if len(groups) > 3 else "",
         store.location,
@@ -390,28 +391,39 @@ def _summary(
         table["notes"].map(lambda cell: any(note.code == CONTRADICTED_NOTE for note in read_notes(cell))).astype(bool)
     )
     contradicted = int(table.loc[has_note, "person_id"].nunique())
-    for count, message in (
+    scans_of_eye = table[table["eye"] != ""].groupby(["person_id", "eye"]).size()
+    several_scans = int((scans_of_eye > 1).sum())
+    for count, noun, message in (
         (
             unknown,
-            f"volume(s) of {store.location} without a person id: each counts as a separate person, so that two "
+            "volume",
+            f"of {store.location} without a person id: each counts as a separate person, so that two "
             "eyes of one person can come into training and into test. Give a manifest.tsv with person_id and "
             "filepath and ingest again.",
+        ),
+        (
+            several_scans,
+            "eye",
+            f"of {store.location} with several scans under one person id: they stay together in one split. If they "
+            "show different people, give a manifest.tsv with separate ids and ingest again.",
         ),
         *note_warnings(notes),
         (
             contradicted,
-            f"person id(s) of {store.location} under which files state different people: two people may share the id. "
+            "person id",
+            f"of {store.location} under which files state different people: two people may share the id. "
             f"The note {CONTRADICTED_NOTE} in volumes.parquet says what differs. If they do, give a manifest.tsv "
             "with separate ids and ingest again.",
         ),
         (
             several_sites,
-            f"person id(s) of {store.location} from several institutions: two people may share an id. "
+            "person id",
+            f"of {store.location} from several institutions: two people may share an id. "
             "If they do, give a manifest.tsv with separate ids and ingest again.",
         ),
     ):
         if count:
-            _log.warning("%d %s", count, message)
+            _log.warning("%s %s", counted(count, noun), message)
     return IngestSummary(
         accepted=len(accepted),
         quarantined=len(refusals),
@@ -426,6 +438,7 @@ def _summary(
         near_duplicates_across_people=near_duplicates,
         people_at_several_sites=several_sites,
         people_contradicted=contradicted,
+        eyes_with_several_scans=several_scans,
         personal_data={name: counts["files"] for name, counts in personal.items()},
         people=int(table["person_id"].nunique()),
         eyes=len(table[["person_id", "eye"]].drop_duplicates()),

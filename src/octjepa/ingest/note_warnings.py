@@ -36,6 +36,6 @@ _WARNINGS = {
 }
 
 
-def note_warnings(notes: Mapping[str, int]) -> list[tuple[int, str]]:
-    """(volumes, message) for notes that need the user's attention; `notes` counts volumes by note code."""
-    return [(notes.get(note, 0), f"volume(s) with note {note}: {message}") for note, message in _WARNINGS.items()]
+def note_warnings(notes: Mapping[str, int]) -> list[tuple[int, str, str]]:
+    """(volumes, "volume", message) for notes that need the user's attention; `notes` counts volumes by note code."""
+    return [(notes.get(note, 0), "volume", f"with note {note}: {message}") for note, message in _WARNINGS.items()]

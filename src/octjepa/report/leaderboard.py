@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octjepa.errors import UsageError
+from octjepa.errors import UsageError, counted
 from octjepa.evaluate.results import BoardRow
 from octjepa.files import write_atomic
 from octjepa.metrics.findings import FAULT_KINDS
@@ -181,7 +181,8 @@ def summary(board: Board) -> list[str]:
         f"{len(board.choices)} readings (checkpoint, pooling, probe) were compared on validation; the test set was "
         "read once for what validation chose",
         *(
-            f"the test set of {use.target} has been used {use.looks} time(s), for {use.measured} different rows"
+            f"the test set of {use.target} has been used {counted(use.looks, 'time')}, "
+            f"for {counted(use.measured, 'different row')}"
             for use in board.uses
         ),
         *(() if board.protocol is None else (board.protocol.text,)),

@@ -294,7 +294,7 @@ def test_people_the_encoder_knows_splits_that_leak_and_other_stores_are_refused(
     with pytest.raises(UsageError, match="pretrained on eyes of 1 person now in val or test"):
         tune(tmp_path / "out", checkpoint=leaky)
     store.table.loc[store.table["volume_id"] == tested, "split"] = "train"
-    with pytest.raises(UsageError, match="leak: volumes in more than one split for 1 of 40 people"):
+    with pytest.raises(UsageError, match="leak: 1 of 40 people in more than one split"):
         tune(tmp_path / "out", store=store)
     other = RECIPE.preprocessing.model_copy(update={"flatten": "none"})
     another = write_encoder(tmp_path / "other.safetensors", RECIPE.model_copy(update={"preprocessing": other}))

@@ -338,7 +338,7 @@ def _rows(target: Target, choices: Choices, measuring: Measuring, findings: Find
         trainings.append(Training(name, number, choice.option, choice.validation, evaluated))
         if evaluated.fit.unconverged:
             findings.add_note(
-                f"{evaluated.fit.unconverged} fit(s) of {name} for {target.name} stopped before convergence"
+                f"{counted(evaluated.fit.unconverged, 'fit')} of {name} for {target.name} stopped before convergence"
             )
     covariates, notes = covariate_features(frame, target)
     findings.add_notes(notes)
