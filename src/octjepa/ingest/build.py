@@ -155,7 +155,8 @@ class IngestSummary(Record):
     near_duplicates_across_people: pairs of equal or near-duplicate scans under two person ids. people_at_several_sites:
     ids that more than one institution uses. people_contradicted: ids under which files state different people
     (`person_claims`). personal_data: this run's files by the field of personal data that they hold (it stays there).
-    eyes_with_several_scans, people, eyes: of the store. skipped: files whose volume was there already. split_by: people by how they came to
+    eyes_with_several_scans, people, eyes: of the store.
+    skipped: files whose volume was there already. split_by: people by how they came to
     their split. spacing_overridden: skipped volumes whose spacing an earlier run was given.
     """
 
