@@ -117,7 +117,7 @@ def test_a_label_that_is_alike_everywhere_or_too_rare_to_balance_is_named(
     assert "label 1 is not in every split (people: " in caplog.text
 
 
-def test_one_person_is_told_how_many_people_a_split_and_a_run_need(
+def test_a_store_of_one_person_names_how_many_people_a_split_and_a_run_need(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store_of(tmp_path / "store", [index_entry(number, person_id="1001") for number in range(2)])

@@ -255,7 +255,7 @@ def test_people_in_two_splits_and_empty_splits(cohort: Cohort) -> None:
             check_people(frame[frame["split"] != split])
 
 
-def test_one_person_is_told_how_many_people_a_probe_needs(cohort: Cohort) -> None:
+def test_embeddings_of_one_person_name_how_many_people_a_probe_needs(cohort: Cohort) -> None:
     frame, _ = cohort(people=40)
     alone = frame[frame["person_id"] == frame["person_id"].iloc[0]].assign(split="train")
     with pytest.raises(UsageError, match=r"of 1 person: a probe needs at least 3 people.* 20 test people"):
