@@ -4,7 +4,7 @@ An x86 CPU without AMX-BF16 or AVX512-BF16 emulates bf16 products: an update too
 such machines (docs/performance), so `auto` is fp32 there. The instruction sets of a CPU are
 confirmed by timing a product in both types, for the casts of an update have to be paid for as well: where AVX512-BF16
 multiplied at 0.9 times the rate of fp32, an update in bf16 took 1.5 times as long. On other CPUs, such as those of ARM,
-the products alone decide. CUDA needs compute capability 8.0; a TPU always computes in bf16.
+only the products decide. CUDA needs compute capability 8.0; a TPU always computes in bf16.
 
 In a recipe `auto` becomes fp32 or bf16 before anything of it is hashed, compared or built. Rank 0 decides, and a run
 that resumes keeps what it began with, so that all updates of a run are computed alike.

@@ -65,7 +65,7 @@ def task_of(texts: list[str], target: str, task: str) -> tuple[Task, tuple[str, 
 
 
 def _check_spelling(texts: Sequence[str], target: str) -> None:
-    """Raises UsageError for numbers with decimal commas, which are not numbers, and texts that differ by case alone."""
+    """Raises UsageError for numbers with decimal commas, which are not numbers, and texts that differ only by case."""
     if numbers_of([text.replace(",", ".", 1) for text in texts]) is not None:
         raise UsageError(f"{target}: its numbers have decimal commas: write 0.5 for 0,5")
     check_spelling(target, texts)

@@ -1,6 +1,6 @@
 """The ingest job: files to store, over several processes or machines, resumable and idempotent.
 
-Workers read, canonicalise and write pixels; the parent alone writes index and quarantine, in the order of the files'
+Workers read, canonicalise and write pixels; only the parent writes index and quarantine, in the order of the files'
 names, so that which of two duplicates is accepted depends on neither speed nor the number of workers.
 """
 

@@ -35,7 +35,7 @@ from octjepa.volume import CanonicalVolume
 class TunableExternal(PreparedExternal):
     """An encoder of another project in the place of a pretrained one.
 
-    Its `recipe` holds the preprocessing alone; all other settings of it mean nothing.
+    Its `recipe` holds only the preprocessing; all other settings of it mean nothing.
     """
 
     which: Which = "target"
