@@ -22,6 +22,7 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,13 +39,16 @@ from benchmarks.exam.tokens import (
     positions_in_view,
 )
 from benchmarks.exam.truth import lesion_shares
+from benchmarks.segmenter_features import patch_features, selected_features
 from jaxtyping import Bool, Float, Int
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from octjepa.encoders import PretrainedEncoder, load_encoder
-from octjepa.encoders.pooling import DEFAULT_POOL, pool_tokens
+from octjepa.encoders.pooling import DEFAULT_POOL, TokenFeatures, pool_tokens
 from octjepa.phantom import LESIONS
 from octjepa.phantom.random_scene import SHIFTED
+from octjepa.read.reader import read_volume
+from octjepa.tasks.segmenter.inference import load_segmenter, with_calibration
 from octjepa.tasks.truth.volumes import LAYERS, draw_volume
 from octjepa.volume import CanonicalVolume
 
@@ -64,6 +68,7 @@ class TestCohort:
     volumes: list[CanonicalVolume]
     shares: Callable[[int, Int[np.ndarray, " k"]], Float[np.ndarray, "k lesions"]]
     train: int
+    native: Cohort | None = None  # whose scans the segmentation network reads; `shifted` has none
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,25 @@ def exam_cohort(work: Path, encoder: PretrainedEncoder, test: int = 150, seed: i
     def shares(number: int, index: Int[np.ndarray, " k"]) -> Float[np.ndarray, "k lesions"]:
         return lesion_shares(cohort, int(order[number]), encoder.recipe.tokens.patch_size, index)
 
-    return TestCohort("exam", tuple(LESIONS), volumes, shares, len(cohort.indices("train")))
+    return TestCohort("exam", tuple(LESIONS), volumes, shares, len(cohort.indices("train")), cohort)
+
+
+def of_segmenter(cohort: Cohort, encoder: PretrainedEncoder) -> Featurise:
+    """Features of the segmentation network, which reads the DICOM files of `cohort`."""
+    segmenter = with_calibration(load_segmenter(), flip=False)
+    number_of = {volume_id: number for number, volume_id in enumerate(cohort.ids)}
+
+    def featurise(volumes: Sequence[CanonicalVolume]) -> list[TokenFeatures]:
+        found = []
+        for volume in volumes:
+            row = cohort.rows[number_of[volume.volume_id]]
+            scan = read_volume(cohort.truth_folder.parent / row["filepath"].lstrip("/"))
+            native = cohort.store.native_map(volume.volume_id)
+            features = patch_features(segmenter, scan.pixels, scan.spacing_mm, native, encoder.recipe)
+            found.append(selected_features(encoder, volume, features))
+        return found
+
+    return featurise
 
 
 def shifted_cohort(
@@ -215,9 +238,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out: dict[str, dict[str, dict[str, Value]]] = {}
     for name in options.cohorts:
         cohort = cohorts[name]()
+        rows = dict(makers)
+        if cohort.native is not None:
+            rows["segmenter"] = partial(of_segmenter, cohort.native, packaged)
         out[name] = {
             row: read_whole_eyes(make(), cohort) if options.eyes else read_row(make(), cohort, options.draws)
-            for row, make in makers.items()
+            for row, make in rows.items()
             if not options.only or row in options.only
         }
         print(json.dumps(out[name], default=vars), flush=True)

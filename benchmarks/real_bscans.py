@@ -37,7 +37,7 @@ from benchmarks.exam.tokens import Featurise, of_context, of_encoder, of_intensi
 from benchmarks.exam.truth import view_voxels
 from benchmarks.phantom_tokens import Value
 from benchmarks.real_eyes import SHARED
-from benchmarks.real_tokens import recorded_features
+from benchmarks.segmenter_features import recorded_features
 from jaxtyping import Bool, Float
 from sklearn.metrics import average_precision_score, roc_auc_score
 from sklearn.model_selection import GroupKFold

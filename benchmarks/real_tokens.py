@@ -20,13 +20,11 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from benchmarks.exam.measurement_tasks import projection_of
 from benchmarks.exam.readings import STRENGTHS, Projection, interleave, logistic_scores
 from benchmarks.exam.real_eyes import (
@@ -54,7 +52,7 @@ from benchmarks.exam.tokens import (
     patches_of,
     positions_in_view,
 )
-from benchmarks.exam.truth import view_voxels
+from benchmarks.segmenter_features import patch_features, selected_features
 from jaxtyping import Bool, Float
 from scipy.stats import t as student
 from sklearn.metrics import average_precision_score
@@ -64,7 +62,7 @@ from octjepa.encoders.pooling import TokenFeatures
 from octjepa.errors import UsageError
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store
-from octjepa.tasks.segmenter.inference import Segmenter, load_segmenter, with_calibration
+from octjepa.tasks.segmenter.inference import load_segmenter, with_calibration
 from octjepa.volume import CanonicalVolume
 
 _GRADED_SHARE = 0.5  # of the voxels of a token that counts
@@ -200,56 +198,26 @@ def read_surfaces(featurise: Featurise, eyes: Sequence[RealEye], encoder: Pretra
 # --- the segmentation network's own features
 
 
-@contextmanager
-def recorded_features(segmenter: Segmenter) -> Iterator[list[torch.Tensor]]:
-    """Outputs of the last block of the network while it segments, `[N, 32, H / 2, W / 2]`."""
-    found: list[torch.Tensor] = []
-    block = segmenter.network.up[-1]  # type: ignore[union-attr,index]
-    hook = block.register_forward_hook(lambda _module, _inputs, output: found.append(output.float()))
-    try:
-        yield found
-    finally:
-        hook.remove()
-
-
 def of_segmenter(
     work: Path, data: Path, eyes: Sequence[RealEye], encoder: PretrainedEncoder, preprocessing: Preprocessing
 ) -> Featurise:
-    """Mean and maximum, over each patch, of the last 32 features and of the classes of the segmentation network.
-
-    The network reads the native B-scans; its features are carried to the encoder's grid.
-    """
+    """Features of the segmentation network, which reads the native B-scans."""
     segmenter = with_calibration(load_segmenter(), flip=False)
-    recipe = encoder.recipe
     store = Store.open(store_folder(work, preprocessing))
-    by_volume: dict[str, np.ndarray] = {}
-    for eye in eyes:
-        frames = filled_up_frames(work, data, preprocessing, eye.name)
-        with recorded_features(segmenter) as outputs:
-            result = segmenter.predict(frames, PITCH_MM, sparse=True)
-        features = torch.cat(outputs).numpy()  # [D, 32, h, w]
-        at, inside = view_voxels(store.native_map(eye.volume.volume_id), preprocessing, 1)
-        # A feature covers two rows of 7.8 um and two columns of 23.4 um.
-        rows = np.clip(((at[..., 1] + 0.5) * PITCH_MM[1] / (2 * 0.0078)).astype(int), 0, features.shape[2] - 1)
-        columns = np.clip(((at[..., 2] + 0.5) * PITCH_MM[2] / (2 * 0.0234)).astype(int), 0, features.shape[3] - 1)
-        maps = [features[at[..., 0], channel, rows, columns] for channel in range(features.shape[1])]
-        maps += [result.fluid[at[..., 0], at[..., 1], at[..., 2]].astype(np.float32)]
-        maps += [
-            (result.classes[at[..., 0], at[..., 1], at[..., 2]] == kind).astype(np.float32)
-            for kind in range(1, len(result.class_names))
-        ]
-        tiles = [patches_of(np.where(inside, one, 0), recipe.grid, recipe.tokens.patch_size) for one in maps]
-        by_volume[eye.volume.volume_id] = np.stack(
-            [value for one in tiles for value in (one.mean(axis=1), one.max(axis=1))], axis=1
+    by_volume = {
+        eye.volume.volume_id: patch_features(
+            segmenter,
+            filled_up_frames(work, data, preprocessing, eye.name),
+            PITCH_MM,
+            store.native_map(eye.volume.volume_id),
+            encoder.recipe,
+            sparse=True,
         )
+        for eye in eyes
+    }
 
     def featurise(volumes: Sequence[CanonicalVolume]) -> list[TokenFeatures]:
-        found = []
-        for volume in volumes:
-            one = encoder.select_tokens(volume)
-            values = by_volume[volume.volume_id][one.grid_index]
-            found.append(TokenFeatures(values, one.grid_index, one.grid, one.tissue))
-        return found
+        return [selected_features(encoder, volume, by_volume[volume.volume_id]) for volume in volumes]
 
     return featurise
 
