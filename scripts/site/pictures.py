@@ -3,7 +3,7 @@
     python scripts/site/pictures.py [--folder FOLDER] [--out docs/images]
 
 Full-size phantoms of four vendors are written to FOLDER and ingested (some minutes; what is there is used again); the
-encoder is the shipped `phantom-tiny`. Look at every picture before it is kept.
+encoder is the shipped `phantom-truth`. Look at every picture before it is kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def make_store(folder: Path) -> Path:
         if not (folder / "eyes" / device).exists():
             write_cohort(folder / "eyes" / device, people=1, seed=3, devices=[device], size="full", workers=1)
     if not (folder / "store").exists():
-        build_store([folder / "eyes"], folder / "store", load_encoder("phantom-tiny").recipe.preprocessing)
+        build_store([folder / "eyes"], folder / "store", load_encoder("phantom-truth").recipe.preprocessing)
     return folder / "store"
 
 
@@ -60,7 +60,7 @@ def open_eye(page: Page, url: str, name: str) -> None:
 
 def viewer_pictures(page: Page, store: Path, eyes: Path, out: Path) -> None:
     """viewer.png, viewer_dark.png with tokens and two devices side by side, and viewer_phone.png."""
-    scans = open_scans(store, [str(eyes)], encoder="phantom-tiny")
+    scans = open_scans(store, [str(eyes)], encoder="phantom-truth")
     entries = [scans.volumes.entry(name) for name in sorted(scans.ids)]
     names = {str(entry["device"]): str(entry["volume_id"]) for entry in entries if entry["eye"] == "OD"}
     with served(scans) as url:
