@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import octjepa.report
 from browser import CHROMIUM, Page, browser_page
 from octjepa import load_encoder
 from octjepa.ingest.build import build_store
@@ -57,3 +59,25 @@ def test_no_page_break_cuts_an_eye_or_a_line_of_a_table_or_leaves_a_heading_alon
     assert set(after.values()) == {"avoid"}, after
     assert page.value(style.format("thead", "display")) == "table-header-group"  # again on every page
     page.send("Emulation.setEmulatedMedia", media="screen")
+
+
+def test_values_and_intervals_of_a_probe_are_on_a_phone_without_scrolling(tmp_path: Path) -> None:
+    """The rows of a probe as the report writes them: a name, a drawing 260 px wide or more, the value, the volumes."""
+    row = "<th>untrained:phantom-truth</th><td><svg class='forest' viewBox='0 0 260 14'></svg></td>"
+    row += "<td><b>0.944</b> 0.923 to 0.960</td><td>289</td>"
+    caption = "The linear probe on zones whitened pooling, which was named before any test value was read."
+    style = (Path(octjepa.report.__file__).parent / "templates" / "style.css").read_text()
+    (tmp_path / "probe.html").write_text(
+        f"<!doctype html><meta name=viewport content='width=device-width'><style>{style}</style>"
+        f"<div class='wrap'><section><div class='scroll'><table class='probe'>"
+        f"<caption>{caption}</caption><colgroup><col><col class='plot'></colgroup><thead><tr><th>Features</th>"
+        f"<th>95 % interval</th><th>Value</th><th>Volumes</th></tr></thead><tbody><tr>{row}</tr></tbody></table></div>"
+        "</section></div>"
+    )
+    with browser_page(tmp_path / "profile") as page:
+        page.look(390, 844, phone=True)
+        page.open((tmp_path / "probe.html").as_uri())
+        page.wait("document.querySelector('svg')")
+        right = "Math.max(...[...document.querySelectorAll('caption, svg, b, td:nth-child(3)')].map("
+        assert page.value(right + "(node) => node.getBoundingClientRect().right))") <= 390
+        assert page.value("document.querySelector('.scroll').scrollWidth") <= 390
