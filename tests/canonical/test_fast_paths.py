@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from octjepa.canonical.burned_in import find_text
 from octjepa.canonical.fill import (
     _MIN_RUN,
+    intensity_beside_mask,
     intensity_counts,
     percentile_of_counts,
     runs_from_border,
@@ -18,9 +21,10 @@ from octjepa.canonical.vitreous_objects import block_medians
 from octjepa.read.picture_frames import block_means
 
 
-def painted(seed: int, height: int = 40, width: int = 60) -> np.ndarray:
+def painted(seed: int) -> np.ndarray:
     """A mask with boxes, some of them at a border, and holes."""
     draw = np.random.default_rng(seed)
+    height, width = draw.integers(8, 50), draw.integers(8, 60)
     mask = draw.random((height, width)) < 0.05
     for _ in range(4):
         top, left = draw.integers(-10, height), draw.integers(-10, width)
@@ -43,12 +47,36 @@ def plain_runs(full: np.ndarray) -> np.ndarray:
     return joined
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_runs_from_the_border(seed: int) -> None:
+def combed(seed: int) -> np.ndarray:
+    """Runs of random length from the left and the right border, which often meet, and few from the others."""
+    draw = np.random.default_rng(seed)
+    height, width = draw.integers(8, 40), draw.integers(12, 30)
+    column = np.arange(width)
+    left, right = (draw.integers(0, width, height) * (draw.random(height) < 0.6) for _ in range(2))
+    mask = (column < left[:, None]) | (column >= width - right[:, None])
+    for flip in (False, True):
+        deep = draw.integers(0, height, width) * (draw.random(width) < 0.1)
+        mask |= np.flip(np.arange(height)[:, None] < deep, 0) if flip else np.arange(height)[:, None] < deep
+    return mask
+
+
+@pytest.mark.parametrize("make", [painted, combed])
+def test_runs_from_the_border(make: Callable[[int], np.ndarray]) -> None:
+    for seed in range(60):
+        assert_runs(make(seed))
+
+
+def assert_runs(full: np.ndarray) -> None:
     from scipy.ndimage import label
 
-    full = painted(seed)
-    runs, _ = runs_from_border(full)
+    runs, alone = runs_from_border(full)
+    upright = full.copy()
+    upright[:, :] = False
+    for flip in (False, True):
+        turned, into = (full[::-1], upright[::-1]) if flip else (full, upright)
+        run = np.cumprod(turned, axis=0).astype(bool)
+        into |= run & (run.sum(axis=0) >= _MIN_RUN)
+    assert alone == np.array_equal(upright, runs)
     np.testing.assert_array_equal(runs, plain_runs(full))
     parts, _ = label(runs)
     reaching = np.isin(parts, np.setdiff1d(parts[[0, -1]], 0))
@@ -87,3 +115,21 @@ def test_text_in_few_rows_is_found_where_it_is() -> None:
     assert found is not None
     assert found[2, 60:70, 20:58].all()
     assert not found[:, :40].any()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_level_beside_a_mask(seed: int) -> None:
+    """The median of up to twelve pixels above or below a mask, whichever is darker."""
+    mask = painted(seed)
+    mask[:, 0] = False
+    frame = np.random.default_rng(seed).integers(0, 256, mask.shape, dtype=np.uint8)
+    levels = []
+    for turned, filled in ((frame, mask), (frame[::-1], mask[::-1])):
+        beside = np.zeros_like(filled)
+        for row, column in zip(*np.nonzero(filled), strict=True):
+            beside[row + 1 : row + 13, column] = True
+        beside &= ~filled
+        if beside.sum() >= 12:
+            levels.append(np.median(turned[beside]))
+    expected = np.uint8(min(levels) if levels else np.percentile(frame[~mask], 25))
+    assert intensity_beside_mask(frame, mask) == expected

@@ -13,6 +13,7 @@ was set to zero by a threshold or a mask, it is the vitreous, and nothing black 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Int, UInt8
@@ -43,40 +44,113 @@ def _leading_run(full: Bool[np.ndarray, "n m"]) -> Int[np.ndarray, " m"]:
     return run
 
 
+@dataclass(frozen=True)
+class _BorderRuns:
+    """Lengths of the straight runs of True pixels that begin at each border, 0 for those shorter than `_MIN_RUN`."""
+
+    top: Int[np.ndarray, " W"]
+    bottom: Int[np.ndarray, " W"]
+    left: Int[np.ndarray, " H"]
+    right: Int[np.ndarray, " H"]
+
+    @classmethod
+    def of(cls, full: Bool[np.ndarray, "H W"]) -> _BorderRuns:
+        """The runs of `full`."""
+        runs = [_leading_run(turned) for turned in (full, full[::-1], full.T, full.T[::-1])]
+        for run in runs:
+            run[run < _MIN_RUN] = 0
+        return cls(*runs)
+
+    def add_columns(self, mask: Bool[np.ndarray, "H W"]) -> None:
+        """Marks the runs from the upper and the lower border."""
+        for run, rows in ((self.top, mask), (self.bottom, mask[::-1])):
+            reach = int(run.max())
+            rows[:reach] |= np.arange(reach, dtype=np.int32)[:, None] < run.astype(np.int32)
+
+    def add_rows(
+        self, mask: Bool[np.ndarray, "H W"], left: Bool[np.ndarray, " H"], right: Bool[np.ndarray, " H"]
+    ) -> bool:
+        """Marks the runs from the left and the right border in these rows; returns whether that changes the mask."""
+        changed = False
+        for run, chosen, columns in ((self.left, left, mask), (self.right, right, mask[:, ::-1])):
+            rows = np.flatnonzero(chosen & (run > 0))
+            if len(rows):
+                lengths = np.where(chosen, run, 0)[rows[0] : rows[-1] + 1, None]
+                part = columns[rows[0] : rows[-1] + 1, : int(lengths.max())]
+                added = np.arange(part.shape[1]) < lengths
+                changed = changed or bool((added & ~part).any())
+                part |= added
+        return changed
+
+    def rows_that_reach(self) -> tuple[Bool[np.ndarray, " H"], Bool[np.ndarray, " H"]]:
+        """Rows whose run from the (left, right) border is joined to the upper or the lower border.
+
+        Runs in consecutive rows touch each other at the border that they begin at. So the rows of one side fall into
+        groups, and a group reaches the upper or lower border if one of its runs touches a run from there, is in the
+        first or last row, or touches a group of the other side that does.
+        """
+        left = _spread(self._touching(self.left, self.top, self.bottom), self.left)
+        right = _spread(self._touching(self.right, self.top[::-1], self.bottom[::-1]), self.right)
+        both, width = (self.left > 0) & (self.right > 0), len(self.top)
+        level = both & (self.left + self.right >= width)  # in one row, next to each other
+        fall = (self.left[:-1] > 0) & (self.left[:-1] + self.right[1:] > width)  # one above the other in two rows
+        rise = (self.right[:-1] > 0) & (self.left[1:] + self.right[:-1] > width)
+        while level.any() or fall.any() or rise.any():
+            before = left.sum() + right.sum()
+            left = left | (level & right)
+            left[:-1] |= fall & right[1:]
+            left[1:] |= rise & right[:-1]
+            left = _spread(left, self.left)
+            right = right | (level & left)
+            right[1:] |= fall & left[:-1]
+            right[:-1] |= rise & left[1:]
+            right = _spread(right, self.right)
+            if left.sum() + right.sum() == before:
+                break
+        return left, right
+
+    @staticmethod
+    def _touching(
+        run: Int[np.ndarray, " H"], top: Int[np.ndarray, " W"], bottom: Int[np.ndarray, " W"]
+    ) -> Bool[np.ndarray, " H"]:
+        """Whether the run of each row, of the first columns, touches a run of a column or is in the first or last row.
+
+        The deepest run of the first k columns decides, and for a pixel beside it that of k + 1 columns.
+        """
+        height, width = len(run), len(top)
+        row = np.arange(height)
+        deepest = [np.concatenate([[0], np.maximum.accumulate(of_column)]) for of_column in (top, bottom)]
+        touching = (row == 0) | (row == height - 1)
+        for deep, from_border in ((deepest[0], row), (deepest[1], height - 1 - row)):
+            within, beside = deep[run], deep[np.minimum(run + 1, width)]
+            touching |= (from_border < beside) | ((within > 0) & (from_border <= within))
+        return touching & (run > 0)
+
+
+def _spread(chosen: Bool[np.ndarray, " H"], run: Int[np.ndarray, " H"]) -> Bool[np.ndarray, " H"]:
+    """`chosen` for whole groups of consecutive rows that have a run."""
+    has_run = run > 0
+    starts = has_run.copy()
+    starts[1:] &= ~has_run[:-1]
+    group = np.cumsum(starts)
+    return np.asarray((np.bincount(group, weights=chosen & has_run) > 0)[group] & has_run)
+
+
 def runs_from_border(full: Bool[np.ndarray, "H W"]) -> tuple[Bool[np.ndarray, "H W"], bool]:
     """(pixels of `full` that a straight run joins to a border; whether the upper and the lower one alone join them)."""
-    joined = np.zeros_like(full)
-    for flip in (False, True):
-        run = _leading_run(full[::-1] if flip else full)
-        run[run < _MIN_RUN] = 0
-        reach = int(run.max())
-        part = joined[::-1][:reach] if flip else joined[:reach]
-        part |= np.arange(reach, dtype=np.int32)[:, None] < run.astype(np.int32)
-    alone = True
-    for flip in (False, True):
-        run = _leading_run(full.T[::-1] if flip else full.T)
-        depths = np.flatnonzero(run >= _MIN_RUN)
-        added = np.arange(full.shape[1]) < run[depths, None]
-        if flip:
-            added = added[:, ::-1]
-        filled_depths = joined[depths]
-        alone = alone and not (added & ~filled_depths).any()
-        joined[depths] = filled_depths | added
-    return joined, alone
+    runs, joined = _BorderRuns.of(full), np.zeros_like(full)
+    runs.add_columns(joined)
+    every = np.ones(len(full), bool)
+    return joined, not runs.add_rows(joined, every, every)
 
 
 def runs_from_top_and_bottom(full: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
     """The connected parts of `runs_from_border` that reach the upper or the lower border."""
-    mask, alone = runs_from_border(full)
-    if alone:
-        return mask
-    from scipy.ndimage import label
-
-    parts, count = label(mask)
-    reaching = np.zeros(count + 1, bool)
-    reaching[parts[[0, -1]]] = True
-    reaching[0] = False
-    return np.asarray(reaching[parts])
+    runs, joined = _BorderRuns.of(full), np.zeros_like(full)
+    runs.add_columns(joined)
+    if runs.left.any() or runs.right.any():
+        runs.add_rows(joined, *runs.rows_that_reach())
+    return joined
 
 
 def _white_fill(frame: UInt8[np.ndarray, "H W"], white: int) -> Bool[np.ndarray, "H W"]:
@@ -114,12 +188,12 @@ def intensity_beside_mask(frame: UInt8[np.ndarray, "H W"], mask: Bool[np.ndarray
     levels = []
     for flip in (False, True):
         pixels, filled = (np.flip(frame[near], 0), np.flip(mask[near], 0)) if flip else (frame[near], mask[near])
-        beside = np.zeros_like(filled)
-        for distance in range(_BESIDE, 0, -1):
-            beside[distance:] |= filled[:-distance]
+        beside = filled.copy()  # with up to _BESIDE pixels below: each step adds a shift of all before it
+        for step in (1, 2, 4, _BESIDE - 7):
+            beside[step:] |= beside[:-step].copy()
         beside &= ~filled
         if np.count_nonzero(beside) >= _BESIDE:
-            levels.append(np.median(pixels[beside]))
+            levels.append(_median_of_counts(np.bincount(pixels[beside], minlength=256)))
     return np.uint8(min(levels) if levels else np.percentile(frame[~mask], 25))
 
 
@@ -141,6 +215,14 @@ def percentile_of_counts(counts: Int[np.ndarray, "256"], percent: float) -> floa
     low, high = (int(np.searchsorted(ends, min(rank, int(ends[-1]) - 1), "right")) for rank in (int(at), int(at) + 1))
     # Rounded as NumPy does it: from the nearer of the two values.
     return high - (high - low) * (1 - share) if share >= 0.5 else low + (high - low) * share
+
+
+def _median_of_counts(counts: Int[np.ndarray, "256"]) -> float:
+    """`np.median` of values of which counts[v] are v."""
+    ends = np.cumsum(counts)
+    size = int(ends[-1])
+    low, high = np.searchsorted(ends, [(size - 1) // 2, size // 2], "right").tolist()
+    return (low + high) / 2
 
 
 def intensity_counts(frame: UInt8[np.ndarray, "H W"]) -> Int[np.ndarray, "256"]:
