@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from command_line import call
+from oct_dicom import make_dataset, retina, save
 from octjepa import load_encoder
 from octjepa.errors import NothingReadError, UsageError
 from octjepa.ingest.build import build_store
@@ -40,6 +41,15 @@ def test_a_scan_and_a_folder_of_scans_are_shown_without_a_store(eyes: Path) -> N
             retained = Path(shown)
         assert not retained.exists()  # no copy of a scan stays behind
         assert sorted(path.name for path in eyes.iterdir()) == ["OD.dcm", "OS.dcm"]
+
+
+def test_scans_to_look_at_cause_no_warnings_about_a_store(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(2):  # ingest would warn of two scans under one id
+        dataset = make_dataset(retina(seed=number))
+        dataset.PatientID = "7"
+        save(dataset, tmp_path / "eyes" / f"{number}.dcm")
+    with opened_source(tmp_path / "eyes"):
+        assert [record.getMessage() for record in caplog.records if record.name.startswith("octjepa.ingest")] == []
 
 
 def test_a_file_that_is_not_a_scan_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ which is deleted when the viewer ends, so that no copy of a scan stays behind.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,8 +37,21 @@ def opened_source(source: str | Path, scans: Sequence[str] = ()) -> Iterator[tup
         return
     with tempfile.TemporaryDirectory(prefix="octjepa-view-") as folder:
         store = Path(folder) / "store"
-        build_store(named, store, load_recipe("tiny_cpu").preprocessing, max_lost=1.0)
+        with _without_warnings():
+            build_store(named, store, load_recipe("tiny_cpu").preprocessing, max_lost=1.0)
         yield store, named
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Leaves out warnings of ingest about splits, grids and ids: nothing is trained on a temporary store."""
+    logger = logging.getLogger("octjepa.ingest")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def scans_without_store(source: str | Path, scans: Sequence[str] = ()) -> list[str]:
