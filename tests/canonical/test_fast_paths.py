@@ -18,7 +18,7 @@ from octjepa.canonical.fill import (
 )
 from octjepa.canonical.plausibility import running_sums
 from octjepa.canonical.vitreous_objects import block_medians
-from octjepa.read.picture_frames import block_means
+from octjepa.read.picture_frames import block_means, block_sums
 
 
 def painted(seed: int) -> np.ndarray:
@@ -133,3 +133,22 @@ def test_the_level_beside_a_mask(seed: int) -> None:
             levels.append(np.median(turned[beside]))
     expected = np.uint8(min(levels) if levels else np.percentile(frame[~mask], 25))
     assert intensity_beside_mask(frame, mask) == expected
+
+
+@pytest.mark.parametrize(("down", "across"), [(5, 8), (1, 1), (7, 3), (300, 2)])
+def test_block_sums_give_the_means_of_numpy(down: int, across: int) -> None:
+    frames = np.random.default_rng(4).integers(0, 256, (3, 611, 53), dtype=np.uint8)
+    high, wide = 611 // down, 53 // across
+    cut = frames[:, : high * down, : wide * across].astype(np.float32)
+    means = block_sums(frames, down, across)
+    np.true_divide(means, np.intp(down * across), out=means, casting="unsafe")
+    np.testing.assert_array_equal(means, cut.reshape(3, high, down, wide, across).mean(axis=(2, 4)))
+
+
+def test_white_fill_without_other_values_is_that_of_either_limit() -> None:
+    for seed in range(40):
+        frame = np.where(painted(seed), 255, np.random.default_rng(seed).integers(0, 255, painted(seed).shape))
+        frame = frame.astype(np.uint8)
+        nearly = runs_from_top_and_bottom(frame >= 235)
+        if (frame[nearly] == 255).all():
+            np.testing.assert_array_equal(nearly, runs_from_top_and_bottom(frame >= 254))

@@ -163,6 +163,8 @@ def _white_fill(frame: UInt8[np.ndarray, "H W"], white: int) -> Bool[np.ndarray,
     nearly = runs_from_top_and_bottom(frame >= _NEARLY_WHITE)
     outline = _dilate(nearly)
     not_white = int(np.count_nonzero(nearly & (frame < 255)))
+    if not not_white:
+        return outline  # runs of white pixels only: those of a higher limit are the same
     if not_white <= _LOSSY * np.count_nonzero(outline & ~nearly):
         return _dilate(runs_from_top_and_bottom(frame >= _WHITE))
     from scipy.ndimage import binary_dilation

@@ -22,6 +22,7 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
+from octjepa.read.picture_frames import block_sums
 from octjepa.read.raw_scan import FrameGeometry
 from octjepa.reasons import rejection
 from octjepa.volume import Pattern
@@ -79,10 +80,9 @@ def is_upside_down(pixels: UInt8[np.ndarray, "F H W"]) -> bool:
     """Whether the sclera is on top."""
     frames, height, width = pixels.shape
     across, down = max(1, min(8, width // 8)), max(1, height // _DEPTH_SAMPLES)
-    sample = pixels[frames // 8 :: max(1, frames // 6)]
-    sample = sample[:, : height // down * down, : width // across * across].astype(np.float32)
     # [F, H, W] -> means of blocks [F, H / down, W / across] -> A-scans [N, H / down]
-    blocks = sample.reshape(len(sample), height // down, down, width // across, across).mean(axis=(2, 4))
+    blocks = block_sums(pixels[frames // 8 :: max(1, frames // 6)], down, across)
+    np.true_divide(blocks, np.intp(down * across), out=blocks, casting="unsafe")  # rounded as a mean of NumPy's
     ascans = blocks.transpose(0, 2, 1).reshape(-1, height // down)
     low = np.percentile(ascans, 10, axis=1, keepdims=True)
     contrast = ascans.max(axis=1, keepdims=True) - low

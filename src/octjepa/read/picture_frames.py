@@ -28,8 +28,14 @@ _DARK, _VITREOUS = 0.15, 0.25  # of the way from vitreous to retina; greatest sh
 
 def block_means(frames: UInt8[np.ndarray, "n H W"]) -> Float[np.ndarray, "n h w"]:
     """Means of blocks, at most `_SAMPLES` of them."""
-    count, height, width = frames.shape
+    _, height, width = frames.shape
     down, across = max(1, height // _SAMPLES[0]), max(1, width // _SAMPLES[1])
+    return block_sums(frames, down, across) / np.float32(across) / np.float32(down)
+
+
+def block_sums(frames: UInt8[np.ndarray, "n H W"], down: int, across: int) -> Float[np.ndarray, "n h w"]:
+    """Sums of blocks of `down` x `across` pixels; what is left over at the ends of the axes does not count."""
+    count, height, width = frames.shape
     high, wide = height // down, width // across
     sums = np.empty((count, high, wide), np.float32)  # whole numbers: exact in any order
     kind = np.uint16 if down < 257 else np.uint32  # the narrowest that holds them is the fastest
@@ -37,7 +43,7 @@ def block_means(frames: UInt8[np.ndarray, "n H W"]) -> Float[np.ndarray, "n h w"
     for out, frame in zip(sums, frames, strict=True):
         rows = frame[: high * down].reshape(high, down, width).sum(axis=1, dtype=kind)  # [h, W]
         out[...] = np.add.reduceat(rows[:, : wide * across], starts, axis=1, dtype=np.uint32)
-    return sums / np.float32(across) / np.float32(down)
+    return sums
 
 
 def _correlations(blocks: Float[np.ndarray, "n h w"], step: int) -> Float[np.ndarray, " n-step"]:

@@ -441,15 +441,21 @@ class Store:
         return self._writer or DiskStorage(self.path)
 
     def set_split(self, splits: Mapping[str, str]) -> None:
-        """Writes person -> "train" | "val" | "test" ("" takes it away). Raises UsageError for another word."""
+        """Writes person -> "train" | "val" | "test" ("" takes it away). Raises UsageError for another word.
+
+        Within `writing` the caller writes the index with `consolidate` when everything is done.
+        """
         unknown = sorted(set(splits.values()) - {*SPLIT_NAMES, ""})
         if unknown:
             raise UsageError(f"split {unknown[0]!r} is none of train, val, test")
+        is_within = self._writer is not None
         with self.writing():
             table = self.table
             chosen = table["person_id"].map(dict(splits))
             self.index = Index(table.assign(split=chosen.where(chosen.notna(), table["split"])), self.quarantine)
-            self.consolidate()
+            self._table = None
+            if not is_within:
+                self.consolidate()
 
     def add_participants(self, people: list[dict[str, object]]) -> None:
         """Adds or replaces persons; warns where two tables differ about one."""

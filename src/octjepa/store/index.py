@@ -135,7 +135,7 @@ def file_key(entry: Mapping[str, Any]) -> str:
 
 def entries_of(table: pd.DataFrame) -> list[dict[str, Any]]:
     """The lines of a table of volumes, column -> value."""
-    return cast("list[dict[str, Any]]", table.to_dict("records"))
+    return cast("list[dict[str, Any]]", table.to_dict("records")) if len(table) else []
 
 
 def read_volumes(folder: Path, location: str) -> pd.DataFrame:
