@@ -70,13 +70,13 @@ def assert_runs(full: np.ndarray) -> None:
     from scipy.ndimage import label
 
     runs, alone = runs_from_border(full)
-    upright = full.copy()
-    upright[:, :] = False
+    standing = full.copy()
+    standing[:, :] = False
     for flip in (False, True):
-        turned, into = (full[::-1], upright[::-1]) if flip else (full, upright)
+        turned, into = (full[::-1], standing[::-1]) if flip else (full, standing)
         run = np.cumprod(turned, axis=0).astype(bool)
         into |= run & (run.sum(axis=0) >= _MIN_RUN)
-    assert alone == np.array_equal(upright, runs)
+    assert alone == np.array_equal(standing, runs)
     np.testing.assert_array_equal(runs, plain_runs(full))
     parts, _ = label(runs)
     reaching = np.isin(parts, np.setdiff1d(parts[[0, -1]], 0))

@@ -115,7 +115,7 @@ class _BorderRuns:
     ) -> Bool[np.ndarray, " H"]:
         """Whether the run of each row, of the first columns, touches a run of a column or is in the first or last row.
 
-        The deepest run of the first k columns decides, and for a pixel beside it that of k + 1 columns.
+        The deepest run of the first k columns decides, and for a pixel next to it that of k + 1 columns.
         """
         height, width = len(run), len(top)
         row = np.arange(height)

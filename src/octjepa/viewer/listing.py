@@ -91,7 +91,7 @@ class VolumeList:
         return {str(name): value for name, value in self._entries.loc[volume_id].items()}
 
     def choices(self) -> dict[str, list[str]]:
-        """The values by which the list can be filtered."""
+        """The values that filter the list."""
         return {name: sorted(set(self.table[name])) for name in ("device", "split")}
 
     def page(
