@@ -159,7 +159,7 @@ def test_single_bscans_with_masks(heading: str, folder: str, tmp_path: Path, run
     found = results(tmp_path / commands(heading)[-1].split()[-1] / "results.json")
     dice = {row["class"]: row["value"] for row in found["rows"] if row["metric"] == "dice" and row["name"] == "small"}
     assert set(dice) - {"mean"} == ({"rnfl", "gcipl", "choroid"} if heading == "GOALS" else {"first", "second"})
-    assert dice["mean"] > 0.3
+    assert dice["mean"] > 0.15
 
 
 def test_olives(tmp_path: Path, run_commands) -> None:
