@@ -23,12 +23,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from octjepa.errors import TooManyLostError, UsageError
 from octjepa.ingest import SourceFile
+from octjepa.ingest.one_file import PreparedVolume
 from octjepa.recipe import Preprocessing
 
 PREPROCESSING = Preprocessing(
@@ -69,11 +69,12 @@ def write_headers(folder: Path, count: int) -> None:
     (folder / "participants.tsv").write_text("\n".join([head_line, *people, ""]))
 
 
-def tiny_volume(source: SourceFile, store: Path, **_: object) -> dict[str, Any]:
+def tiny_volume(source: SourceFile, store: Path, **_: object) -> PreparedVolume:
     """In the place of `ingest_one`: a row like that of a real scan and a chunk folder of two small files."""
     from octjepa.files import write_new_folder
     from octjepa.ingest.one_file import state
-    from octjepa.store.index import COLUMNS, TEXT_COLUMNS
+    from octjepa.read.personal_data import StatedPerson
+    from octjepa.store.index import IndexEntry
 
     content = hashlib.sha256(source.name.encode()).hexdigest()
     name, now = content[:16], state(source)
@@ -86,15 +87,27 @@ def tiny_volume(source: SourceFile, store: Path, **_: object) -> dict[str, Any]:
             "geometry.npz": lambda file: file.write(b"0"),
         },
     )
-    texts = (*TEXT_COLUMNS, "provenance_slice", "provenance_depth", "provenance_column", "notes", "uncertain")
-    row = {
-        **dict.fromkeys(COLUMNS, 0.0), **dict.fromkeys(texts, ""), "volume_id": name, "content_hash": content,
-        "person_id": source.row.person_id, "eye": "OD", "sop_instance_uid": f"1.2.826.{int(name, 16)}",
-        "source": source.name, "device": "topcon_maestro2", "pattern": "raster", "mirrored": False, "split": "",
-        "file": source.name, "file_key": source.key, **now.columns(),
-        "enface_hash": content, "chunk_hash": content,
-    }  # fmt: skip
-    return {"volume": row, "chunk": chunk}
+    entry = IndexEntry(
+        volume_id=name,
+        content_hash=content,
+        person_id=source.row.person_id,
+        eye="OD",
+        sop_instance_uid=f"1.2.826.{int(name, 16)}",
+        source=source.name,
+        device="topcon_maestro2",
+        pattern="raster",
+        notes="",
+        split="",
+        file=source.name,
+        file_key=source.key,
+        file_size=now.size,
+        file_mtime_ns=now.mtime_ns,
+        manifest_hash=now.manifest_hash,
+        user_spacing_mm=now.user_spacing_text,
+        enface_hash=content,
+        chunk_hash=content,
+    )
+    return PreparedVolume(entry, chunk, StatedPerson())
 
 
 def measure(source: Path, store: Path, kind: str, workers: int) -> dict[str, float]:

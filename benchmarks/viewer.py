@@ -78,7 +78,7 @@ def in_chromium(root: Path) -> None:
         for name in sorted(scans.ids - {opened}):
             time.sleep(3)  # the eye before is drawn whole
             first, whole = page.value(CLICK % name)
-            device, load = scans.volumes.entry(name)["device"], os.getloadavg()[0]
+            device, load = scans.volumes.entry(name).device, os.getloadavg()[0]
             print(f"| {device} | {first:.0f} | {whole:.0f} | {load:.1f} |", flush=True)
 
 

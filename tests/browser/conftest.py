@@ -16,6 +16,7 @@ from octjepa.ingest.build import build_store
 from octjepa.ingest.native_files import NativeFiles
 from octjepa.phantom import write_cohort
 from octjepa.store import Store
+from octjepa.store.index import IndexEntry
 from octjepa.store.storage import stage_chunk
 from octjepa.viewer.live import LiveRun
 from octjepa.viewer.misread import CasePredictions
@@ -46,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     row = index_entry(7, split="val", source="<img src=x onerror=alert(1)>.dcm", quality=np.nan, device="zeiss_cirrus")
     staged = stage_chunk(made.chunk_folder(row["volume_id"]), volume(preprocessing, 7))
     replace_folder(staged, made.chunk_folder(row["volume_id"]))
-    made.add(row)
+    made.add(IndexEntry(**row))
     made.consolidate()
     lines = [{"update": u, "train/loss": 1 / u, "train/grad_norm": 1.0 * u} for u in range(1, 9)]
     lines.append({"update": 8, "val/loss": 0.3, "alarms": {"rankme": "<b>low</b>"}})

@@ -26,7 +26,7 @@ from octjepa.model import VJEPA3D
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store
 from octjepa.store.contract import OLDEST_SCHEMA, SCHEMA_VERSION, contract_text
-from octjepa.store.index import COLUMNS, decode_labels
+from octjepa.store.index import COLUMNS, decode_labels, entries_of
 from synthetic import small_recipe
 
 
@@ -156,7 +156,8 @@ def test_the_index_of_the_first_stores_is_read(tmp_path: Path) -> None:
     assert list(store.table.columns) == list(COLUMNS)
     (found,) = store.table.to_dict("records")
     assert (found["provenance_depth"], found["uncertain"]) == ("header", "depth;column")
-    assert decode_labels(found) == {}
+    (entry,) = entries_of(store.table)
+    assert (entry.provenance_depth, decode_labels(entry.labels), entry.chunk_hash) == ("header", {}, "")
 
 
 def test_a_stored_recipe_may_hold_a_key_that_no_longer_decides_anything() -> None:

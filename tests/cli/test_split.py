@@ -9,6 +9,7 @@ import pytest
 from command_line import call
 from index_entries import index_entry, store_of
 from octjepa.store import Store
+from octjepa.store.index import IndexEntry
 
 
 @pytest.fixture
@@ -87,7 +88,8 @@ def test_plan_counts_the_cohort_and_a_criterion_that_takes_the_last_is_named(tmp
     recipe = load_recipe("smoke_test")
     made = Store.create(tmp_path / "store", recipe.preprocessing)
     for number in range(8):
-        made.add(index_entry(number, split="train", device=("topcon_triton", "zeiss_cirrus")[number // 6]))
+        device = ("topcon_triton", "zeiss_cirrus")[number // 6]
+        made.add(IndexEntry(**index_entry(number, split="train", device=device)))
     made.consolidate()
     planned = call("plan", "smoke_test", "--store", tmp_path / "store", "data.balance=device", "--json")
     assert planned.code == 0, planned.err

@@ -80,7 +80,7 @@ def test_rasters_of_a_few_lines_take_part_only_where_a_recipe_asks_for_them(tmp_
         save(ds, tmp_path / "set" / f"{name}.dcm")
     build_store([tmp_path / "set"], tmp_path / "store", preprocessing, max_lost=1)
     made = Store.open(tmp_path / "store")
-    notes = {entry["person_id"]: entry["notes"] for entry in made.entries()}
+    notes = {entry.person_id: entry.notes for entry in made.entries()}
     assert len(notes) == 3
     assert "sparse_slices=2" in notes["P-5"]
     assert "sparse_slices=" in notes["P-9"]
@@ -126,7 +126,7 @@ def test_the_flow_counts_every_stage_by_device_and_site(store: Store) -> None:
     assert len(lines) == 6
     assert "quality 0.5 at least" in lines[4]
     assert lines[4].split("  ")[-1].strip() == "UAB 1, unknown 7"
-    assert not any(row["person_id"] in str(chosen.flow) for row in store.entries())
+    assert not any(entry.person_id in str(chosen.flow) for entry in store.entries())
 
 
 def test_a_file_of_two_volumes_is_one_file() -> None:

@@ -84,7 +84,7 @@ def test_people_without_a_recommendation_are_refused_or_assigned(tmp_path: Path)
     with pytest.raises(UsageError, match=r"7 of 10 people have no recommended_split .* --assign-rest"):
         apply_split(store, "recommended")
     message = apply_split(store, "recommended", assign_rest=True)
-    assert {row["split"] for row in store.entries() if row["person_id"] in {"1001", "1002", "1003"}} == {"val"}
+    assert {entry.split for entry in store.entries() if entry.person_id in {"1001", "1002", "1003"}} == {"val"}
     assert (message.train + message.val + message.test, message.leaks) == (10, [])
     assert message.train >= 6
 

@@ -13,11 +13,13 @@ from octjepa.notes import read_notes
 from octjepa.read.personal_data import StatedPerson
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store
+from octjepa.store.index import IndexEntry
 from shaped_eye import shaped_eye
 
 
-def _entry(person_id: str, device: str = "unknown", site: str = "") -> dict[str, str]:
-    return {"person_id": person_id, "device": device, "site": site}
+def _entry(person_id: str, device: str = "unknown", site: str = "") -> IndexEntry:
+    ids = {"volume_id": "a", "content_hash": "a", "eye": "OD", "notes": "", "split": "", "file": "a.dcm"}
+    return IndexEntry(person_id=person_id, device=device, site=site, **ids)
 
 
 @pytest.mark.parametrize(

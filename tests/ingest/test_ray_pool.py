@@ -67,7 +67,7 @@ def reasons(files: list[SourceFile], store: Path, seconds: float = 60) -> dict[s
 
     results = list(ray_results(files, obey, 2, seconds, store))
     assert [file for file, _ in results] == files
-    return {file.name: row["refused"]["reason"] for file, row in results}
+    return {file.name: row.entry["reason"] for file, row in results}
 
 
 @pytest.mark.slow

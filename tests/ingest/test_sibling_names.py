@@ -55,9 +55,9 @@ def test_an_ingest_writes_no_name_that_any_file_of_a_folder_states(tmp_path: Pat
     made = Store.open(store)
     assert len(list(made.entries())) == 3
     assert len(made.quarantine) == 2
-    for shown in (*made.entries(), *made.quarantine):
-        assert shown["file"].startswith("***/"), shown["file"]
-    assert {entry["person_id"][:2] for entry in made.entries()} == {"P-", "p-"}
+    for file in (*(entry.file for entry in made.entries()), *(refusal["file"] for refusal in made.quarantine)):
+        assert file.startswith("***/"), file
+    assert {entry.person_id[:2] for entry in made.entries()} == {"P-", "p-"}
     for path in store.rglob("*"):
         if path.is_file():
             content = path.read_bytes().lower()

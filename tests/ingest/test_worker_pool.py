@@ -29,7 +29,7 @@ def reasons(files: list[SourceFile], workers: int = 2, seconds: float = 60) -> d
     with WorkerPool(obey, workers, seconds) as pool:
         refusals = list(pool.results(files))
     assert [file for file, _ in refusals] == files
-    return {file.name: (row["refused"]["reason"], row["refused"].get("detail", "")) for file, row in refusals}
+    return {file.name: (row.entry["reason"], row.entry.get("detail", "")) for file, row in refusals}
 
 
 @pytest.mark.slow

@@ -80,9 +80,9 @@ def test_two_eyes_in_a_folder_are_two_scans_and_their_localizer_is_apart(tmp_pat
     localizer.SOPClassUID = localizer.file_meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.77.1.5.1"
     save(localizer, folder / "localizer.dcm")
     report = build_store([folder], tmp_path / "store", Preprocessing(image_size=(16, 32, 32)), max_lost=1)
-    made = {entry["eye"]: entry for entry in Store.open(tmp_path / "store").entries()}
-    assert {eye: entry["native_d"] for eye, entry in made.items()} == {"OD": 8, "OS": 6}
-    assert {entry["file"] for entry in made.values()} == {"set#1", "set#2"}
+    made = {entry.eye: entry for entry in Store.open(tmp_path / "store").entries()}
+    assert {eye: entry.native_d for eye, entry in made.items()} == {"OD": 8, "OS": 6}
+    assert {entry.file for entry in made.values()} == {"set#1", "set#2"}
     assert report.by_reason == {"not_structural_oct": 1}
     again = build_store([folder], tmp_path / "store", Preprocessing(image_size=(16, 32, 32)), max_lost=1)
     assert (again.accepted, again.skipped) == (0, 2)

@@ -22,6 +22,7 @@ from octjepa.report.cohort import (
     refused_files,
     summarise_cohort,
 )
+from octjepa.store.index import IndexChange, IndexEntry
 
 WHEN = "2026-01-01T00:00:00+00:00"
 
@@ -101,9 +102,12 @@ def test_ten_thousand_files_make_a_small_page_soon(tmp_path: Path) -> None:
     rows[8888] |= {"notes": "laterality_disagrees"}
     store = store_of(tmp_path / "store", rows[:1])
     for row in rows:
-        store.index.apply({"volume": row})  # the index alone: writing it row by row is not what is timed here
+        store.index.apply(
+            IndexChange(volume=IndexEntry(**row))
+        )  # the index alone: writing it row by row is not what is timed here
     for number in range(5000):
-        store.index.apply({"refused": quarantine_record(number, "truncated" if number % 5 else "empty_file")})
+        refused = quarantine_record(number, "truncated" if number % 5 else "empty_file")
+        store.index.apply(IndexChange(refused=refused))
     store.consolidate()
     started = time.perf_counter()
     text = write_report(store.path, tmp_path / "page.html").read_text(encoding="utf-8")

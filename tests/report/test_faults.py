@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -49,9 +50,9 @@ def test_leaked_people_are_named_though_no_probe_ran(demo: Path) -> None:
     leaked = table.replace_schema_metadata({**table.schema.metadata, b"octjepa.leaked": b"4"})
     pq.write_table(leaked, demo / "embeddings.parquet")
     store = Store.open(demo / "store")
-    row = next(dict(row) for row in store.entries() if row["split"] == "test")
+    entry = next(entry for entry in store.entries() if entry.split == "test")
     with store.writing():
-        store.add({**row, "split": "train", "volume_id": "f" * 16, "content_hash": "f" * 64, "file": "other.dcm"})
+        store.add(replace(entry, split="train", volume_id="f" * 16, content_hash="f" * 64, file="other.dcm"))
         store.consolidate()
     head = first_words(demo)
     assert "Leaked people. people in more than one split of the store: 1." in head

@@ -161,4 +161,4 @@ def test_a_small_store_shows_every_eye_and_a_large_store_one_per_device() -> Non
     rows = [{"volume_id": f"{n:02d}", "device": f"d{n % 2}", "pattern": "raster", "split": "train"} for n in range(21)]
     few, many = pd.DataFrame(rows[:20]), pd.DataFrame(rows)
     assert len(examples.all_if_few(few)) == 20
-    assert [row["volume_id"] for row in examples.all_if_few(many)] == ["00", "01"]
+    assert [entry.volume_id for entry in examples.all_if_few(many)] == ["00", "01"]

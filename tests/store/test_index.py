@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+import json
+import math
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
+import pytest
+
+from octjepa.errors import OctjepaError
 from octjepa.evaluate.labels import read_labels
-from octjepa.store.index import decode_labels, encode_labels, format_labels
+from octjepa.store.index import (
+    IndexChange,
+    IndexEntry,
+    decode_labels,
+    encode_labels,
+    entries_of,
+    format_labels,
+    read_change,
+)
 
 FIRST, SECOND = {"glaucoma": 1.0, "age": 61.5, "eye": "x"}, {"glaucoma": 0.0, "stage": "mild\tnone"}
-ROWS = [
-    {"volume_id": "b", "person_id": "P2", "eye": "OS", "labels": encode_labels(SECOND)},
-    {"volume_id": "a", "person_id": "P1", "eye": "OD", "labels": encode_labels(FIRST)},
-    {"volume_id": "c", "person_id": "P3", "eye": "", "labels": ""},
-    {"volume_id": "d", "person_id": "P4", "eye": "OD", "labels": float("nan")},
-    {"volume_id": "e", "person_id": "P5", "eye": "OD"},
+
+
+def entry(volume_id: str, person_id: str, eye: str, labels: str = "") -> IndexEntry:
+    return IndexEntry(
+        volume_id=volume_id, content_hash="", person_id=person_id, eye=eye, labels=labels, notes="", split="", file="x"
+    )
+
+
+ENTRIES = [
+    entry("b", "P2", "OS", encode_labels(SECOND)),
+    entry("a", "P1", "OD", encode_labels(FIRST)),
+    entry("c", "P3", ""),
 ]
 
 
 def test_the_table_is_one_that_probes_read(tmp_path: Path) -> None:
-    text = format_labels(ROWS)
+    text = format_labels(ENTRIES)
     assert text.splitlines()[0] == "volume_id\tperson_id\teye\tage\teye_\tglaucoma\tstage"
     assert text.splitlines()[1] == "a\tP1\tOD\t61.5\tx\t1\t"
     path = tmp_path / "labels.tsv"
@@ -30,5 +52,35 @@ def test_the_table_is_one_that_probes_read(tmp_path: Path) -> None:
 
 
 def test_without_labels_there_is_no_table() -> None:
-    assert format_labels(ROWS[2:]) == ""
-    assert [decode_labels(row) for row in ROWS[2:]] == [{}, {}, {}]
+    assert format_labels(ENTRIES[2:]) == ""
+    assert decode_labels(ENTRIES[2].labels) == {}
+
+
+def test_columns_that_a_table_lacks_are_empty_and_missing_cells_too() -> None:
+    table = pd.DataFrame([{"volume_id": "a", "file": "x", "labels": np.nan, "site": None, "native_d": 5, "more": 1}])
+    (read,) = entries_of(table)
+    assert (read.volume_id, read.shape, read.labels, read.site, read.mirrored) == ("a", (5, 0, 0), "", "", False)
+    assert math.isnan(read.quality)
+    assert (read.key, read.stated_spacing_mm) == ("x", None)
+
+
+def test_an_entry_comes_back_from_a_table_and_from_a_journal() -> None:
+    written = replace(entry("a", "P1", "OD"), mirrored=True, quality=0.5, user_spacing_mm="0.1,0.004,0.01", native_w=7)
+    (read,) = entries_of(pd.DataFrame([asdict(written)]))
+    assert read.to_json() == pytest.approx(written.to_json(), nan_ok=True)
+    assert read.stated_spacing_mm == (0.1, 0.004, 0.01)
+    change = read_change(json.loads(json.dumps(IndexChange(volume=written).to_json())), "journal.jsonl")
+    assert change.refused is None
+    assert change.volume is not None
+    assert change.volume.to_json() == pytest.approx(written.to_json(), nan_ok=True)
+
+
+def test_a_journal_of_an_earlier_version_hides_the_spacing_in_another_column() -> None:
+    data = entry("a", "P1", "OD").to_json() | {"manifest_hash": "ab spacing 0.1,0.004,0.01"}
+    del data["user_spacing_mm"]
+    change = read_change({"volume": data}, "journal.jsonl")
+    assert change.volume is not None
+    assert change.volume.file_state.manifest_hash == "ab"
+    assert change.volume.file_state.user_spacing_mm == (0.1, 0.004, 0.01)
+    with pytest.raises(OctjepaError, match="is damaged"):
+        read_change({"volume": {"volume_id": "a", "file": "x"}}, "journal.jsonl")

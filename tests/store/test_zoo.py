@@ -44,13 +44,13 @@ def test_every_fate_in_a_cohort(name: str, ingested: tuple[list[dict[str, str]],
     broken, store = ingested
     (row,) = [row for row in broken if row["kind"] == name]
     file = row["filepath"].lstrip("/")
-    stored_files = {stored["file"]: stored for stored in store.entries()}
+    stored_files = {stored.file: stored for stored in store.entries()}
     refused = {line["file"]: line["reason"] for line in store.quarantine}
     if row["fate"] == "accepted":
         assert file in stored_files
-        notes = {note.partition("=")[0] for note in stored_files[file]["notes"].split(";")}
+        notes = {note.partition("=")[0] for note in stored_files[file].notes.split(";")}
         assert set(filter(None, row["notes"].split(";"))) <= notes
-        assert int(row["frames"]) == stored_files[file]["native_d"] or name == "radial"
+        assert int(row["frames"]) == stored_files[file].native_d or name == "radial"
     else:
         assert file not in stored_files
         assert refused.get(file, "") in row["reasons"].split(";")

@@ -60,6 +60,7 @@ def fill_store(path: Path) -> None:
     from octjepa.config import load_recipe
     from octjepa.files import replace_folder
     from octjepa.store import Store
+    from octjepa.store.index import IndexEntry
     from octjepa.store.storage import stage_chunk
     from octjepa.volume import CanonicalVolume
 
@@ -73,7 +74,7 @@ def fill_store(path: Path) -> None:
         frame_mm = 0.26 * (np.arange(24) - 11.5)
         volume = CanonicalVolume(row["volume_id"], pixels, band, 120.0, 25.0, shifts, frame_shifts, frame_mm)
         replace_folder(stage_chunk(store.chunk_folder(row["volume_id"]), volume), store.chunk_folder(row["volume_id"]))
-        store.add(row)
+        store.add(IndexEntry(**row))
     for refusal in REFUSED:
         store.refuse(refusal)
     store.consolidate()

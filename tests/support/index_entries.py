@@ -8,6 +8,7 @@ from typing import Any
 
 from octjepa.recipe import Preprocessing
 from octjepa.store.folder import Store
+from octjepa.store.index import IndexEntry
 
 
 def index_entry(number: int, **fields: Any) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def store_of(path: Path, rows: Iterable[dict[str, Any]], participants: Iterable[
     """A store that holds these rows and participants {person_id, clinical_site, recommended_split}."""
     store = Store.create(path, Preprocessing())
     for row in rows:
-        store.add(row)
+        store.add(IndexEntry(**row))
     empty = {"clinical_site": "", "study_group": "", "age": None, "recommended_split": ""}
     store.add_participants([{**empty, **person} for person in participants])
     store.consolidate()

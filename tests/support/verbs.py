@@ -21,6 +21,7 @@ from octjepa.files import replace_folder
 from octjepa.ingest import build_store
 from octjepa.phantom import CohortDesign, write_cohort
 from octjepa.store import Store
+from octjepa.store.index import IndexEntry
 from octjepa.store.storage import chunk_hash, stage_chunk
 from planted import QUICK, RECIPE, PlantedStore, write_encoder, write_labels
 
@@ -127,11 +128,11 @@ def _planted_store(path: Path) -> None:
             folder = store.chunk_folder(volume.volume_id)
             replace_folder(stage_chunk(folder, replace(volume)), folder)
             store.add(
-                index_entry(
+                IndexEntry(**index_entry(
                     number, volume_id=volume.volume_id, person_id=row["person_id"], eye=row["eye"],
                     split=splits[row["person_id"]], tissue_mean=volume.tissue_mean, tissue_std=volume.tissue_std,
                     chunk_hash=chunk_hash({name: folder / name for name in ("pixels.npy", "geometry.npz")}),
-                )
+                ))
             )  # fmt: skip
         store.consolidate()
 

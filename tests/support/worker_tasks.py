@@ -11,11 +11,13 @@ from typing import Any
 
 from octjepa.errors import OctjepaError
 from octjepa.ingest import SourceFile
+from octjepa.ingest.one_file import RefusedFile, Result
 from octjepa.ingest.worker_pool import AHEAD
 from octjepa.read import memory_budget
+from octjepa.read.personal_data import StatedPerson
 
 
-def obey(source: SourceFile) -> dict[str, Any]:
+def obey(source: SourceFile) -> RefusedFile:
     """Crashes, hangs, fails or answers with its process id, as the file's name says."""
     name = source.name.partition(".")[0]
     if name == "segfault":
@@ -44,10 +46,10 @@ def obey(source: SourceFile) -> dict[str, Any]:
     if name in ("slow", "gate"):
         time.sleep(0.3)
     detail = {"detail": str(memory_budget._workers)} if name == "workers" else {}
-    return {"refused": {"file": source.name, "reason": "read", "by": os.getpid(), **detail}}
+    return RefusedFile({"file": source.name, "reason": "read", "by": str(os.getpid()), **detail}, StatedPerson())
 
 
-def poisoned(source: SourceFile, **settings: Any) -> dict[str, Any]:
+def poisoned(source: SourceFile, **settings: Any) -> Result:
     """The ingest of one file, whose process eye3.dcm ends."""
     from octjepa.ingest.one_file import ingest_one
 
@@ -56,11 +58,11 @@ def poisoned(source: SourceFile, **settings: Any) -> dict[str, Any]:
     return ingest_one(source, **settings)
 
 
-def die_on_bad(source: SourceFile, job: Any) -> dict[str, Any]:
+def die_on_bad(source: SourceFile, job: Any) -> RefusedFile:
     """In the place of a Ray worker's task: the file "bad" takes the whole worker with it."""
     if source.name == "bad":
         os._exit(1)
-    return {"refused": {"reason": "read", "file": source.name}}
+    return RefusedFile({"reason": "read", "file": source.name}, StatedPerson())
 
 
 def embed_after_a_kill(part: tuple[int, list[str]], job: Any) -> tuple[int, str]:

@@ -63,7 +63,7 @@ def test_planes_are_the_files_own_voxels(scans: Scans, folder: Path) -> None:
     name = min(scans.ids)
     about = scans.native_about(name)
     entry = scans.volumes.entry(name)
-    volume = read_volume(folder / "eyes" / entry["file"])
+    volume = read_volume(folder / "eyes" / entry.file)
     assert isinstance(about, NativeFacts)
     assert about.reason == ""
     assert about.shape == volume.shape
@@ -85,7 +85,7 @@ def test_the_first_b_scan_is_had_without_the_others(folder: Path, tmp_path: Path
     name = min(scans.ids)
     number = scans.first(name).number
     entry = scans.volumes.entry(name)
-    path = folder / "eyes" / entry["file"]
+    path = folder / "eyes" / entry.file
     volume = read_volume(path)
     assert 0 <= number < volume.shape[0]
     np.testing.assert_array_equal(pixels(scans.first_png(name)), volume.pixels[number])
@@ -279,7 +279,7 @@ def test_a_file_that_is_gone_or_changed_is_reported_and_the_rest_goes_on(folder:
     shutil.copytree(folder / "eyes", tmp_path / "moved")
     entry = alone.volumes.entry(first)
     other = alone.volumes.entry(second)
-    shutil.copy(tmp_path / "moved" / other["file"], tmp_path / "moved" / entry["file"])
+    shutil.copy(tmp_path / "moved" / other.file, tmp_path / "moved" / entry.file)
     moved = open_scans(tmp_path / "deep" / "store", [str(tmp_path / "moved")])
     assert "changed since ingest" in moved.native_about(first).reason
     assert moved.native_about(second).reason == ""  # under another path, with the same pixels
@@ -325,7 +325,7 @@ def test_the_legend_tells_who_made_the_labels(folder: Path, tmp_path: Path) -> N
         named = listed | ({"source": source} if source else {})
         (tmp_path / "nifti" / "classes.json").write_text(json.dumps(named))
         assert captions(open_scans(folder / "store", labels=tmp_path / "nifti"), name) == (caption, [*classes])
-    scan = folder / "eyes" / entry["file"]
+    scan = folder / "eyes" / entry.file
     (tmp_path / "dicom").mkdir()
     turned = "frames_reversed" in volume.notes
     write_segmentation(tmp_path / "dicom" / "x.dcm", codes[::-1] if turned else codes, classes, volume.spacing_mm, scan)
@@ -350,7 +350,7 @@ def test_two_files_of_the_same_labels_give_one_legend_and_others_are_named(folde
     assert captions(alone, name) == ("Labels, source unknown.", ["fluid"])
     inside = np.where(codes == 255, 0, codes).astype(np.uint8)
     inside = inside[::-1] if "frames_reversed" in volume.notes else inside
-    write_segmentation(tmp_path / "x.dcm", inside, ("fluid",), volume.spacing_mm, folder / "eyes" / entry["file"])
+    write_segmentation(tmp_path / "x.dcm", inside, ("fluid",), volume.spacing_mm, folder / "eyes" / entry.file)
     made = f"Labels, made automatically by octjepa {version('octjepa')}."
     both = open_scans(folder / "store", labels=tmp_path)
     assert captions(both, name) == (made, ["fluid"])

@@ -71,7 +71,7 @@ def test_a_store_and_its_scans_in_a_bucket_are_shown(bucket: Bucket, tmp_path: P
                 put_bytes(file.read_bytes(), join(bucket.url, file.relative_to(tmp_path).as_posix()))
     scans = open_scans(join(bucket.url, "store"), [join(bucket.url, "eyes")])
     name = min(scans.ids)
-    volume = read_volume(tmp_path / "eyes" / scans.volumes.entry(name)["file"])
+    volume = read_volume(tmp_path / "eyes" / scans.volumes.entry(name).file)
     assert scans.first(name).number is not None
     assert scans.native_about(name).to_json()["shape"] == list(volume.shape)
     np.testing.assert_array_equal(scans.native(name).volume.pixels, volume.pixels)

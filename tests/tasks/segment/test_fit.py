@@ -105,8 +105,8 @@ def test_shifted_labels_and_swapped_classes_are_seen(line: Line) -> None:
     head = load_head(line.out, str(line.encoder))
     cohort = LabelledVolumes(line.store, line.labels, RECIPE)
     row = cohort.in_split("test")[0]
-    scores = head.head.scores(line.store.read(row["volume_id"]))
-    stored, truth = cohort.stored[row["volume_id"]], cohort.native(row, "labels", "inferior")
+    scores = head.head.scores(line.store.read(row.volume_id))
+    stored, truth = cohort.stored[row.volume_id], cohort.native(row, "labels", "inferior")
 
     def evaluated(stored: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         one = evaluate_scan(scores, stored, type(truth)(codes, truth.native, truth.scan, "labels", "positions"))

@@ -16,6 +16,7 @@ from octjepa.embed.table import read_embeddings
 from octjepa.errors import UsageError
 from octjepa.files import replace_folder
 from octjepa.store import Store
+from octjepa.store.index import IndexEntry
 from octjepa.store.storage import stage_chunk
 from octjepa.tasks.segmenter.biomarkers import FEATURES, embed_biomarkers, filled
 from octjepa.tasks.segmenter.retained_layers import LayerCache, RetainedLayers
@@ -48,14 +49,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
             row = index_entry(number, split=("train", "train", "val", "test")[number // 4 % 4], pattern="raster")
             staged = stage_chunk(made.chunk_folder(row["volume_id"]), volume(preprocessing, number))
             replace_folder(staged, made.chunk_folder(row["volume_id"]))
-            made.add(row)
+            made.add(IndexEntry(**row))
     made.consolidate()
     return Store.open(made.path)
 
 
-def read(entry: Mapping[str, Any]) -> OCTVolume:
+def read(entry: IndexEntry) -> OCTVolume:
     """A scan of noise; its person is the number at the end of the id in the index."""
-    number = int("".join(sign for sign in str(entry["person_id"]) if sign.isdigit())) // 1
+    number = int("".join(sign for sign in entry.person_id if sign.isdigit())) // 1
     pixels = np.random.default_rng(number).integers(0, 255, (24, 160, 96)).astype(np.uint8)
     return OCTVolume(pixels, (0.25, 0.0039, 0.0625), {}, str(number), "device", laterality="OD")
 
