@@ -30,6 +30,7 @@ class Record:
     KEYS: ClassVar[tuple[str, ...]] = ()
     ALIASES: ClassVar[Mapping[str, str]] = {}  # JSON key -> field
     OMITTED: ClassVar[tuple[str, ...]] = ()
+    __slots__ = ()  # so that a class may have them
 
     @classmethod
     def _keys(cls) -> tuple[str, ...]:

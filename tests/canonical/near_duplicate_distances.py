@@ -53,7 +53,7 @@ COPIES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def code(volume: OCTVolume) -> np.ndarray:
-    digits = str(canonicalise(volume, Preprocessing()).measurements["enface_hash"])
+    digits = canonicalise(volume, Preprocessing()).enface_hash
     return np.unpackbits(np.frombuffer(bytes.fromhex(digits), np.uint8))
 
 

@@ -19,7 +19,7 @@ from shaped_eye import shaped_eye
 
 def code(volume: OCTVolume, **changes: object) -> str:
     preprocessing = Preprocessing().model_copy(update=changes)
-    return str(canonicalise(volume, preprocessing).measurements["enface_hash"])
+    return canonicalise(volume, preprocessing).enface_hash
 
 
 def bits(one: str, other: str) -> int:

@@ -39,13 +39,18 @@ _MAX_TEXT_SHARE = 0.2  # of a B-scan; more is the picture of a screen
 
 @dataclass(frozen=True, eq=False)
 class CanonicalisationResult:
-    """A canonical volume and columns of its index entry; `measurements`: quality, its parts and the en face hash."""
+    """A canonical volume and fields of its index entry.
+
+    `measurements`: quality, its parts, the retina score and the shares outside of the grid. `enface_hash` is "" for a
+    single B-scan.
+    """
 
     volume: CanonicalVolume
     mirrored: bool
     tissue_share: float
-    measurements: dict[str, float | str]
+    measurements: dict[str, float]
     notes: tuple[Note, ...]
+    enface_hash: str
 
 
 def _slice_positions(volume: OCTVolume) -> Float[np.ndarray, " D"]:
@@ -301,14 +306,9 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing, halves: bool =
         half_difference,
     )
     code = enface_hash(enface_image[:, ::-1] if left else enface_image, tz, tx)
-    measurements: dict[str, float | str] = {
-        **asdict(quality),
-        "retina_score": retina_score,
-        **outside,
-        "enface_hash": code,
-    }
+    measurements: dict[str, float] = {**asdict(quality), "retina_score": retina_score, **outside}
     return CanonicalisationResult(
-        canonical, mirrored, float(tissue.sum() / stored.size), measurements, unique_notes(notes)
+        canonical, mirrored, float(tissue.sum() / stored.size), measurements, unique_notes(notes), code
     )
 
 

@@ -55,4 +55,4 @@ def canonicalise_bscan(volume: OCTVolume, preprocessing: Preprocessing, slices: 
         frame_mm=np.array([middle * preprocessing.target_spacing_mm[0]]),
     )
     share = result.tissue_share * slices / len(filled)
-    return replace(result, volume=placed, tissue_share=share, measurements={**result.measurements, "enface_hash": ""})
+    return replace(result, volume=placed, tissue_share=share, enface_hash="")

@@ -58,13 +58,13 @@ def split_the_rest(store: Store, seed: int = 0) -> dict[str, int]:
     Writes the splits into the store and returns how many people got theirs in which way: "kept", "recommended",
     "stratified".
     """
-    existing = {entry["person_id"]: entry["split"] for entry in store.entries() if entry["split"]}
-    people = {entry["person_id"] for entry in store.entries()}
+    existing = {entry.person_id: entry.split for entry in store.entries() if entry.split}
+    people = {entry.person_id for entry in store.entries()}
     recommended = {person: split for person, split in _recommendations(store).items() if person not in existing}
     fixed = {**existing, **recommended}
     assigned = {} if people <= fixed.keys() else split_stratified(store, seed, fixed=fixed)
     # A volume that was added later may have no split though others of its person have one.
-    if people - existing.keys() or not all(entry["split"] for entry in store.entries()):
+    if people - existing.keys() or not all(entry.split for entry in store.entries()):
         store.set_split({**assigned, **fixed})
     counts = {"kept": len(existing), "recommended": len(recommended), "stratified": len(people - fixed.keys())}
     return {way: count for way, count in counts.items() if count}

@@ -6,10 +6,9 @@ number is limited by the cost, so that a page does not take long.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import torch
@@ -21,6 +20,7 @@ from octjepa.errors import OctjepaError
 from octjepa.explain.occlusion import Occlusion, encoder_occlusion, forward_passes, tuned_occlusion
 from octjepa.parsing import read_parquet
 from octjepa.store import Store
+from octjepa.store.index import IndexEntry
 from octjepa.tasks.finetune.external import TunableExternal
 from octjepa.tasks.finetune.network import TunableEncoder
 from octjepa.tasks.finetune.predict import TunedModel
@@ -34,9 +34,9 @@ _FLOP_ACCELERATOR = 1e15
 
 @dataclass(frozen=True)
 class OccludedVolume:
-    """A volume to draw: its row of the store's index, its occlusion, and the caption of its prediction."""
+    """A volume to draw: its entry in the store's index, its occlusion, and the caption of its prediction."""
 
-    row: Mapping[str, Any]
+    row: IndexEntry
     volume: CanonicalVolume
     occlusion: Occlusion
     caption: str = ""
@@ -47,11 +47,11 @@ def occluded_eyes(store: Store, encoder: PretrainedEncoder) -> list[OccludedVolu
 
     Raises OctjepaError: too costly for a page.
     """
-    rows = examples.one_per_device(store.table, splits=("test", "val"))[:MAX_EYES]
+    entries = examples.one_per_device(store.table, splits=("test", "val"))[:MAX_EYES]
     occluded = []
-    for row in rows[: affordable_eyes(encoder)] if rows else []:
-        volume = store.read(str(row["volume_id"]))
-        occluded.append(OccludedVolume(row, volume, encoder_occlusion(encoder, volume)))
+    for entry in entries[: affordable_eyes(encoder)] if entries else []:
+        volume = store.read(entry.volume_id)
+        occluded.append(OccludedVolume(entry, volume, encoder_occlusion(encoder, volume)))
     return occluded
 
 
@@ -69,12 +69,11 @@ def occluded_cases(store: Store, path: Path, tuned: TunedModel) -> list[Occluded
     require_same_contract(tuned.encoder, store, path)
     head = tuned.heads[0]
     cases = select_test_cases(_read_predictions(path / "predictions.parquet"), head.target, head.classes)
-    index = {str(row["volume_id"]): row for row in examples.records(store.table)}
     occluded = []
     for case in cases[: affordable_eyes(tuned.encoder)] if cases else []:
         volume = store.read(case["volume_id"])
         result = tuned_occlusion(tuned, volume, 0, case["prediction"] if head.classes else None)
-        occluded.append(OccludedVolume(index[case["volume_id"]], volume, result, case["caption"]))
+        occluded.append(OccludedVolume(store.entry(case["volume_id"]), volume, result, case["caption"]))
     return occluded
 
 
@@ -85,7 +84,7 @@ def select_test_cases(frame: pd.DataFrame, target: str, classes: Sequence[str]) 
     error and that of the greatest.
     """
     wanted = (frame["level"] == "volume") & (frame["target"] == target) & (frame["split"] == "test")
-    rows = examples.records(frame[wanted & (frame["truth"] != "")].sort_values("volume_id", kind="stable"))
+    rows = frame[wanted & (frame["truth"] != "")].sort_values("volume_id", kind="stable").to_dict("records")
     cases = []
     if not classes and rows:
         rows.sort(key=lambda row: abs(float(row["predicted"]) - float(row["truth"])))

@@ -60,19 +60,19 @@ def write_maps(store: Store, explained: ExplainedEyes, folder: Path, attention: 
         raise UsageError("no held-out eye of the store can be mapped: octjepa split sets people aside")
     maps: dict[str, list[TokenAttention]] = {}
     if attention is not None:
-        maps = read_attention(attention, [str(eye.row["volume_id"]) for eye in explained.eyes])
+        maps = read_attention(attention, [eye.row.volume_id for eye in explained.eyes])
     folder.mkdir(parents=True, exist_ok=True)
     paths, refusals = list[str](), list[UsageError]()
     for eye in explained.eyes:
         try:
             writer = NativeWriter.open(store, eye, explained.encoder.recipe, folder)
         except UsageError as error:
-            _log.warning("no maps of %s: %s", eye.row["volume_id"], error)
+            _log.warning("no maps of %s: %s", eye.row.volume_id, error)
             refusals.append(error)
             continue
         _write_eye(explained.encoder, eye, writer)
         tuned = explained.tuned
-        eye_attention = maps.get(str(eye.row["volume_id"]), []) if tuned is None else _tuned_attention(tuned, eye)
+        eye_attention = maps.get(eye.row.volume_id, []) if tuned is None else _tuned_attention(tuned, eye)
         write_attention_maps(writer, eye_attention)
         paths += map(str, writer.paths)
     if not paths:

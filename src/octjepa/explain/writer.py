@@ -35,13 +35,13 @@ class NativeWriter:
     @classmethod
     def open(cls, store: Store, eye: OccludedVolume, recipe: Recipe, folder: Path) -> NativeWriter:
         """Raises UsageError: ingest turned the scan's voxels, so that no map can be laid on the file's."""
-        native = store.native_map(str(eye.row["volume_id"]))
-        return cls(eye, native, recipe, folder, frames_reversed(read_notes(eye.row["notes"])))
+        native = store.native_map(eye.row.volume_id)
+        return cls(eye, native, recipe, folder, frames_reversed(read_notes(eye.row.notes)))
 
     def write_map(self, kind: str, grid: Float[np.ndarray, "d h w"]) -> NativeValues:
         """Writes the values of tokens as `ID.KIND.nii.gz` and returns them at every voxel, B-scans in spatial order."""
         values = tokens_to_native(grid, self.native, self.recipe)
-        self.paths.append(self.folder / f"{self.eye.row['volume_id']}.{kind}.nii.gz")
+        self.paths.append(self.folder / f"{self.eye.row.volume_id}.{kind}.nii.gz")
         write_nifti(self.paths[-1], values[::-1] if self.reversed_frames else values, self.native.spacing_mm)
         return values
 
@@ -71,6 +71,6 @@ class NativeWriter:
 
     def write_figure(self, figure: object, kind: str = "") -> None:
         """Writes a matplotlib figure as `ID.png` or `ID.KIND.png`."""
-        name = f"{self.eye.row['volume_id']}.{kind}.png" if kind else f"{self.eye.row['volume_id']}.png"
+        name = f"{self.eye.row.volume_id}.{kind}.png" if kind else f"{self.eye.row.volume_id}.png"
         self.paths.append(self.folder / name)
         write_atomic(self.paths[-1], lambda file: figure.savefig(file, format="png"))  # type: ignore[attr-defined]

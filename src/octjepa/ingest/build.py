@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from threadpoolctl import ThreadpoolController
 
@@ -25,7 +25,7 @@ from octjepa.cohort.split import split_the_rest
 from octjepa.errors import NothingReadError, TooManyLostError, UsageError, VolumeRejected, counted
 from octjepa.files import remove_unfinished, replace_folder
 from octjepa.ingest.note_warnings import note_warnings
-from octjepa.ingest.one_file import Result, Spacing, ingest_one, is_done, refused, sha256
+from octjepa.ingest.one_file import PreparedVolume, Result, Spacing, ingest_one, is_done, refused, sha256
 from octjepa.ingest.person_claims import CONTRADICTED_NOTE, CONTRADICTION_KINDS, PersonClaims
 from octjepa.ingest.ray_pool import ray_results
 from octjepa.ingest.sibling_names import SiblingNames
@@ -41,7 +41,7 @@ from octjepa.reasons import REASONS
 from octjepa.recipe import Preprocessing
 from octjepa.record import Record
 from octjepa.store.folder import Store
-from octjepa.store.index import file_key, people_unknown
+from octjepa.store.index import IndexEntry, people_unknown, refused_file_key
 from octjepa.time_limit import SECONDS_PER_FILE, time_limit
 from octjepa.volume import volume_id
 
@@ -84,30 +84,28 @@ class DuplicateCheck:
         self._owner_by_content: dict[str, tuple[str, str]] = {}  # person, eye
         self._content_by_uid: dict[str, str] = {}
         for entry in store.entries():
-            if file_key(entry) in again:
+            if entry.key in again:
                 continue
-            if file_key(entry) in here:
-                self._owner_by_content[entry["content_hash"]] = entry["person_id"], entry["eye"]
-            if entry["sop_instance_uid"]:
-                self._content_by_uid[entry["sop_instance_uid"]] = entry["content_hash"]
+            if entry.key in here:
+                self._owner_by_content[entry.content_hash] = entry.person_id, entry.eye
+            if entry.sop_instance_uid:
+                self._content_by_uid[entry.sop_instance_uid] = entry.content_hash
 
-    def refusal(self, entry: dict[str, Any]) -> tuple[str, str] | None:
+    def refusal(self, entry: IndexEntry) -> tuple[str, str] | None:
         """(reason, detail) for a duplicate; None for a new scan, which is remembered."""
-        content, uid = entry["content_hash"], entry["sop_instance_uid"]
+        content, uid = entry.content_hash, entry.sop_instance_uid
         if content in self._owner_by_content:
             person, eye = self._owner_by_content[content]
-            another = person != entry["person_id"]
+            another = person != entry.person_id
             self.across_people += another
             whose = ", which is stored under another person id" if another else ""
-            if eye and entry["eye"] and eye != entry["eye"]:
-                whose += (
-                    f", and there as the other eye ({eye}; here {entry['eye']}): one of the two files is mislabelled"
-                )
-            return "duplicate_content", f"the same pixels as volume {entry['volume_id']}{whose}"
+            if eye and entry.eye and eye != entry.eye:
+                whose += f", and there as the other eye ({eye}; here {entry.eye}): one of the two files is mislabelled"
+            return "duplicate_content", f"the same pixels as volume {entry.volume_id}{whose}"
         first = self._content_by_uid.get(uid, content) if uid else content
         if first != content:
             return "duplicate_sop_uid", f"the SOP instance UID of volume {volume_id(first)}, other pixels"
-        self._owner_by_content[content] = entry["person_id"], entry["eye"]
+        self._owner_by_content[content] = entry.person_id, entry.eye
         if uid:
             self._content_by_uid[uid] = content
         return None
@@ -115,16 +113,15 @@ class DuplicateCheck:
 
 def record_result(store: Store, duplicates: DuplicateCheck, source: SourceFile, result: Result) -> Result:
     """Writes one result to index or quarantine and returns it; a duplicate becomes a refusal."""
-    entry = result.get("volume")
-    if entry is not None:
-        refusal = duplicates.refusal(entry)
+    if isinstance(result, PreparedVolume):
+        refusal = duplicates.refusal(result.entry)
         if refusal is None:
-            replace_folder(result["chunk"], store.chunk_folder(entry["volume_id"]))
-            store.add(entry)
+            replace_folder(result.chunk, store.chunk_folder(result.entry.volume_id))
+            store.add(result.entry)
             return result
-        shutil.rmtree(result["chunk"], ignore_errors=True)
-        result = refused(source, "index", *refusal, sha256(source), result.get("person"))
-    store.refuse(result["refused"])
+        shutil.rmtree(result.chunk, ignore_errors=True)
+        result = refused(source, "index", *refusal, sha256(source), result.person)
+    store.refuse(result.entry)
     return result
 
 
@@ -268,11 +265,11 @@ def _ingest(
     duplicates: DuplicateCheck,
     results: Generator[tuple[SourceFile, Result], None, None],
     count: int,
-) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+) -> tuple[list[IndexEntry], list[dict[str, str]]]:
     """Records every result: (index entries of the accepted volumes, quarantine entries of the refused files)."""
-    splits = {entry["person_id"]: entry["split"] for entry in store.entries() if entry["split"]}
+    splits = {entry.person_id: entry.split for entry in store.entries() if entry.split}
     sites = {str(person["person_id"]): str(person["clinical_site"]) for person in discovery.participants}
-    accepted: list[dict[str, Any]] = []
+    accepted: list[str] = []
     refusals: list[dict[str, str]] = []
     names, claims, read = SiblingNames(), PersonClaims(), set[str]()
     remove_unfinished(store.path / "chunks")
@@ -280,38 +277,38 @@ def _ingest(
     total = len(discovery.files)
     with bar("ingest", total, "files", done=total - count) as progress, closing(results):
         for file, result in results:
-            if entry := result.get("volume"):
-                entry["split"] = splits.get(entry["person_id"], "")
-                entry["site"] = sites.get(entry["person_id"]) or entry["site"]
-            names.learn(file.name, result.get("person") or StatedPerson())
+            if isinstance(result, PreparedVolume):
+                person_id, site = result.entry.person_id, result.entry.site
+                entry = replace(result.entry, split=splits.get(person_id, ""), site=sites.get(person_id) or site)
+                result = replace(result, entry=entry)
+            names.learn(file.name, result.person)
             read.add(file.key)
             recorded = record_result(store, duplicates, file, result)
-            if "volume" in recorded:
-                accepted.append(recorded["volume"])
-                claims.learn(recorded["volume"], result.get("person") or StatedPerson())
+            if isinstance(recorded, PreparedVolume):
+                accepted.append(recorded.entry.volume_id)
+                claims.learn(recorded.entry, result.person)
             else:
-                refusals.append(recorded["refused"])
+                refusals.append(recorded.entry)
             progress.advance()
     for source, reason, detail in discovery.refused:
-        entry = refused(source, "discover", reason, detail)["refused"]
-        store.refuse(entry)
-        refusals.append(entry)
+        refusals.append(refused(source, "discover", reason, detail).entry)
+        store.refuse(refusals[-1])
     _learn_stored_people(store, discovery, names, claims, read)
     _note_contradictions(store, claims)
     _mask_siblings(store, discovery, names)
-    return accepted, refusals
+    return [store.entry(volume_id) for volume_id in accepted], refusals
 
 
 def _note_contradictions(store: Store, claims: PersonClaims) -> None:
     """Notes the volumes of person ids under which files state different people, with the kinds of contradiction."""
     contradictions = claims.contradictions()
     for entry in store.entries():
-        if kinds := contradictions.get(entry["person_id"]):
-            notes = read_notes(entry["notes"])
+        if kinds := contradictions.get(entry.person_id):
+            notes = read_notes(entry.notes)
             earlier = {kind for note in notes if note.code == CONTRADICTED_NOTE for kind in note.detail.split("+")}
             detail = "+".join(kind for kind in CONTRADICTION_KINDS if kind in (earlier | set(kinds)))
             others = [note for note in notes if note.code != CONTRADICTED_NOTE]
-            entry["notes"] = write_notes([*others, f"{CONTRADICTED_NOTE}={detail}"])
+            store.change(replace(entry, notes=write_notes([*others, f"{CONTRADICTED_NOTE}={detail}"])))
 
 
 def _learn_stored_people(
@@ -320,11 +317,11 @@ def _learn_stored_people(
     """Learns whom the DICOM files state that are in the store and were not `read` in this run, from their headers."""
     sources = {file.key: file for file in discovery.files}
     for entry in store.entries():
-        source = sources.get(file_key(entry))
+        source = sources.get(entry.key)
         if source is None or source.key in read:
             continue
         person = StatedPerson()
-        if isinstance(source.location, Path) and entry["format"] == "dicom" and entry["personal"]:
+        if isinstance(source.location, Path) and entry.format == "dicom" and entry.personal:
             person = read_stated_person(source.path)
             names.learn(source.name, person)
         claims.learn(entry, person)
@@ -334,18 +331,23 @@ def _mask_siblings(store: Store, discovery: Discovery, names: SiblingNames) -> N
     """Masks in index and quarantine names and birth dates that files state, in the paths and ids of their siblings."""
     refused_files = (refusal.source for refusal in discovery.refused)
     sources = {file.key: file for file in (*discovery.files, *refused_files)}
-    splits = {entry["person_id"]: entry["split"] for entry in store.entries() if entry["split"]}
-    for entry in (*store.entries(), *store.quarantine):
-        source = sources.get(file_key(entry))
+    splits = {entry.person_id: entry.split for entry in store.entries() if entry.split}
+    for entry in store.entries():
+        source = sources.get(entry.key)
         if source is None:
             continue
-        for column in ("file", "source"):
-            if column in entry:
-                entry[column] = names.masked(source.name, str(entry[column]))
-        if "person_id" in entry and names.identifies(source.name, str(entry["person_id"])):
-            entry["person_id"] = pseudonym(str(entry["person_id"]))
-            entry["split"] = splits.get(entry["person_id"], entry["split"])
-            entry["notes"] = write_notes([*read_notes(entry["notes"]), "person_id_pseudonymised"])
+        masked = replace(
+            entry, file=names.masked(source.name, entry.file), source=names.masked(source.name, entry.source)
+        )
+        if names.identifies(source.name, entry.person_id):
+            person_id = pseudonym(entry.person_id)
+            notes = write_notes([*read_notes(entry.notes), "person_id_pseudonymised"])
+            masked = replace(masked, person_id=person_id, split=splits.get(person_id, entry.split), notes=notes)
+        store.change(masked)
+    for refusal in store.quarantine:
+        source = sources.get(refused_file_key(refusal))
+        if source is not None:
+            refusal["file"] = names.masked(source.name, refusal["file"])
 
 
 def _warn_of_copies(store: Store, pairs: Sequence[tuple[str, str, int]], copies: int) -> None:
@@ -358,7 +360,7 @@ def _warn_of_copies(store: Store, pairs: Sequence[tuple[str, str, int]], copies:
         )
     if not pairs:
         return
-    files = {entry["volume_id"]: entry["file"] for entry in store.entries()}
+    files = {entry.volume_id: entry.file for entry in store.entries()}
     groups = sorted(sorted(files[name] for name in group) for group in connected([(a, b) for a, b, _ in pairs]))
     shown = "; ".join(", ".join(group[:4]) + (", ..." if len(group) > 4 else "") for group in groups[:3])
     _log.warning(
@@ -377,15 +379,15 @@ def _warn_of_copies(store: Store, pairs: Sequence[tuple[str, str, int]], copies:
 def _summary(
     store: Store,
     discovery: Discovery,
-    accepted: Sequence[dict[str, Any]],
+    accepted: Sequence[IndexEntry],
     refusals: Sequence[dict[str, str]],
     near_duplicates: int,
 ) -> IngestSummary:
     """Counts over this run and the store; warns of what needs the user's attention."""
     table = store.table
-    notes = count_codes(read_notes(entry["notes"]) for entry in accepted)
+    notes = count_codes(read_notes(entry.notes) for entry in accepted)
     by_reason = Counter(entry["reason"] for entry in refusals)
-    personal = count_fields(read_codes(entry["personal"]) for entry in accepted)
+    personal = count_fields(read_codes(entry.personal) for entry in accepted)
     sites_per_person = table[table["site"].fillna("") != ""].groupby("person_id")["site"].nunique()
     unknown, several_sites = people_unknown(table), int((sites_per_person > 1).sum())
     has_note = (
@@ -430,7 +432,7 @@ def _summary(
         quarantined=len(refusals),
         lost=sum(count for reason, count in by_reason.items() if REASONS[reason].lost),
         by_reason=dict(sorted(by_reason.items())),
-        by_device=dict(sorted(Counter(entry["device"] for entry in accepted).items())),
+        by_device=dict(sorted(Counter(entry.device for entry in accepted).items())),
         ignored=dict(sorted(discovery.ignored.items())),
         files_without_row=discovery.files_without_row,
         notes=dict(sorted(notes.items())),

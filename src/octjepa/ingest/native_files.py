@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
@@ -23,7 +22,7 @@ from octjepa.notes import read_notes
 from octjepa.read.one_frame import read_one_frame
 from octjepa.read.reader import read_volume
 from octjepa.remote import is_remote
-from octjepa.store.index import file_key, user_spacing_mm
+from octjepa.store.index import IndexEntry
 from octjepa.volume import OCTVolume
 
 MAX_BYTES = 512 << 20  # of pixels that are held at once; the last scan is held in any case
@@ -39,13 +38,13 @@ class NativeFiles:
         self._lock = threading.Lock()
         self._held: OrderedDict[str, OCTVolume] = OrderedDict()
 
-    def read(self, entry: Mapping[str, Any]) -> OCTVolume:
+    def read(self, entry: IndexEntry) -> OCTVolume:
         """The native scan of an index entry, with the pixels that were ingested.
 
         Raises UsageError that says in words why there is none: not found, changed since ingest, not readable.
         """
         with self._lock:
-            name = str(entry["volume_id"])
+            name = entry.volume_id
             if name not in self._held:
                 self._held[name] = self._read(entry)
                 while len(self._held) > 1 and sum(volume.pixels.nbytes for volume in self._held.values()) > MAX_BYTES:
@@ -53,22 +52,21 @@ class NativeFiles:
             self._held.move_to_end(name)
             return self._held[name]
 
-    def frame(self, entry: Mapping[str, Any], number: int) -> UInt8[np.ndarray, "H W"] | None:
+    def frame(self, entry: IndexEntry, number: int) -> UInt8[np.ndarray, "H W"] | None:
         """B-scan `number` of an index entry, without reading the others; None if that cannot be done.
 
         That it is the file which was ingested is not checked except for its name and size: `read` does so afterwards.
         """
         source = next(self._candidates(entry), None)
-        if source is None or source.member or str(entry["volume_id"]) in self._held:
+        if source is None or source.member or entry.volume_id in self._held:
             return None
-        shape = (int(entry["native_d"]), int(entry["native_h"]), int(entry["native_w"]))
         try:
             with source.local() as path:
-                return read_one_frame(path, number, shape, read_notes(entry["notes"]))
+                return read_one_frame(path, number, entry.shape, read_notes(entry.notes))
         except (OctjepaError, OSError):
             return None
 
-    def _read(self, entry: Mapping[str, Any]) -> OCTVolume:
+    def _read(self, entry: IndexEntry) -> OCTVolume:
         reasons = []
         for source in self._candidates(entry):
             try:
@@ -76,7 +74,7 @@ class NativeFiles:
                     volume = read_volume(
                         path,
                         source.row,
-                        user_spacing_mm(entry),
+                        entry.stated_spacing_mm,
                         dataset_path=source.dataset_path,
                         member=source.member,
                     )
@@ -85,7 +83,7 @@ class NativeFiles:
             except (OctjepaError, OSError):
                 reasons.append("its file cannot be opened")
             else:
-                if volume.content_hash == entry["content_hash"]:
+                if volume.content_hash == entry.content_hash:
                     return volume
                 reasons.append("its file has changed since ingest: the pixels are others now")
         if reasons:
@@ -93,9 +91,9 @@ class NativeFiles:
         hint = "is in none of the folders given with --scans" if self._scans else "is not next to the store"
         raise UsageError(f"its file {hint}: give --scans FOLDER, the folder that was ingested")
 
-    def _candidates(self, entry: Mapping[str, Any]) -> Iterator[SourceFile]:
+    def _candidates(self, entry: IndexEntry) -> Iterator[SourceFile]:
         """Files that may be the entry's: by name below the folders, then by the hash of the path, then by any name."""
-        name, _, member = str(entry["file"]).partition("#")
+        name, _, member = entry.file.partition("#")
         tried = set()
         if name and ".." not in Path(name).parts and not Path(name).is_absolute():
             for folder in (*map(Path, (scan for scan in self._scans if not is_remote(scan))), *self._near):
@@ -106,7 +104,7 @@ class NativeFiles:
                     yield source
         if self._scans:
             by_key, by_name = self._discovered
-            for candidate in (by_key.get(file_key(entry)), by_name.get(str(entry["file"]))):
+            for candidate in (by_key.get(entry.key), by_name.get(entry.file)):
                 if candidate is not None and candidate.key not in tried:
                     tried.add(candidate.key)
                     yield candidate

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from octjepa.canonical.pipeline import CanonicalisationResult, canonicalise
 from octjepa.canonical.quality import looks_inverted
@@ -20,7 +19,7 @@ from octjepa.read.reader import SpacingOption, read_volume
 from octjepa.read.single_bscan import read_bscan_volume
 from octjepa.reasons import error_origin, quarantine_record, rejection
 from octjepa.recipe import Preprocessing
-from octjepa.store.index import FileState, encode_labels
+from octjepa.store.index import FileState, IndexEntry, encode_labels
 from octjepa.store.storage import CHUNK_FILES, chunk_folder, chunk_hash, stage_chunk
 from octjepa.volume import OCTVolume
 
@@ -29,9 +28,29 @@ _INVERTED = (
     "dark layers on a bright background: the intensities look inverted. A DICOM header has to say MONOCHROME1 then; "
     "of other formats invert the values"
 )
-# {"volume": index entry, "chunk": hidden folder} or {"refused": quarantine entry}; and "person", whom the file states
-# (`StatedPerson`), for the paths of its siblings: it is written nowhere.
-Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PreparedVolume:
+    """The index entry of a file's volume, and the hidden folder with its pixels.
+
+    `person` is whom the file states, for the paths of its siblings. It is written nowhere.
+    """
+
+    entry: IndexEntry
+    chunk: Path
+    person: StatedPerson
+
+
+@dataclass(frozen=True)
+class RefusedFile:
+    """The quarantine entry of a file, and whom the file states."""
+
+    entry: dict[str, str]
+    person: StatedPerson
+
+
+Result = PreparedVolume | RefusedFile
 
 
 def ingest_one(
@@ -44,8 +63,7 @@ def ingest_one(
 ) -> Result:
     """Reads, canonicalises and stages one file; with `bscan_slices` a single B-scan, which fills so many slices.
 
-    Returns {"volume": index entry, "chunk": the hidden folder with its pixels} or {"refused": quarantine entry}. The
-    parent renames the hidden folder once it knows that the file is not a second copy of another.
+    The parent renames the hidden folder once it knows that the file is not a second copy of another.
     Raises OctjepaError, OSError: the disk is full or the store cannot be written.
     """
     stage = "read"
@@ -83,8 +101,8 @@ def ingest_one(
             raise
         chunk = stage_chunk(chunk_folder(store, result.volume.volume_id), result.volume)
         digest = chunk_hash({name: chunk / name for name in CHUNK_FILES})
-        entry = {**_entry(volume, result, source, before), "chunk_hash": digest}
-        return {"volume": entry, "chunk": chunk, "person": people[-1] if people else StatedPerson()}
+        entry = replace(_entry(volume, result, source, before), chunk_hash=digest)
+        return PreparedVolume(entry, chunk, people[-1] if people else StatedPerson())
     except VolumeRejected as error:
         return refused(source, stage, error.reason, error.detail, sha256(source), people[-1] if people else None)
     except UsageError:
@@ -117,7 +135,7 @@ def is_done(source: SourceFile, before: FileState | None, spacing_mm: Spacing = 
 
 def refused(
     source: SourceFile, stage: str, reason: str, detail: str, digest: str = "", person: StatedPerson | None = None
-) -> Result:
+) -> RefusedFile:
     """The quarantine entry of one file as a result; `person` is whom it states, None if that was not read.
 
     Raises KeyError: a reason that is not on the list.
@@ -125,7 +143,7 @@ def refused(
     if person is None:
         person = read_stated_person(source.location) if isinstance(source.location, Path) else StatedPerson()
     entry = quarantine_record(mask_path(source.name, person.name, person.birth_date), digest, stage, reason, detail)
-    return {"refused": {**entry, "file_key": source.key}, "person": person}
+    return RefusedFile({**entry, "file_key": source.key}, person)
 
 
 def sha256(source: SourceFile) -> str:
@@ -145,47 +163,50 @@ def _display_name(volume: OCTVolume, source: SourceFile) -> str:
     return "/".join(parts) + (f"#{source.member}" if source.member else "")
 
 
-def _entry(
-    volume: OCTVolume, result: CanonicalisationResult, source: SourceFile, file_state: FileState
-) -> dict[str, Any]:
-    """The index entry of a volume: the columns of `octjepa.store.index`."""
+def _entry(volume: OCTVolume, result: CanonicalisationResult, source: SourceFile, file_state: FileState) -> IndexEntry:
+    """The index entry of a volume; its chunk has no hash yet."""
     name = _display_name(volume, source)
     dz, dy, dx = volume.spacing_mm
-    return {
-        "volume_id": result.volume.volume_id,
-        "content_hash": volume.content_hash,
-        "person_id": volume.person_id,
-        "eye": volume.laterality or "",
-        "laterality_source": volume.laterality_source,
-        "device": volume.device,
-        "protocol": volume.protocol,
-        "region": volume.region,
-        "pattern": volume.pattern,
-        "sop_instance_uid": volume.sop_instance_uid,
-        "source": name,
-        "visit": volume.visit,
-        "site": volume.site,
-        "format": volume.format,
-        "personal": write_codes(volume.personal),
-        "labels": encode_labels(volume.labels),
-        "native_d": volume.shape[0],
-        "native_h": volume.shape[1],
-        "native_w": volume.shape[2],
-        "spacing_z_mm": dz,
-        "spacing_y_mm": dy,
-        "spacing_x_mm": dx,
-        "provenance_slice": volume.provenance["slice"],
-        "provenance_depth": volume.provenance["depth"],
-        "provenance_column": volume.provenance["column"],
-        "uncertain": write_codes(volume.uncertain),
-        "notes": write_notes((*volume.notes, *result.notes)),
-        "mirrored": result.mirrored,
-        "tissue_mean": result.volume.tissue_mean,
-        "tissue_std": result.volume.tissue_std,
-        "tissue_share": result.tissue_share,
+    return IndexEntry(
+        volume_id=result.volume.volume_id,
+        content_hash=volume.content_hash,
+        person_id=volume.person_id,
+        eye=volume.laterality or "",
+        laterality_source=volume.laterality_source,
+        device=volume.device,
+        protocol=volume.protocol,
+        region=volume.region,
+        pattern=volume.pattern,
+        sop_instance_uid=volume.sop_instance_uid,
+        source=name,
+        visit=volume.visit,
+        site=volume.site,
+        format=volume.format,
+        personal=write_codes(volume.personal),
+        labels=encode_labels(volume.labels),
+        native_d=volume.shape[0],
+        native_h=volume.shape[1],
+        native_w=volume.shape[2],
+        spacing_z_mm=dz,
+        spacing_y_mm=dy,
+        spacing_x_mm=dx,
+        provenance_slice=volume.provenance["slice"],
+        provenance_depth=volume.provenance["depth"],
+        provenance_column=volume.provenance["column"],
+        uncertain=write_codes(volume.uncertain),
+        notes=write_notes((*volume.notes, *result.notes)),
+        mirrored=result.mirrored,
+        tissue_mean=result.volume.tissue_mean,
+        tissue_std=result.volume.tissue_std,
+        tissue_share=result.tissue_share,
         **result.measurements,
-        "split": "",
-        "file": name,
-        "file_key": source.key,
-        **file_state.columns(),
-    }
+        enface_hash=result.enface_hash,
+        split="",
+        chunk_hash="",
+        file=name,
+        file_key=source.key,
+        file_size=file_state.size,
+        file_mtime_ns=file_state.mtime_ns,
+        manifest_hash=file_state.manifest_hash,
+        user_spacing_mm=file_state.user_spacing_text,
+    )

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from octjepa.read.personal_data import StatedPerson, is_placeholder, words
+from octjepa.store.index import IndexEntry
 
 _NO_DATES = {"19000101", "19010101", "00000000", "11111111", "99991231", "99999999"}  # that stand for none
 _SEXES = {"m": "M", "male": "M", "1": "M", "f": "F", "female": "F", "2": "F", "w": "F"}  # numbers as in ISO 5218
@@ -35,20 +35,19 @@ class PersonClaims:
             kind: defaultdict(set) for kind in CONTRADICTION_KINDS[1:]
         }
 
-    def learn(self, entry: Mapping[str, Any], person: StatedPerson) -> None:
+    def learn(self, entry: IndexEntry, person: StatedPerson) -> None:
         """The file of the index entry `entry` states `person`. Empty texts and placeholders say nothing."""
-        person_id = str(entry["person_id"])
+        person_id = entry.person_id
         parts = frozenset(word for word in words(person.name) if not word.isdigit() and not is_placeholder(word))
         if parts and not is_placeholder(person.name):
             self._names[person_id].add(parts)
         digits = re.sub(r"\D", "", person.birth_date)
         born = digits[:4] if len(digits) == 8 and digits not in _NO_DATES else ""
-        device = str(entry["device"])
         stated = {
             "birth_years": born,
             "sex": _SEXES.get(person.sex.strip().lower(), ""),
-            "devices": "" if device == "unknown" else device,
-            "sites": str(entry["site"] or ""),
+            "devices": "" if entry.device == "unknown" else entry.device,
+            "sites": entry.site,
         }
         for kind, value in stated.items():
             if value:

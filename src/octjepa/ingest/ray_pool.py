@@ -153,7 +153,7 @@ def _result(ray: Any, file: SourceFile, reference: Any, store: Path) -> Result:
         ray.exceptions.ObjectLostError,
     )
     try:
-        result: Result = ray.get(reference)
+        result: Result | NotVisible = ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         raise worker_error(error) from error
     except lost as error:
@@ -164,19 +164,18 @@ def _result(ray: Any, file: SourceFile, reference: Any, store: Path) -> Result:
             f"the Ray cluster failed ({type(error).__name__}); finished files are in the store: run the same "
             "command again to continue"
         ) from error
-    not_visible = result.get("not_visible")
-    if not_visible is None:
+    if not isinstance(result, NotVisible):
         return result
-    machine, store_is_visible = not_visible
-    if not store_is_visible:
+    if not result.store_is_visible:
         raise UsageError(
-            f"the machine {machine} of the Ray cluster does not see the store {store}: give --store a folder on a disk "
-            "that all machines share under the same path, or, for a store in a bucket, let OCTJEPA_CACHE name one"
+            f"the machine {result.machine} of the Ray cluster does not see the store {store}: give --store a folder on "
+            "a disk that all machines share under the same path, or, for a store in a bucket, let OCTJEPA_CACHE name "
+            "one"
         )
     if file.state() is not None:
         raise UsageError(
-            f"the machine {machine} of the Ray cluster does not see {file.name}: put the sources on a disk that all "
-            "machines share under the same path, or in a bucket"
+            f"the machine {result.machine} of the Ray cluster does not see {file.name}: put the sources on a disk "
+            "that all machines share under the same path, or in a bucket"
         )
     return refused(file, "read", "unreadable_file", "the file went away while it was read")
 
@@ -186,11 +185,19 @@ def _result(ray: Any, file: SourceFile, reference: Any, store: Path) -> Result:
 _pool: tuple[_Job, WorkerPool] | None = None  # of this Ray worker, reused by its next tasks
 
 
-def work_on_machine(file: SourceFile, job: _Job) -> Result:
-    """Works on one file where Ray chose: a result, or {"not_visible": (machine, whether it sees the store)}."""
+@dataclass(frozen=True)
+class NotVisible:
+    """The name of a machine that does not see the store, or sees the store and not the file."""
+
+    machine: str
+    store_is_visible: bool
+
+
+def work_on_machine(file: SourceFile, job: _Job) -> Result | NotVisible:
+    """Works on one file where Ray chose."""
     store_is_visible = job.mark.is_dir()
     if not store_is_visible or file.state() is None:
-        return {"not_visible": (socket.gethostname(), store_is_visible)}
+        return NotVisible(socket.gethostname(), store_is_visible)
     ((_, result),) = _pool_for(job).results([file])
     return result
 

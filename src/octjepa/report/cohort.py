@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octjepa.cohort.examples import records
 from octjepa.cohort.flow import CohortFlow, Counts, Stage, cohort_table, count_entries
 from octjepa.errors import counted
 from octjepa.ingest.source_flow import RefusedFiles, source_flow
@@ -22,7 +21,7 @@ from octjepa.notes import read_notes
 from octjepa.reasons import REASONS
 from octjepa.report.figures.eyes import AxisGeometry, native_geometry
 from octjepa.report.html import file_name, without_paths
-from octjepa.store.index import text_column
+from octjepa.store.index import IndexEntry, entries_of, text_column
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,7 +94,7 @@ class RefusalReason:
 class AcceptedFile:
     """One volume: its row of the index, the file's name as shown, its native geometry and its notes."""
 
-    row: Mapping[str, Any]
+    row: IndexEntry
     file: str
     axes: tuple[AxisGeometry, ...]
     notes: tuple[str, ...]
@@ -268,12 +267,7 @@ def accepted_files(store: Store) -> list[AcceptedFile]:
         )
         table = ordered.head(MAX_VOLUMES)
     files = [
-        AcceptedFile(
-            row,
-            file_name(str(row["source"])),
-            native_geometry(row),
-            read_notes(row["notes"]),
-        )
-        for row in records(table.assign(format=text_column(table["format"])))
+        AcceptedFile(entry, file_name(entry.source), native_geometry(entry), read_notes(entry.notes))
+        for entry in entries_of(table)
     ]
-    return sorted(files, key=lambda file: (file.row["device"], file.file))
+    return sorted(files, key=lambda file: (file.row.device, file.file))

@@ -217,7 +217,7 @@ def _leaks(table: pd.DataFrame) -> str:
 def _labels(store: Store) -> str:
     from octjepa.store.index import decode_labels
 
-    counts = Counter(name for row in store.entries() for name in decode_labels(row))
+    counts = Counter(name for entry in store.entries() for name in decode_labels(entry.labels))
     rows = [(name, str(number)) for name, number in sorted(counts.items())]
     return _table(("label", "volumes"), rows) if rows else "None."
 

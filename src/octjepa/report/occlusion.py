@@ -8,10 +8,10 @@ whose end is never less than a given change: a map of nothing has no colour.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
@@ -20,6 +20,7 @@ from markupsafe import Markup
 from octjepa.cohort import examples
 from octjepa.errors import OctjepaError
 from octjepa.report.figures import eyes, svg
+from octjepa.store.index import IndexEntry
 
 if TYPE_CHECKING:
     from octjepa.explain.eyes import OccludedVolume
@@ -39,7 +40,7 @@ class OcclusionPicture:
     b_scan_number, a_scan_number: (the strongest column's centre in the native scan, counted from 1; their number).
     """
 
-    row: Mapping[str, Any]
+    row: IndexEntry
     caption: str
     en_face: Markup
     b_scan: Markup
@@ -170,7 +171,7 @@ def _picture(
         result.scattered[0] / unit,
         result.background / unit,
         abs(strongest) > result.scattered[0],
-        *_native_numbers(store, str(row["volume_id"]), *stored),
+        *_native_numbers(store, row.volume_id, *stored),
     )
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from octjepa.cohort import examples
 from octjepa.errors import OctjepaError
@@ -23,6 +23,7 @@ from octjepa.ingest.remembered_sources import sources_of
 from octjepa.progress import bar
 from octjepa.remote import is_remote
 from octjepa.store import Store
+from octjepa.store.index import IndexEntry
 from octjepa.tasks.segment.thickness import SECTORS
 from octjepa.tasks.segmenter.measurement import Preparation, measure
 from octjepa.tasks.segmenter.retained_layers import LayerCache
@@ -68,30 +69,30 @@ def layers_of_store(
     cache = cache or LayerCache()
     near = () if is_remote(store.location) else folders_near(Path(store.location))
     files = NativeFiles(scans or sources_of(store.location), near)
-    rows = examples.all_if_few(store.table)
+    entries = examples.all_if_few(store.table)
     rasters = int((store.table["pattern"] == "raster").sum())
-    shown = StoreLayers(rasters, len(store.table) - rasters, len(rows))
+    shown = StoreLayers(rasters, len(store.table) - rasters, len(entries))
     end = time.monotonic() + seconds
-    with bar("layers", len(rows), "scan") as progress:
-        for row in rows:
+    with bar("layers", len(entries), "scan") as progress:
+        for entry in entries:
             try:
-                _show(shown, row, files, cache, end)
+                _show(shown, entry, files, cache, end)
             except OctjepaError as error:
-                shown.left_out.append(LeftOutVolume(str(row["volume_id"]), str(error)))
+                shown.left_out.append(LeftOutVolume(entry.volume_id, str(error)))
             progress.advance()
     return shown
 
 
-def _show(shown: StoreLayers, row: Mapping[str, Any], files: NativeFiles, cache: LayerCache, end: float) -> None:
+def _show(shown: StoreLayers, entry: IndexEntry, files: NativeFiles, cache: LayerCache, end: float) -> None:
     """Adds one volume. Raises OctjepaError: no file, no layers, or no time."""
-    name = str(row["volume_id"])
-    volume = files.read(row)
+    name = entry.volume_id
+    volume = files.read(entry)
     retained = cache.retained(volume)
     if retained is None:
         if time.monotonic() >= end:
             raise OctjepaError("the time for layers was used up; the same command continues with this volume")
         retained = cache.layers(volume)
-    measurement = measure(volume, retained, Preparation.of_entry(row))
+    measurement = measure(volume, retained, Preparation.of_entry(entry))
     scan = SegmentedScan.of(name, volume, measurement, {})
     title = f"{name}{', ' + scan.eye if scan.eye else ''}"
     picture = base64.b64encode(scan_jpeg(title, volume, retained, measurement)).decode()

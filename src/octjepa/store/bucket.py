@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from octjepa import remote
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.locks import writer_lock
+from octjepa.store.index import IndexChange
 from octjepa.store.storage import CHUNK_FILES, MARKER, SHARDS, ChunkFile, DamagedVolume, ShardPart, chunk_folder
 
 ENTRIES_PER_JOURNAL = 32  # what a killed ingest may lose
@@ -204,14 +204,14 @@ class BucketWriter:
         """The index files in the folder; journal.jsonl goes up in numbered objects instead."""
         return sorted(p for p in self.folder.iterdir() if p.suffix in _INDEX_SUFFIXES and p.name != "journal.jsonl")
 
-    def add(self, change: dict[str, Any]) -> None:
+    def add(self, change: IndexChange) -> None:
         """Uploads one journal line after the chunk it names, whose local files are then removed."""
-        if "volume" in change:
-            volume_id = str(change["volume"]["volume_id"])
+        if change.volume is not None:
+            volume_id = change.volume.volume_id
             self._wait_for_uploads(_QUEUED - 1)
             self.bucket.forget_listing(volume_id)
             self._uploads.append(self._pool.submit(self._upload_chunk, volume_id))
-        self._lines.append(json.dumps(change) + "\n")
+        self._lines.append(json.dumps(change.to_json()) + "\n")
         if len(self._lines) >= ENTRIES_PER_JOURNAL:
             self._wait_for_uploads()
             self._journals += 1

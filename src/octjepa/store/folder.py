@@ -21,8 +21,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -36,18 +37,21 @@ from octjepa.remote import is_remote
 from octjepa.store.contract import check_same_contract, contract_text, read_contract
 from octjepa.store.index import (
     COLUMNS,
-    LABEL_COLUMNS,
     LABELS_FILE,
     FileState,
     Index,
-    check_entry,
+    IndexChange,
+    IndexEntry,
     entries_of,
-    file_key,
     format_labels,
     merge_participants,
     people_unknown,
+    read_change,
     read_people,
+    read_refusal,
     read_volumes,
+    refused_file_key,
+    text_column,
 )
 from octjepa.store.shards import ShardTable
 from octjepa.store.storage import (
@@ -139,19 +143,17 @@ class Store:
         self._lines: dict[str, int] | None = None  # of the table, by volume id
         self._moments = np.empty((0, 2))
         refused = folder / "quarantine.jsonl"
-        entries = [check_entry("refused", entry, str(refused)) for entry in Journal(refused).read()]
+        entries = [read_refusal(entry, str(refused)) for entry in Journal(refused).read()]
         self.index = Index(read_volumes(folder, self.location), entries)
         self.shards = ShardTable.read(folder)
         for journal in (*map(Journal, self._journal_parts()), self._journal):
-            for change in journal.read():
-                for kind in {"volume", "refused"} & change.keys():
-                    check_entry(kind, change[kind], str(journal.path))
-                self._apply(change)
+            for line in journal.read():
+                self._apply(read_change(line, str(journal.path)))
 
-    def _apply(self, change: dict[str, Any]) -> str | None:
+    def _apply(self, change: IndexChange) -> str:
         """As `Index.apply`; a volume that was written anew is no longer in a shard."""
-        if "volume" in change:
-            self.shards.forget(str(change["volume"]["volume_id"]))
+        if change.volume is not None:
+            self.shards.forget(change.volume.volume_id)
         return self.index.apply(change)
 
     def _journal_parts(self) -> list[Path]:
@@ -216,7 +218,7 @@ class Store:
             table = self.index.table
             if table is None:
                 entries = [self.index.volumes[key] for key in sorted(self.index.volumes)]
-                self._table = pd.DataFrame(entries, columns=list(COLUMNS))
+                self._table = pd.DataFrame(map(attrgetter(*COLUMNS), entries), columns=list(COLUMNS))
             else:
                 self._table = table.reindex(columns=list(COLUMNS)).sort_values("volume_id", ignore_index=True)
             self._lines = None
@@ -233,11 +235,15 @@ class Store:
     @property
     def quarantine(self) -> list[dict[str, str]]:
         """Entries {file, hash, stage, reason, detail, when, file_key}, sorted by file."""
-        return sorted(self.index.quarantine.values(), key=lambda entry: (entry["file"], file_key(entry)))
+        return sorted(self.index.quarantine.values(), key=lambda entry: (entry["file"], refused_file_key(entry)))
 
-    def entries(self) -> Iterable[dict[str, Any]]:
+    def entries(self) -> Iterable[IndexEntry]:
         """The index entries of all volumes, in no particular order."""
         return self.index.volumes.values()
+
+    def entry(self, volume_id: str) -> IndexEntry:
+        """The index entry of a volume. Raises KeyError: no such volume."""
+        return self.index.volumes[volume_id]
 
     # -- reading volumes --
 
@@ -333,7 +339,7 @@ class Store:
         """
         from octjepa.canonical.native_mapping import NativeMap  # training needs no native geometry
 
-        entries = self.table[self.table["volume_id"] == volume_id].to_dict("records")
+        entries = entries_of(self.table[self.table["volume_id"] == volume_id])
         if not entries:
             raise UsageError(f"the store {self.location} has no volume {volume_id}")
         entry = entries[0]
@@ -345,14 +351,14 @@ class Store:
             shifts, frame_mm = geometry["frame_shifts"], geometry["frame_mm"]
         # A single B-scan is as thick as the stored slices that it fills: all of these map to it, and no other does.
         filled_mm = self.bscan_slices * self.preprocessing.target_spacing_mm[0]
-        slice_mm = filled_mm or float(entry["spacing_z_mm"])
+        slice_mm = filled_mm or entry.spacing_mm[0]
         return NativeMap(
-            shape=(int(entry["native_d"]), int(entry["native_h"]), int(entry["native_w"])),
-            spacing_mm=(slice_mm, float(entry["spacing_y_mm"]), float(entry["spacing_x_mm"])),
+            shape=entry.shape,
+            spacing_mm=(slice_mm, *entry.spacing_mm[1:]),
             preprocessing=self.preprocessing,
             frame_shifts=shifts,
             frame_mm=frame_mm,
-            mirrored=bool(entry["mirrored"]),
+            mirrored=entry.mirrored,
         )
 
     def damaged(self) -> list[str]:
@@ -416,19 +422,24 @@ class Store:
     def known_files(self) -> dict[str, FileState]:
         """file key -> the state in which it was read, of every accepted file whose chunk is there."""
         volumes = self.index.volumes.items()
-        return {file_key(entry): FileState.of(entry) for name, entry in volumes if self.has_files(name)}
+        return {entry.key: entry.file_state for name, entry in volumes if self.has_files(name)}
 
-    def add(self, entry: dict[str, Any]) -> None:
+    def add(self, entry: IndexEntry) -> None:
         """Adds the index entry of a volume whose chunk is in its folder."""
-        self._record({"volume": entry})
+        self._record(IndexChange(volume=entry))
+
+    def change(self, entry: IndexEntry) -> None:
+        """Replaces the entry of a volume with `entry`; `consolidate` writes it."""
+        self.index.volumes[entry.volume_id] = entry
+        self._table = None
 
     def refuse(self, entry: dict[str, str]) -> None:
         """Adds the quarantine entry of a file."""
-        self._record({"refused": entry})
+        self._record(IndexChange(refused=entry))
 
-    def _record(self, change: dict[str, Any]) -> None:
+    def _record(self, change: IndexChange) -> None:
         writer = self.writer
-        self._journal.append(change)
+        self._journal.append(change.to_json())
         removed = self._apply(change)
         self._table = None
         writer.add(change)
@@ -471,7 +482,7 @@ class Store:
         write_atomic(self.path / "volumes.parquet", lambda file: table.to_parquet(file, index=False))
         write_atomic(self.path / "quarantine.jsonl", lambda file: file.write(lines.encode()))
         self.shards.write(self.path)
-        labels = format_labels(entries_of(table.loc[table["labels"].astype(bool), list(LABEL_COLUMNS)]))
+        labels = format_labels(entries_of(table[text_column(table["labels"]) != ""]))
         if labels or (self.path / LABELS_FILE).is_file():
             write_atomic(self.path / LABELS_FILE, lambda file: file.write(labels.encode()))
         self._journal.remove()

@@ -1,7 +1,7 @@
 """The index of a store: its volumes, refused files, people and labels.
 
-`volumes.parquet` has an entry per volume with the columns `COLUMNS`; `quarantine.jsonl` has an entry per refused file;
-`participants.parquet` has one per person; `labels.tsv` lists the labels that came inside the files, for
+`volumes.parquet` has an entry per volume with the fields of `IndexEntry`; `quarantine.jsonl` has an entry per refused
+file; `participants.parquet` has one per person; `labels.tsv` lists the labels that came inside the files, for
 `octjepa probe`, with the columns volume_id, person_id, eye and one per label.
 """
 
@@ -9,85 +9,127 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.notes import read_notes
 from octjepa.parsing import parse_json_object, read_parquet
+from octjepa.record import Record
 
 if TYPE_CHECKING:
     import pandas as pd
 
-TEXT_COLUMNS = (
-    "volume_id",
-    "content_hash",
-    "person_id",
-    "eye",
-    "laterality_source",
-    "device",
-    "protocol",
-    "region",
-    "pattern",
-    "sop_instance_uid",
-    "source",
-    "visit",
-    "site",
-    "format",
-    "personal",
-    "enface_hash",
-    "labels",
-)
-COLUMNS = (
-    *TEXT_COLUMNS,
-    "native_d",
-    "native_h",
-    "native_w",
-    "spacing_z_mm",
-    "spacing_y_mm",
-    "spacing_x_mm",
-    "provenance_slice",
-    "provenance_depth",
-    "provenance_column",
-    "uncertain",
-    "notes",
-    "mirrored",
-    "tissue_mean",
-    "tissue_std",
-    "tissue_share",
-    "quality",
-    "snr_db",
-    "blank_share",
-    "clipped_share",
-    "motion_um",
-    "fill_share",
-    "torn_share",
-    "implausible_share",
-    "retina_score",
-    "outside_slice",
-    "outside_depth",
-    "outside_column",
-    "split",
-    "chunk_hash",
-    "file",
-    "file_key",
-    "file_size",
-    "file_mtime_ns",
-    "manifest_hash",
-    "user_spacing_mm",
-)
 PARTICIPANT_COLUMNS = ("person_id", "clinical_site", "study_group", "age", "recommended_split")
 LABELS_FILE = "labels.tsv"
 _LABEL_KEYS = ("volume_id", "person_id", "eye")
-LABEL_COLUMNS = (*_LABEL_KEYS, "labels")
 # Refusals that say nothing about the file's content: a volume made from it earlier stays valid.
 _NOT_READ = {"unreadable_file", "manifest_row_without_file"}
-_NEEDED = ("volume_id", "content_hash", "person_id", "eye", "file", "notes", "split")
 _HIDDEN_SPACING = " spacing "  # after it, earlier stores keep the user's spacing in `manifest_hash`
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexEntry(Record):
+    """The entry of one volume: a row of `volumes.parquet`, whose columns are these fields in this order.
+
+    Lists of codes (`notes`, `uncertain`, `personal`) have the stored form of `octjepa.notes`, `labels` that of
+    `encode_labels`. Fields with a default are absent from the entries of earlier stores.
+    """
+
+    volume_id: str
+    content_hash: str
+    person_id: str
+    eye: str
+    laterality_source: str = ""
+    device: str = ""
+    protocol: str = ""
+    region: str = ""
+    pattern: str = ""
+    sop_instance_uid: str = ""
+    source: str = ""
+    visit: str = ""
+    site: str = ""
+    format: str = ""
+    personal: str = ""
+    enface_hash: str = ""
+    labels: str = ""
+    native_d: int = 0
+    native_h: int = 0
+    native_w: int = 0
+    spacing_z_mm: float = math.nan
+    spacing_y_mm: float = math.nan
+    spacing_x_mm: float = math.nan
+    provenance_slice: str = ""
+    provenance_depth: str = ""
+    provenance_column: str = ""
+    uncertain: str = ""
+    notes: str
+    mirrored: bool = False
+    tissue_mean: float = math.nan
+    tissue_std: float = math.nan
+    tissue_share: float = math.nan
+    quality: float = math.nan
+    snr_db: float = math.nan
+    blank_share: float = math.nan
+    clipped_share: float = math.nan
+    motion_um: float = math.nan
+    fill_share: float = math.nan
+    torn_share: float = math.nan
+    implausible_share: float = math.nan
+    retina_score: float = math.nan
+    outside_slice: float = math.nan
+    outside_depth: float = math.nan
+    outside_column: float = math.nan
+    split: str
+    chunk_hash: str = ""
+    file: str
+    file_key: str = ""
+    file_size: int = 0
+    file_mtime_ns: int = 0
+    manifest_hash: str = ""
+    user_spacing_mm: str = ""
+
+    @property
+    def key(self) -> str:
+        """The key of the file that the volume came from; its relative path if it has no key."""
+        return self.file_key or self.file
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Slices, depth and columns of the native scan."""
+        return int(self.native_d), int(self.native_h), int(self.native_w)
+
+    @property
+    def spacing_mm(self) -> tuple[float, float, float]:
+        """Spacing of slices, depth and columns of the native scan."""
+        return float(self.spacing_z_mm), float(self.spacing_y_mm), float(self.spacing_x_mm)
+
+    @property
+    def provenance(self) -> tuple[str, str, str]:
+        """The source of the spacing of slices, depth and columns."""
+        return self.provenance_slice, self.provenance_depth, self.provenance_column
+
+    @property
+    def stated_spacing_mm(self) -> tuple[float, float, float] | None:
+        """The spacing (slice, depth, column) that the user stated for the file with `--spacing`; or None."""
+        if not self.user_spacing_mm:
+            return None
+        dz, dy, dx = map(float, self.user_spacing_mm.split(","))
+        return dz, dy, dx
+
+    @property
+    def file_state(self) -> FileState:
+        """The state of the file when ingest read it."""
+        return FileState(int(self.file_size), int(self.file_mtime_ns), self.manifest_hash, self.stated_spacing_mm)
+
+
+COLUMNS = tuple(field.name for field in fields(IndexEntry))
+_NEEDED = tuple(field.name for field in fields(IndexEntry) if field.default is MISSING)
 
 
 @dataclass(frozen=True)
@@ -103,39 +145,45 @@ class FileState:
     manifest_hash: str
     user_spacing_mm: tuple[float, float, float] | None = None
 
-    @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> FileState:
-        """The state that an index entry records."""
-        size, mtime_ns = int(entry["file_size"]), int(entry["file_mtime_ns"])
-        return cls(size, mtime_ns, str(entry["manifest_hash"]), user_spacing_mm(entry))
-
-    def columns(self) -> dict[str, int | str]:
-        """The columns of an index entry that record the state."""
-        return {
-            "file_size": self.size,
-            "file_mtime_ns": self.mtime_ns,
-            "manifest_hash": self.manifest_hash,
-            "user_spacing_mm": ",".join(map(repr, self.user_spacing_mm or ())),
-        }
+    @property
+    def user_spacing_text(self) -> str:
+        """`user_spacing_mm` as an index entry holds it."""
+        return ",".join(map(repr, self.user_spacing_mm or ()))
 
 
-def user_spacing_mm(entry: Mapping[str, Any]) -> tuple[float, float, float] | None:
-    """The spacing (slice, depth, column) in mm that the user stated for the file of an index entry; or None."""
-    text = entry.get("user_spacing_mm")
-    if not isinstance(text, str) or not text:
-        return None
-    dz, dy, dx = map(float, text.split(","))
-    return dz, dy, dx
+@dataclass(frozen=True)
+class IndexChange(Record):
+    """A line of the journal: the entry of a volume that was added, or the quarantine entry of a refused file."""
+
+    OMITTED: ClassVar[tuple[str, ...]] = ("volume", "refused")
+    volume: IndexEntry | None = None
+    refused: dict[str, str] | None = None
 
 
-def file_key(entry: Mapping[str, Any]) -> str:
-    """The key of the file that an index or quarantine entry came from; its relative path if it has no key."""
+def refused_file_key(entry: Mapping[str, str]) -> str:
+    """The key of the file of a quarantine entry; its relative path if it has no key."""
     return str(entry.get("file_key") or entry["file"])
 
 
-def entries_of(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The lines of a table of volumes, column -> value."""
-    return cast("list[dict[str, Any]]", table.to_dict("records")) if len(table) else []
+def entries_of(table: pd.DataFrame) -> list[IndexEntry]:
+    """The entries of a table of volumes; columns that it lacks are empty, and other columns are left out."""
+    columns = [(field.name, _READERS[str(field.type)]) for field in fields(IndexEntry)]
+    rows = table.reindex(columns=list(COLUMNS)).itertuples(index=False, name=None)
+    return [IndexEntry(**{name: read(value) for (name, read), value in zip(columns, row, strict=True)}) for row in rows]
+
+
+def _or(default: Any, value: Any) -> Any:
+    """A cell of a table, `default` for a missing value."""
+    return default if value is None or value != value else value
+
+
+# The value of a cell by the type of its field.
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "str": lambda value: str(_or("", value)),
+    "int": lambda value: _or(0, value),
+    "float": lambda value: _or(math.nan, value),
+    "bool": lambda value: str(value) == "True",
+}
 
 
 def read_volumes(folder: Path, location: str) -> pd.DataFrame:
@@ -192,7 +240,7 @@ class Index:
 
     def __init__(self, table: pd.DataFrame, quarantine: Iterable[dict[str, str]]) -> None:
         self._table = table
-        self.quarantine = {file_key(entry): entry for entry in quarantine}
+        self.quarantine = {refused_file_key(entry): entry for entry in quarantine}
 
     @property
     def table(self) -> pd.DataFrame | None:
@@ -200,55 +248,69 @@ class Index:
         return None if "volumes" in self.__dict__ else self._table
 
     @cached_property
-    def volumes(self) -> dict[str, dict[str, Any]]:
+    def volumes(self) -> dict[str, IndexEntry]:
         """volume id -> entry."""
-        return {entry["volume_id"]: entry for entry in entries_of(self._table)}
+        return {entry.volume_id: entry for entry in entries_of(self._table)}
 
     @cached_property
     def _volume_by_file(self) -> dict[str, str]:
-        return {file_key(entry): name for name, entry in self.volumes.items()}
+        return {entry.key: name for name, entry in self.volumes.items()}
 
-    def apply(self, change: Mapping[str, Any]) -> str:
-        """Applies a journal line {"volume": entry} or {"refused": entry}.
+    def apply(self, change: IndexChange) -> str:
+        """Applies a line of the journal. Returns the id of the volume that this removes from the index, or ""."""
+        if change.refused is not None:
+            return self._refuse(change.refused)
+        return "" if change.volume is None else self._add(change.volume)
 
-        Returns the id of the volume that this removes from the index, or "".
-        """
-        entry = dict(change.get("volume") or change.get("refused") or {})
-        if not entry:
-            return ""
-        if "volume" in change and "user_spacing_mm" not in entry:  # a journal that an earlier version left
-            row, _, spacing = str(entry.get("manifest_hash") or "").partition(_HIDDEN_SPACING)
-            entry["manifest_hash"], entry["user_spacing_mm"] = row, spacing
-        file = file_key(entry)
-        before = self._volume_by_file.get(file, "")
-        if "refused" in change:
-            self.quarantine[file] = entry
-            removed = "" if entry["reason"] in _NOT_READ else before
-        else:
-            removed = before if before != entry["volume_id"] else ""
-        if removed:
-            del self.volumes[removed], self._volume_by_file[file]
-        if "volume" in change:
-            self.quarantine.pop(file, None)
-            if replaced := self.volumes.get(entry["volume_id"]):
-                self._volume_by_file.pop(file_key(replaced), None)
-            self.volumes[entry["volume_id"]] = entry
-            self._volume_by_file[file] = entry["volume_id"]
+    def _refuse(self, refused: dict[str, str]) -> str:
+        file = refused_file_key(refused)
+        self.quarantine[file] = refused
+        return "" if refused["reason"] in _NOT_READ else self._remove_volume_of(file)
+
+    def _add(self, entry: IndexEntry) -> str:
+        is_same = self._volume_by_file.get(entry.key) == entry.volume_id
+        removed = "" if is_same else self._remove_volume_of(entry.key)
+        self.quarantine.pop(entry.key, None)
+        if replaced := self.volumes.get(entry.volume_id):
+            self._volume_by_file.pop(replaced.key, None)
+        self.volumes[entry.volume_id] = entry
+        self._volume_by_file[entry.key] = entry.volume_id
+        return removed
+
+    def _remove_volume_of(self, file: str) -> str:
+        """Removes the volume that came from a file and returns its id, "" if there is none."""
+        removed = self._volume_by_file.pop(file, "")
+        self.volumes.pop(removed, None)
         return removed
 
 
-_ENTRY_TEXTS = {"volume": ("volume_id", "file"), "refused": ("file", "reason", "detail")}
+_REFUSAL_TEXTS = ("file", "reason", "detail")
 
 
-def check_entry(kind: str, entry: object, where: str) -> dict[str, Any]:
-    """An index entry (`kind` "volume") or quarantine entry ("refused") as it is.
+def read_change(data: Mapping[str, object], where: str) -> IndexChange:
+    """A line of a journal. Raises OctjepaError, which names the journal `where`: an entry lacks a field."""
+    volume = _read_entry(data["volume"], where) if "volume" in data else None
+    return IndexChange(volume, read_refusal(data["refused"], where) if "refused" in data else None)
 
-    Raises OctjepaError, which names the file `where`: it lacks what every such entry has.
-    """
-    texts = _ENTRY_TEXTS[kind]
-    if not isinstance(entry, dict) or not all(isinstance(entry.get(name), str) for name in texts):
+
+def _read_entry(data: object, where: str) -> IndexEntry:
+    values = _checked(data, _NEEDED, where)
+    if "user_spacing_mm" not in values:  # a journal that an earlier version left
+        row, _, spacing = str(values.get("manifest_hash") or "").partition(_HIDDEN_SPACING)
+        values = {**values, "manifest_hash": row, "user_spacing_mm": spacing}
+    return IndexEntry.from_json(values)
+
+
+def read_refusal(data: object, where: str) -> dict[str, str]:
+    """A quarantine entry. Raises OctjepaError, which names the file `where`: it lacks a field."""
+    return _checked(data, _REFUSAL_TEXTS, where)
+
+
+def _checked(data: object, texts: Sequence[str], where: str) -> dict[str, Any]:
+    """`data` as an object with these texts; other values are not checked."""
+    if not isinstance(data, dict) or not all(isinstance(data.get(name), str) for name in texts):
         raise OctjepaError(f"{where} is damaged (an entry without {', '.join(texts)}): restore it, or ingest again")
-    return entry
+    return data
 
 
 def merge_participants(known: pd.DataFrame, added: list[dict[str, object]]) -> pd.DataFrame:
@@ -279,14 +341,13 @@ def encode_labels(labels: Mapping[str, float | str]) -> str:
     return json.dumps(dict(labels), sort_keys=True, allow_nan=False) if labels else ""
 
 
-def decode_labels(entry: Mapping[str, Any]) -> dict[str, float | str]:
-    """The labels of an index entry; the first stores have no such column."""
-    text = entry.get("labels")
-    labels: dict[str, float | str] = parse_json_object(text) if isinstance(text, str) and text else {}
+def decode_labels(cell: str) -> dict[str, float | str]:
+    """The labels that `encode_labels` wrote."""
+    labels: dict[str, float | str] = parse_json_object(cell) if cell else {}
     return labels
 
 
-def format_labels(entries: Iterable[Mapping[str, Any]]) -> str:
+def format_labels(entries: Iterable[IndexEntry]) -> str:
     """The text of labels.tsv, sorted by volume; "" if no volume has labels.
 
     A label named like one of the first three columns gets a trailing "_". A volume without a label has an empty cell.
@@ -297,10 +358,10 @@ def format_labels(entries: Iterable[Mapping[str, Any]]) -> str:
 
     lines = []
     for entry in entries:
-        if labels := decode_labels(entry):
+        if labels := decode_labels(entry.labels):
             named = {f"{name}_" if name in _LABEL_KEYS else name: value for name, value in labels.items()}
             shown = {k: f"{value:.12g}" if isinstance(value, float | int) else value for k, value in named.items()}
-            lines.append({**{key: str(entry[key]) for key in _LABEL_KEYS}, **shown})
+            lines.append({"volume_id": entry.volume_id, "person_id": entry.person_id, "eye": entry.eye, **shown})
     if not lines:
         return ""
     table = pd.DataFrame(lines).sort_values("volume_id")

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -23,6 +22,7 @@ import numpy as np
 from octjepa.errors import MORE_FILES, OctjepaError, ResourceError, UsageError
 from octjepa.files import write_atomic, write_new_folder
 from octjepa.locks import LOCK, writer_lock
+from octjepa.store.index import IndexChange
 from octjepa.volume import CanonicalVolume
 
 MARKER = "store.json"
@@ -222,7 +222,7 @@ class DiskStorage:
         with writer_lock(self.folder):
             yield self
 
-    def add(self, change: dict[str, Any]) -> None:
+    def add(self, change: IndexChange) -> None:
         """Nothing to do: the chunk is in the folder."""
 
     def drop(self, volume_id: str) -> None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pandas as pd
 
-from octjepa.cohort import examples
 from octjepa.cohort.flow import cohort_table
 from octjepa.notes import Note, read_notes
 from octjepa.record import Record
 from octjepa.report.figures import eyes
 from octjepa.report.html import file_name
 from octjepa.store import Store
-from octjepa.store.index import text_column
+from octjepa.store.index import IndexEntry, entries_of, text_column
 
 MAX_PAGE = 200
 _COLUMNS = ("eye", "device", "protocol", "pattern", "region", "split", "site")
@@ -83,12 +83,12 @@ class VolumeList:
         for name in _SEARCHED[1:]:
             joined = joined + " " + self.table[name].astype(str)
         self._text = joined.str.lower()
-        entries = store.table.assign(volume_id=store.table["volume_id"].astype(str))
-        self._entries = entries.set_index("volume_id", drop=False)
+        self._entries = store.table.set_index("volume_id", drop=False)
 
-    def entry(self, volume_id: str) -> dict[str, Any]:
+    def entry(self, volume_id: str) -> IndexEntry:
         """The entry of a volume in the store's index. Raises KeyError."""
-        return {str(name): value for name, value in self._entries.loc[volume_id].items()}
+        (entry,) = entries_of(self._entries.loc[[volume_id]])
+        return entry
 
     def choices(self) -> dict[str, list[str]]:
         """The values that filter the list."""
@@ -120,31 +120,37 @@ class VolumeList:
         if around and (found["volume_id"] == around).any():
             offset = int((found["volume_id"] == around).to_numpy().argmax()) // limit * limit
         offset = max(0, offset)
-        volumes = [volume_facts(row) for row in examples.records(found.iloc[offset : offset + limit])]
+        volumes = [volume_facts(entry) for entry in entries_of(found.iloc[offset : offset + limit])]
         return VolumePage(len(self.table), len(found), offset, volumes)
 
     def facts(self, volume_id: str) -> VolumeFacts:
         """The facts that the page shows about one volume."""
-        return volume_facts(examples.records(self.table[self.table["volume_id"] == volume_id])[0])
+        return volume_facts(entries_of(self.table[self.table["volume_id"] == volume_id])[0])
 
     def same_person(self, volume_id: str) -> list[VolumeFacts]:
         """The other volumes of the same person, the same eye first."""
         person = self._entries.loc[volume_id, "person_id"]
         ids = set(self._entries.index[self._entries["person_id"] == person]) - {volume_id}
         eye = self.facts(volume_id).eye
-        others = [volume_facts(row) for row in examples.records(self.table[self.table["volume_id"].isin(ids)])]
+        others = [volume_facts(entry) for entry in entries_of(self.table[self.table["volume_id"].isin(ids)])]
         return sorted(others, key=lambda facts: (facts.eye != eye, facts.device, facts.id))[:MAX_PAGE]
 
 
-def volume_facts(row: Mapping[str, Any]) -> VolumeFacts:
-    """Device, eye, quality, notes and native axes of a row of the table."""
+def volume_facts(entry: IndexEntry) -> VolumeFacts:
+    """Device, eye, quality, notes and native axes of a volume; its `file` is shown as it is."""
     return VolumeFacts(
-        id=row["volume_id"],
-        file=row["file"],
-        **{name: row[name] for name in _COLUMNS},
-        mirrored=str(row["mirrored"]) == "True",
-        quality=round(float(row["quality"]), 3) if row["quality"] == row["quality"] else None,
-        notes=read_notes(row["notes"]),
+        id=entry.volume_id,
+        file=entry.file,
+        eye=entry.eye,
+        device=entry.device,
+        protocol=entry.protocol,
+        pattern=entry.pattern,
+        region=entry.region,
+        split=entry.split,
+        site=entry.site,
+        mirrored=entry.mirrored,
+        quality=round(entry.quality, 3) if math.isfinite(entry.quality) else None,
+        notes=read_notes(entry.notes),
         axes=[
             AxisFacts(
                 axis=axis.axis,
@@ -154,6 +160,6 @@ def volume_facts(row: Mapping[str, Any]) -> VolumeFacts:
                 provenance=axis.provenance,
                 uncertain=axis.uncertain,
             )
-            for axis in eyes.native_geometry(row)
+            for axis in eyes.native_geometry(entry)
         ],
     )

@@ -10,14 +10,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.record import Record
+from octjepa.store.index import IndexEntry
 from octjepa.tasks.segment.thickness import SECTORS
 from octjepa.tasks.segmenter.measurement import LAYERS, Measurement, Preparation, measure
 from octjepa.tasks.segmenter.retained_layers import LayerCache, RetainedLayers
@@ -162,7 +162,7 @@ def _bytes(retained: RetainedLayers) -> int:
 
 
 def measured(
-    volume: OCTVolume, retained: RetainedLayers, entry: Mapping[str, Any], chosen_mm: tuple[float, float] | None = None
+    volume: OCTVolume, retained: RetainedLayers, entry: IndexEntry, chosen_mm: tuple[float, float] | None = None
 ) -> Measurement:
     """The measurement of a scan; `entry` is its entry in the store's index, which holds quality and notes."""
     return measure(volume, retained, Preparation.of_entry(entry), chosen_mm)

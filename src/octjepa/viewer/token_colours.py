@@ -17,6 +17,7 @@ from octjepa.explain.similarity import cosine_with
 from octjepa.recipe import Recipe
 from octjepa.record import Record
 from octjepa.report.figures import masks, tokens
+from octjepa.store.index import entries_of
 from octjepa.store.storage import DamagedVolume
 from octjepa.viewer.native_scan import coloured
 
@@ -120,11 +121,11 @@ class TokenColours:
         tissue: list[Any] = []
         rest = self._table
         while len(rest) and not tissue:
-            chosen = examples.one_per_device(rest) or examples.records(rest)[:_MAX_FITTED]
-            for row in chosen:
+            chosen = examples.one_per_device(rest) or entries_of(rest[:_MAX_FITTED])
+            for entry in chosen:
                 with suppress(DamagedVolume):  # its own page reports it
-                    tissue.append(self._tissue_tokens(str(row["volume_id"])))
-            rest = rest[~rest["volume_id"].isin([row["volume_id"] for row in chosen])]
+                    tissue.append(self._tissue_tokens(entry.volume_id))
+            rest = rest[~rest["volume_id"].isin([entry.volume_id for entry in chosen])]
         if not tissue:
             raise ValueError("no volume can be read to fit the colours on")
         return tokens.principal_components([part for part, _ in tissue], [positions[:, 1] for _, positions in tissue])

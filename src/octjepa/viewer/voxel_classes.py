@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import UInt8
 
 from octjepa.phantom.random_scene import CLASSES
 from octjepa.record import Record
+from octjepa.store.index import IndexEntry
 from octjepa.tasks.segmenter.scan_picture import CLASS_COLOURS
 from octjepa.volume import OCTVolume
 
@@ -89,7 +90,7 @@ class VoxelClasses:
         """The layers that can be drawn."""
         return [*(["segmentation"] if self._head else []), *(["labels"] if self._folder else [])]
 
-    def classes(self, layer: str, entry: dict[str, Any], volume: OCTVolume) -> ClassMap:
+    def classes(self, layer: str, entry: IndexEntry, volume: OCTVolume) -> ClassMap:
         """The classes of a scan. Raises KeyError: no such layer. UsageError: no label file of this scan, or one of
         another shape.
         """
@@ -108,7 +109,7 @@ class VoxelClasses:
             return ClassMap(codes, saved.classes, "Predicted by the segmentation head.")
         return self._labels(of.entry, of.volume)
 
-    def _labels(self, entry: dict[str, Any], volume: OCTVolume) -> ClassMap:
+    def _labels(self, entry: IndexEntry, volume: OCTVolume) -> ClassMap:
         """The first label file of the scan. Other files of the same scan are compared with it."""
         from octjepa.errors import OctjepaError, UsageError
 
@@ -164,14 +165,14 @@ def _caption(source: str, others: Sequence[str]) -> str:
 class _Hashed:
     """An entry and its scan, equal where the volume id is: a key of a cache."""
 
-    def __init__(self, entry: dict[str, Any], volume: OCTVolume) -> None:
+    def __init__(self, entry: IndexEntry, volume: OCTVolume) -> None:
         self.entry, self.volume = entry, volume
 
     def __hash__(self) -> int:
-        return hash(self.entry["volume_id"])
+        return hash(self.entry.volume_id)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Hashed) and bool(self.entry["volume_id"] == other.entry["volume_id"])
+        return isinstance(other, _Hashed) and self.entry.volume_id == other.entry.volume_id
 
 
 def head_reader(folder: Path, encoder: str | None) -> Callable[[], SavedHead]:

@@ -5,17 +5,16 @@ The eye shown is not chosen by its looks: it is the device's first raster volume
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float, Int, Int16, UInt8
 from markupsafe import Markup
 
-from octjepa.cohort.examples import records
 from octjepa.notes import read_codes
 from octjepa.report.figures import svg
+from octjepa.store.index import IndexEntry, entries_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,7 +56,7 @@ class EyePicture:
     `slices` are B-scans from first to last with tissue, each with its number from 1.
     """
 
-    row: Mapping[str, Any]
+    row: IndexEntry
     axes: tuple[AxisGeometry, ...]
     b_scan: Markup
     en_face: Markup
@@ -65,20 +64,20 @@ class EyePicture:
     slices: tuple[tuple[int, Markup], ...] = ()
 
 
-def volume_title(row: Mapping[str, Any]) -> str:
+def volume_title(entry: IndexEntry) -> str:
     """Device, eye and id of a volume in one line."""
-    return f"{row['device']}, {row['eye'] or 'eye unknown'}, volume {row['volume_id']}"
+    return f"{entry.device}, {entry.eye or 'eye unknown'}, volume {entry.volume_id}"
 
 
-def native_geometry(row: Mapping[str, Any]) -> tuple[AxisGeometry, ...]:
-    """The native geometry of a row of the index, axis by axis."""
-    uncertain = read_codes(row["uncertain"])
-    axes = []
-    for axis, meaning, size_letter, spacing_letter in AXES:
-        count, spacing_mm = int(row[f"native_{size_letter}"]), float(row[f"spacing_{spacing_letter}_mm"])
-        provenance = str(row[f"provenance_{axis}"])
-        axes.append(AxisGeometry(axis, meaning, count, spacing_mm, count * spacing_mm, provenance, axis in uncertain))
-    return tuple(axes)
+def native_geometry(entry: IndexEntry) -> tuple[AxisGeometry, ...]:
+    """The native geometry of a volume, axis by axis."""
+    uncertain = read_codes(entry.uncertain)
+    return tuple(
+        AxisGeometry(axis, meaning, count, spacing_mm, count * spacing_mm, provenance, axis in uncertain)
+        for (axis, meaning, *_), count, spacing_mm, provenance in zip(
+            AXES, entry.shape, entry.spacing_mm, entry.provenance, strict=True
+        )
+    )
 
 
 def en_face(
@@ -149,34 +148,34 @@ def through_the_volume(tissue: Int[np.ndarray, " n"], count: int = MAX_SLICES) -
     return [int(number) for number in np.unique(np.linspace(filled[0], filled[-1], count).round())]
 
 
-def extreme_volumes(table: pd.DataFrame, count: int = 3) -> dict[str, list[dict[str, Any]]]:
+def extreme_volumes(table: pd.DataFrame, count: int = 3) -> dict[str, list[IndexEntry]]:
     """The raster volumes of lowest and of highest quality, `count` of each at most and none in both."""
-    rasters = [row for row in records(table) if row["pattern"] == "raster" and row["quality"] == row["quality"]]
-    rasters.sort(key=lambda row: (row["quality"], row["volume_id"]))
+    rasters = entries_of(table[(table["pattern"] == "raster") & table["quality"].notna()])
+    rasters.sort(key=lambda entry: (entry.quality, entry.volume_id))
     each = min(count, len(rasters) // 2)
     return {"lowest": rasters[:each], "highest": rasters[len(rasters) - each :][::-1]}
 
 
-def central_picture(store: Store, row: Mapping[str, Any]) -> Markup:
-    """The central B-scan of one row of the store's index."""
-    volume = store.read(str(row["volume_id"]))
+def central_picture(store: Store, entry: IndexEntry) -> Markup:
+    """The central B-scan of a volume."""
+    volume = store.read(entry.volume_id)
     centre = central((np.asarray(volume.band[0]) >= 0).sum(axis=1))
-    return svg.scan(np.asarray(volume.pixels[centre]), f"Central B-scan: {volume_title(row)}")
+    return svg.scan(np.asarray(volume.pixels[centre]), f"Central B-scan: {volume_title(entry)}")
 
 
-def eye_picture(store: Store, row: Mapping[str, Any]) -> EyePicture:
-    """The pictures of one row of the store's index."""
-    volume = store.read(str(row["volume_id"]))
+def eye_picture(store: Store, entry: IndexEntry) -> EyePicture:
+    """The pictures of a volume."""
+    volume = store.read(entry.volume_id)
     spacing = store.preprocessing.target_spacing_mm
     pixels, band = np.asarray(volume.pixels), np.asarray(volume.band)
     centre = central((band[0] >= 0).sum(axis=1))
     surfaces = band[:, centre].astype(np.float64)  # [2, W]
     lines = [part for surface in np.where(surfaces[0] < 0, np.nan, surfaces) for part in svg.boundary(surface, "band")]
     bars = svg.scale_bars(pixels.shape[1:], spacing[1:], BARS_MM)
-    title = volume_title(row)
+    title = volume_title(entry)
     return EyePicture(
-        row,
-        native_geometry(row),
+        entry,
+        native_geometry(entry),
         svg.scan(pixels[centre], f"Central B-scan with tissue band: {title}", [*lines, bars]),
         en_face_scan(en_face(pixels, band, spacing[1]), f"En face projection: {title}", [], centre + 0.5, spacing),
         svg.depth_stretch(pixels.shape[1:], spacing[1:]),

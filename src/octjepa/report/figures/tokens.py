@@ -6,9 +6,9 @@ fitted once over all of them, and the eyes are the first held-out ones of each d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from octjepa.report.figures import svg
 from octjepa.report.figures.eyes import central, central_slice, volume_title
+from octjepa.store.index import IndexEntry
 
 if TYPE_CHECKING:
     from octjepa.encoders import PretrainedEncoder
@@ -49,9 +50,9 @@ class Components:
 
 @dataclass(frozen=True)
 class TokenPicture:
-    """A row of the store's index with a central B-scan that holds tissue, plain and under its tokens."""
+    """A volume with a central B-scan that holds tissue, plain and under its tokens."""
 
-    row: Mapping[str, Any]
+    row: IndexEntry
     plain: Markup
     coloured: Markup
 
@@ -89,18 +90,18 @@ def principal_components(features: Sequence[Float[np.ndarray, "t dim"]], depths:
     return Components(mean, axes, low, high, explained, float((depth_means**2).sum()) / spread if spread else 0.0)
 
 
-def token_maps(store: Store, rows: Sequence[Mapping[str, Any]], encoder: PretrainedEncoder) -> TokenMaps:
-    """The maps of `rows` of the store's index under `encoder`."""
+def token_maps(store: Store, entries: Sequence[IndexEntry], encoder: PretrainedEncoder) -> TokenMaps:
+    """The maps of some volumes of `store` under `encoder`."""
     from octjepa.views import geometry
 
     recipe = encoder.recipe
     preprocessing = recipe.preprocessing
-    volumes = [store.read(str(row["volume_id"])) for row in rows]
+    volumes = [store.read(entry.volume_id) for entry in entries]
     tissue = [tissue_tokens(encoder, volume) for volume in volumes]
     components = principal_components([part for part, _ in tissue], [positions[:, 1] for _, positions in tissue])
     _, high, wide = recipe.tokens.patch_size
     pictures = []
-    for row, volume, (features, positions) in zip(rows, volumes, tissue, strict=True):
+    for entry, volume, (features, positions) in zip(entries, volumes, tissue, strict=True):
         view = geometry.apply_transform(
             np.asarray(volume.pixels), geometry.center_crop(preprocessing), preprocessing.image_size
         )
@@ -109,11 +110,11 @@ def token_maps(store: Store, rows: Sequence[Mapping[str, Any]], encoder: Pretrai
         in_slab = positions[:, 0] == slab
         at = positions[in_slab, 1], positions[in_slab, 2]
         colours[at], chosen[at] = components.colours(features[in_slab]), True
-        b_scan, title = view[central_slice(volume, recipe, slab)], volume_title(row)
+        b_scan, title = view[central_slice(volume, recipe, slab)], volume_title(entry)
         overlay = svg.coloured_cells(colours, chosen, (high, wide))
         pictures.append(
             TokenPicture(
-                row,
+                entry,
                 svg.scan(b_scan, f"B-scan: {title}"),
                 svg.scan(b_scan, f"Token map over the B-scan: {title}", [overlay]),
             )

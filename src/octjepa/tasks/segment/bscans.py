@@ -52,16 +52,16 @@ def write_bscans(
     for which, index in median_and_lowest(figures).items():
         entry, dice = test[index], figures[index]
         assert dice is not None  # `median_and_lowest` leaves out volumes without a value
-        volume, true = labelled.store.read(entry["volume_id"]), labelled.stored[entry["volume_id"]]
+        volume, true = labelled.store.read(entry.volume_id), labelled.stored[entry.volume_id]
         at = fullest_bscan(true)
         planes = np.asarray(volume.pixels[at]), true[at], scores(volume)[:, at].argmax(axis=0).astype(np.uint8)
         arrays |= {f"{which}_{part}": plane for part, plane in zip(PARTS, planes, strict=True)}
         shown.append(
             ShownBScan(
                 which=which,
-                volume_id=entry["volume_id"],
-                eye=entry["eye"],
-                device=entry["device"],
+                volume_id=entry.volume_id,
+                eye=entry.eye,
+                device=entry.device,
                 bscan=at + 1,
                 of=len(true),
                 dice=dice,

@@ -113,7 +113,7 @@ def _segment_store(
     findings, name = Findings(notes=labelled.notes), ", ".join(labelled.classes)
     weights = [network.weights_hash() for network in (encoder, untrained)]
     used = [f"{science_hash(recipe)} {of}" for of in (*weights, *_REFERENCES[1:])]
-    people = [str(volume["person_id"]) for volume in labelled.in_split("test")]
+    people = [volume.person_id for volume in labelled.in_split("test")]
     draws = Draws(people, recipe.resamples, recipe.seed)
     test_set = open_test_set(ledger, {name: labelled.test_set()}, {name: used}, findings, draws, {name: people})
     score: dict[str, Score] = {**{name: head.scores for name, head in heads.items()}}
@@ -129,7 +129,7 @@ def _segment_store(
         labelled.classes,
         (dz, dx),
         truths[0].scan,
-        f"{first['volume_id']} {first['eye']}".strip(),
+        f"{first.volume_id} {first.eye}".strip(),
     )
     saved = save_head(out, heads[encoder.name], labelled.classes, recipe, encoder)
     rows = estimates.results()
@@ -198,13 +198,13 @@ def _evaluate(
     """Every head on every test volume, once; and the geometry of each scan (its voxels left out)."""
     test = labelled.in_split("test")
     (people,) = test_set.people.values()
-    labels = [labelled.stored[volume["volume_id"]] for volume in test]
+    labels = [labelled.stored[volume.volume_id] for volume in test]
     estimates = HeadEstimates(people, labelled.classes, labels, test_set.draws)
     scans: dict[str, list[ScanFigures]] = {name: [] for name in score}
     truths = []
     with bar("test", len(test), "volume") as progress:
         for entry, stored in zip(test, labels, strict=True):
-            volume = labelled.store.read(entry["volume_id"])
+            volume = labelled.store.read(entry.volume_id)
             truth = labelled.native(entry, recipe.centre, recipe.first_bscan)
             truths.append(replace(truth, codes=truth.codes[:0]))
             for name, scores in score.items():
@@ -227,8 +227,8 @@ def _write_etdrs(
     columns = ("volume_id", "eye", "class", "sector", "predicted_um", "true_um", "centre", "vertical")
     entries = [
         (
-            volume["volume_id"],
-            volume["eye"],
+            volume.volume_id,
+            volume.eye,
             name,
             sector,
             float(figures.predicted_etdrs[number, index]),

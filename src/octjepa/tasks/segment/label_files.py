@@ -36,6 +36,7 @@ from jaxtyping import Float, UInt8
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.parsing import read_object
 from octjepa.phantom import LESIONS, SURFACES, read_truth
+from octjepa.store.index import IndexEntry
 from octjepa.tasks.segment.dicom_seg import (
     MAX_CLASSES,
     is_segmentation,
@@ -184,16 +185,16 @@ class LabelFolder:
             return [file for file in files if _named_as_labels(file) or file.suffix.lower() not in _META_SUFFIXES]
         return list(files) or images
 
-    def file_for(self, volume: Mapping[str, Any]) -> Path | None:
+    def file_for(self, volume: IndexEntry) -> Path | None:
         """The label file of a volume of the store's index."""
         return next(iter(self.files_for(volume)), None)
 
-    def files_for(self, volume: Mapping[str, Any]) -> list[Path]:
+    def files_for(self, volume: IndexEntry) -> list[Path]:
         """All label files of a volume of the store's index; `file_for` returns the first."""
-        folder, _, name = str(volume["file"]).rpartition("/")
+        folder, _, name = volume.file.rpartition("/")
         stem = _stem(name)
-        keys = (volume["sop_instance_uid"], stem, volume["volume_id"], label_key(stem), folder_key(folder))
-        files = [self.files[key] for key in dict.fromkeys(str(key) for key in keys if key) if key in self.files]
+        keys = (volume.sop_instance_uid, stem, volume.volume_id, label_key(stem), folder_key(folder))
+        files = [self.files[key] for key in dict.fromkeys(keys) if key and key in self.files]
         return list(dict.fromkeys(files))
 
     def only_file(self, scan: str) -> Path | None:

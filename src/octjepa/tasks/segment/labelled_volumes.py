@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -20,6 +20,7 @@ from octjepa.errors import UsageError
 from octjepa.notes import Note, read_notes
 from octjepa.recipe import Preprocessing, Recipe
 from octjepa.store import Store
+from octjepa.store.index import IndexEntry, entries_of
 from octjepa.tasks.segment.label_files import UNLABELLED, LabelFolder, default_classes
 from octjepa.tasks.segment.result import SplitCounts
 from octjepa.tasks.segment.thickness import ScanOrientation, scan_centre
@@ -53,11 +54,10 @@ class LabelledVolumes:
     def __init__(self, store: Store, labels: Path, recipe: Recipe, classes: Sequence[str] = ()) -> None:
         self.store, self.folder = store, LabelFolder(labels)
         self.notes: list[str] = []
-        rows = store.table.sort_values("volume_id").to_dict("records")
-        everything: list[dict[str, Any]] = [{str(key): value for key, value in row.items()} for row in rows]
+        everything = entries_of(store.table.sort_values("volume_id"))
         self._check_files(everything)
         patterns = ("line",) if store.bscan_slices else recipe.data.patterns  # single B-scans are read as lines
-        volumes = [volume for volume in everything if volume["pattern"] in patterns]
+        volumes = [volume for volume in everything if volume.pattern in patterns]
         matched = [(volume, file) for volume in volumes if (file := self.folder.file_for(volume)) is not None]
         if not matched:
             raise UsageError(
@@ -68,14 +68,14 @@ class LabelledVolumes:
         self._note("scans without labels", len(volumes) - len(matched))
         self.classes = self._choose_classes([name for _, file in matched for name in self.folder.names(file)], classes)
         self.volumes = self._usable([volume for volume, _ in matched])
-        self.files = {volume["volume_id"]: self.folder.file_for(volume) for volume in self.volumes}
+        self.files = {volume.volume_id: self.folder.file_for(volume) for volume in self.volumes}
         self._check_people()
         self._empty: set[str] = set()  # names of label files without a mark
-        self.stored = {volume["volume_id"]: self._to_stored(volume) for volume in self.volumes}
+        self.stored = {volume.volume_id: self._to_stored(volume) for volume in self.volumes}
         self._note_empty_files()
         self._check_classes()
 
-    def _check_files(self, volumes: Sequence[dict[str, Any]]) -> None:
+    def _check_files(self, volumes: Sequence[IndexEntry]) -> None:
         """Scans of several people are often called alike, `oct.dcm`; labels of one are not labels of the others."""
         matched = Counter(file for volume in volumes if (file := self.folder.file_for(volume)) is not None)
         shared = [(file, count) for file, count in matched.items() if count > 1]
@@ -86,21 +86,21 @@ class LabelledVolumes:
                 "label files by SOP instance UID or volume id (docs/segment.md)"
             )
 
-    def in_split(self, split: str) -> list[dict[str, Any]]:
+    def in_split(self, split: str) -> list[IndexEntry]:
         """The index entries of a split's labelled volumes, by volume id."""
-        return [volume for volume in self.volumes if volume["split"] == split]
+        return [volume for volume in self.volumes if volume.split == split]
 
     def counts(self) -> dict[str, SplitCounts]:
         """Of each split: labelled {volumes, people}, and of each class the volumes that hold it."""
         counts: dict[str, SplitCounts] = {}
         for split in SPLITS:
             volumes = self.in_split(split)
-            codes = [set(np.unique(self.stored[volume["volume_id"]]).tolist()) for volume in volumes]
+            codes = [set(np.unique(self.stored[volume.volume_id]).tolist()) for volume in volumes]
             holding = {
                 name: sum(code in volume_codes for volume_codes in codes)
                 for code, name in enumerate(self.classes, start=1)
             }
-            people = len({volume["person_id"] for volume in volumes})
+            people = len({volume.person_id for volume in volumes})
             counts[split] = SplitCounts(len(volumes), people, holding)
         return counts
 
@@ -108,40 +108,40 @@ class LabelledVolumes:
         """Hash of the test volumes and their labels, by which the ledger knows them."""
         digest = hashlib.sha256("\x1f".join(self.classes).encode())
         for volume in self.in_split("test"):
-            name = volume["volume_id"]
-            digest.update(str(name).encode() + np.ascontiguousarray(self.stored[name]).data)
+            name = volume.volume_id
+            digest.update(name.encode() + np.ascontiguousarray(self.stored[name]).data)
         return digest.hexdigest()
 
     def fingerprint(self) -> str:
         """Hash of the labels of train and val, which decide what a head learns."""
         digest = hashlib.sha256("\x1f".join(self.classes).encode())
         for volume in [*self.in_split("train"), *self.in_split("val")]:
-            entry = f"{volume['volume_id']} {volume['split']} {volume.get('chunk_hash', '')}"
-            digest.update(entry.encode() + np.ascontiguousarray(self.stored[volume["volume_id"]]).data)
+            entry = f"{volume.volume_id} {volume.split} {volume.chunk_hash}"
+            digest.update(entry.encode() + np.ascontiguousarray(self.stored[volume.volume_id]).data)
         return digest.hexdigest()
 
     def readers(self, split: str) -> list[Callable[[], LabelledVolume]]:
         """For each volume of a split, the function that reads it and its labels in the stored geometry."""
-        return [partial(self._read, volume["volume_id"]) for volume in self.in_split(split)]
+        return [partial(self._read, volume.volume_id) for volume in self.in_split(split)]
 
-    def native(self, volume: dict[str, Any], centre: str, first_bscan: Literal["inferior", "superior"]) -> NativeLabels:
+    def native(self, volume: IndexEntry, centre: str, first_bscan: Literal["inferior", "superior"]) -> NativeLabels:
         """Labels of a volume in the geometry of its scan. Raises UsageError: another shape or spacing."""
-        file = self.files[volume["volume_id"]]
+        file = self.files[volume.volume_id]
         assert file is not None
-        native = self.store.native_map(volume["volume_id"])
+        native = self.store.native_map(volume.volume_id)
         read = self.folder.read(file, self.classes, native.shape)
         read.check(native.shape, native.spacing_mm, str(file))
         if read.is_empty:
             self._empty.add(file.name)
         codes, fovea = read.as_classes(self.classes), read.fovea_mm
-        if frames_reversed(read_notes(volume["notes"])):
+        if frames_reversed(read_notes(volume.notes)):
             codes = codes[::-1]
             fovea = None if fovea is None else ((native.shape[0] - 1) * native.spacing_mm[0] - fovea[0], fovea[1])
         if centre != "labels":
             fovea = None
-        is_by_position = str(volume["provenance_slice"]) in _BY_POSITION
+        is_by_position = volume.provenance_slice in _BY_POSITION
         scan = ScanOrientation(
-            str(volume["eye"]),
+            volume.eye,
             fovea or scan_centre(native.shape, native.spacing_mm),
             "inferior" if is_by_position else first_bscan,
         )
@@ -151,7 +151,7 @@ class LabelledVolumes:
     def _read(self, volume_id: str) -> LabelledVolume:
         return self.store.read(volume_id), self.stored[volume_id]
 
-    def _to_stored(self, volume: dict[str, Any]) -> UInt8[np.ndarray, "D H W"]:
+    def _to_stored(self, volume: IndexEntry) -> UInt8[np.ndarray, "D H W"]:
         labels = self.native(volume, "scan", "inferior")
         return labels_to_stored(labels.codes, labels.native)
 
@@ -176,11 +176,11 @@ class LabelledVolumes:
             raise UsageError(f"no label file names the class {', '.join(map(repr, unknown))}: named are {names_text}")
         return tuple(dict.fromkeys(classes)) or default_classes(names)
 
-    def _usable(self, volumes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _usable(self, volumes: Sequence[IndexEntry]) -> list[IndexEntry]:
         usable = []
         for volume in volumes:
             try:
-                frames_reversed(read_notes(volume["notes"]))
+                frames_reversed(read_notes(volume.notes))
             except UsageError:
                 continue
             usable.append(volume)
@@ -189,7 +189,7 @@ class LabelledVolumes:
         return usable
 
     def _check_people(self) -> None:
-        people = {split: {volume["person_id"] for volume in self.in_split(split)} for split in SPLITS}
+        people = {split: {volume.person_id for volume in self.in_split(split)} for split in SPLITS}
         both = (people["train"] & people["val"]) | (people["test"] & (people["train"] | people["val"]))
         if both:
             raise UsageError(f"{len(both)} people are in two splits: split the store again (octjepa split)")
@@ -206,7 +206,7 @@ class LabelledVolumes:
     def _check_classes(self) -> None:
         present = np.zeros(256, bool)
         for volume in self.in_split("train"):
-            present[np.unique(self.stored[volume["volume_id"]])] = True
+            present[np.unique(self.stored[volume.volume_id])] = True
         if not present[: len(self.classes) + 1].sum() > 1:
             raise UsageError("the training labels hold one class only: nothing can be told apart")
         if self.in_split("val") and not any(self.counts()["val"].holding.values()):

@@ -9,7 +9,7 @@ number; the TSV leaves it empty. The table has no untrained counterpart: that bl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from octjepa.files import write_atomic
 from octjepa.phantom.random_scene import CLASSES
 from octjepa.progress import bar
 from octjepa.store import Store
+from octjepa.store.index import IndexEntry, entries_of
 from octjepa.tables import format_table
 from octjepa.tasks.segment.thickness import SECTORS
 from octjepa.tasks.segmenter.measurement import LAYERS, Measurement, Preparation, measure
@@ -39,7 +40,7 @@ FEATURES: Final = (
 
 
 def embed_biomarkers(
-    store: Store, read: Callable[[Mapping[str, Any]], OCTVolume], out: Path, cache: LayerCache | None = None
+    store: Store, read: Callable[[IndexEntry], OCTVolume], out: Path, cache: LayerCache | None = None
 ) -> dict[str, int | str]:
     """Writes the table to `out` and the named columns to OUT.tsv; returns {rows, features, empty, table, columns}.
 
@@ -54,12 +55,11 @@ def embed_biomarkers(
     histograms: list[Any] = []
     failed: list[str] = []
     with bar("biomarkers", len(rows), "scan") as progress:
-        for entry in rows.to_dict("records"):
+        for entry in entries_of(rows):
             try:
-                named = {str(key): value for key, value in entry.items()}
-                volume = read(named)
-                values.append(features(measure(volume, cache.layers(volume), Preparation.of_entry(named))))
-                histograms.append(intensity_histogram(store.read(str(entry["volume_id"])), store.preprocessing))
+                volume = read(entry)
+                values.append(features(measure(volume, cache.layers(volume), Preparation.of_entry(entry))))
+                histograms.append(intensity_histogram(store.read(entry.volume_id), store.preprocessing))
             except OctjepaError as error:
                 failed.append(str(error))
             progress.advance()

@@ -8,9 +8,10 @@ because their B-scans do not sample an area evenly.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
@@ -20,6 +21,7 @@ from octjepa.canonical.plausibility import DOUBTFUL_NOTE
 from octjepa.errors import counted_are
 from octjepa.notes import SPARSE_NOTE, Note, read_notes
 from octjepa.phantom.random_scene import CLASSES
+from octjepa.store.index import IndexEntry
 from octjepa.tasks.segment.layer_names import LAYERS as LAYERS
 from octjepa.tasks.segment.thickness import MIN_AREA_SHARE, SECTORS, ScanOrientation, sector_areas_mm2, sector_at
 from octjepa.tasks.segmenter.fovea import ScanCentre, find_centre
@@ -95,10 +97,10 @@ class Preparation:
     notes: tuple[Note, ...] = ()
 
     @classmethod
-    def of_entry(cls, entry: Mapping[str, Any]) -> Preparation:
+    def of_entry(cls, entry: IndexEntry) -> Preparation:
         """The preparation of a volume, as its entry in a store's index holds it."""
-        quality = float(entry.get("quality") or np.nan)
-        return cls(quality if np.isfinite(quality) else None, read_notes(entry.get("notes")))
+        quality = entry.quality or math.nan
+        return cls(quality if math.isfinite(quality) else None, read_notes(entry.notes))
 
 
 def measure(

@@ -178,7 +178,7 @@ def _read(source: SourceFile, spacing_mm: SpacingOption, people: list[StatedPers
         if error.reason == "no_tissue" and looks_inverted(volume.pixels):
             raise VolumeRejected(error.reason, "the intensities look inverted: expected a dark background") from None
         raise
-    return volume, Preparation(float(result.measurements["quality"]), result.notes)
+    return volume, Preparation(result.measurements["quality"], result.notes)
 
 
 @dataclass(frozen=True)
