@@ -16,7 +16,7 @@ import pytest
 from octjepa.errors import UsageError
 from octjepa.notes import Note
 from octjepa.phantom.random_scene import BOUNDARIES
-from octjepa.tasks.segment.label_files import LabelFolder
+from octjepa.tasks.segment.label_files import LabelFolder, ScanNames
 from octjepa.tasks.segmenter.adapt_scans import labelled_scan
 from octjepa.tasks.segmenter.retained_layers import RetainedLayers
 from octjepa.viewer.corrections import Corrections
@@ -24,7 +24,7 @@ from octjepa.volume import OCTVolume
 
 NODE = shutil.which("node")
 SHAPE = (5, 60, 40)
-ENTRY = {"sop_instance_uid": "", "file": "eye.dcm", "volume_id": "abc123"}
+ENTRY = ScanNames("", "eye.dcm", "abc123")
 
 
 def scan(*notes: str) -> OCTVolume:

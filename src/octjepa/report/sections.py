@@ -130,14 +130,14 @@ def _masks(contents: Contents) -> Built:
         return None, contents.missing_parts("the store", "the run")
     if different := _different_contract(contents, store, "the masks"):
         return None, different
-    rows = examples.one_per_device(store.table)
-    if not rows:
+    entries = examples.one_per_device(store.table)
+    if not entries:
         why = "the store holds no raster volume to draw them on"
         return None, [Missing("the masks", why, "octjepa ingest")]
-    volume = store.read(str(rows[0]["volume_id"]))
+    volume = store.read(entries[0].volume_id)
     samples = _MASK_TOKENS // run.recipe.token_count
     values: dict[str, object] = {
-        "volume": eyes.volume_title(rows[0]),
+        "volume": eyes.volume_title(entries[0]),
         "families": [masks.mask_picture(volume, run.recipe, family) for family in masks.FAMILIES],
         "chart": None,
         "samples": samples,

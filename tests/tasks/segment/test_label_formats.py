@@ -15,7 +15,7 @@ from scipy.io import savemat
 from octjepa.errors import UsageError
 from octjepa.phantom.random_scene import BOUNDARIES
 from octjepa.read.formats.images import frame_names, read_images
-from octjepa.tasks.segment.label_files import LabelFolder, LabelVolume
+from octjepa.tasks.segment.label_files import LabelFolder, LabelVolume, ScanNames
 from octjepa.tasks.segment.layer_labels import LAYER_CLASSES, boundaries_of_codes
 from octjepa.tasks.segment.layer_names import boundary_index, class_set
 from octjepa.tasks.segment.mask_images import read_masks
@@ -47,7 +47,7 @@ def codes() -> np.ndarray:
 
 def read(folder: Path, scan: str = "scan.dcm", bscans: tuple[str, ...] = ()) -> LabelVolume:
     labels = LabelFolder(folder)
-    file = labels.file_for({"sop_instance_uid": "", "file": f"some/{scan}", "volume_id": "0"})
+    file = labels.file_for(ScanNames("", f"some/{scan}", "0"))
     assert file is not None
     assert labels.names(file)
     return labels.read(file, labels.names(file), SHAPE, bscans)
@@ -281,7 +281,7 @@ def test_the_real_duke_labels(real_scans: Path) -> None:
     if not folder.is_dir():
         pytest.skip("no further Duke eyes")
     labels = LabelFolder(folder)
-    file = labels.file_for({"sop_instance_uid": "", "file": "duke_dme_eye02_11x496x768.dcm", "volume_id": ""})
+    file = labels.file_for(ScanNames("", "duke_dme_eye02_11x496x768.dcm", ""))
     assert file is not None
     made = labels.read(file, labels.names(file), (11, 496, 768))
     marked = np.load(folder / "duke_dme_eye02_fluid.npz")["fluid"] > 0

@@ -20,6 +20,7 @@ from octjepa.errors import UsageError
 from octjepa.notes import unique_notes
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store
+from octjepa.store.index import IndexEntry, entries_of
 from octjepa.tasks.nifti import write_nifti
 from octjepa.tasks.segment.label_files import PHANTOM_LAYERS, LabelFolder, LabelVolume
 from octjepa.tasks.segment.labelled_volumes import LabelledVolumes, frames_reversed, labels_to_stored, scores_to_scan
@@ -42,12 +43,8 @@ def write_npz(path: Path, labels: np.ndarray, names: list[str], **more: object) 
     np.savez_compressed(path, labels=labels, names=np.array(names), **more)
 
 
-def first(line: Line, split: str = "train") -> dict:
-    return line.store.table[line.store.table["split"] == split].iloc[0].to_dict()
-
-
-def shape_of(row: dict) -> tuple[int, int, int]:
-    return int(row["native_d"]), int(row["native_h"]), int(row["native_w"])
+def first(line: Line, split: str = "train") -> IndexEntry:
+    return entries_of(line.store.table[line.store.table["split"] == split])[0]
 
 
 def refused(store: Store, folder: Path, *classes: str) -> str:
@@ -97,16 +94,15 @@ def test_one_label_volume_through_every_form_and_key_is_the_same(line: Line, tmp
     row = first(line)
     known = LabelFolder(line.labels).file_for(row)
     assert known is not None
-    truth = LabelFolder(line.labels).read(known, tuple(PHANTOM_LAYERS), shape_of(row))
+    truth = LabelFolder(line.labels).read(known, tuple(PHANTOM_LAYERS), row.shape)
     names = list(truth.names)
-    uid, stem = row["sop_instance_uid"], Path(row["file"]).stem
+    uid, stem = row.sop_instance_uid, Path(row.file).stem
     write_npz(tmp_path / f"{uid}.npz", truth.codes, names, fovea_mm=truth.fovea_mm)
-    spacing_mm = row["spacing_z_mm"], row["spacing_y_mm"], row["spacing_x_mm"]
     (tmp_path / "nifti").mkdir()
-    write_nifti(tmp_path / "nifti" / f"{stem}.nii.gz", truth.codes, spacing_mm)
+    write_nifti(tmp_path / "nifti" / f"{stem}.nii.gz", truth.codes, row.spacing_mm)
     (tmp_path / "nifti" / "classes.json").write_text(json.dumps({k + 1: name for k, name in enumerate(names)}))
     (tmp_path / "id").mkdir()
-    write_npz(tmp_path / "id" / f"{row['volume_id']}.npz", truth.codes, names)
+    write_npz(tmp_path / "id" / f"{row.volume_id}.npz", truth.codes, names)
     (tmp_path / "npz").mkdir()
     (tmp_path / f"{uid}.npz").rename(tmp_path / "npz" / f"{uid}.npz")
     for kind in ("npz", "nifti", "id"):
@@ -114,8 +110,8 @@ def test_one_label_volume_through_every_form_and_key_is_the_same(line: Line, tmp
         file = folder.file_for(row)
         assert file is not None, kind
         assert folder.names(file) == tuple(names)
-        read = folder.read(file, names, shape_of(row))
-        read.check(shape_of(row), truth.spacing_mm or (1, 1, 1), kind)
+        read = folder.read(file, names, row.shape)
+        read.check(row.shape, truth.spacing_mm or (1, 1, 1), kind)
         assert np.array_equal(read.as_classes(names), truth.codes), kind
     turned = truth.as_classes(["onl"])
     assert np.array_equal(turned == 1, truth.codes == names.index("onl") + 1)
@@ -152,7 +148,7 @@ def test_lesions_lie_on_layers_and_classes_can_be_named(line: Line) -> None:
 
 def test_labels_without_scans_and_scans_without_labels_are_counted(line: Line, some: Path) -> None:
     row = first(line)
-    (some / f"{row['sop_instance_uid']}.npz").rename(some / "1.2.3.npz")
+    (some / f"{row.sop_instance_uid}.npz").rename(some / "1.2.3.npz")
     cohort = LabelledVolumes(line.store, some, RECIPE)
     assert cohort.notes == ["label files without a scan: 1", "scans without labels: 1"]
     for file in some.glob("*.npz"):
@@ -165,8 +161,8 @@ def test_labels_without_scans_and_scans_without_labels_are_counted(line: Line, s
 
 def test_a_label_file_without_marks_among_others_is_named(line: Line, some: Path, tmp_path: Path) -> None:
     row = first(line)
-    name = f"{row['sop_instance_uid']}.npz"
-    write_npz(some / name, np.zeros(shape_of(row), np.uint8), ["onl"])
+    name = f"{row.sop_instance_uid}.npz"
+    write_npz(some / name, np.zeros(row.shape, np.uint8), ["onl"])
     (note,) = (note for note in LabelledVolumes(line.store, some, RECIPE).notes if "marked voxel" in note)
     assert f"({name})" in note
     assert note.endswith(": 1")
@@ -191,16 +187,16 @@ def test_a_label_file_that_fits_no_scan_is_named_with_what_is_wrong(
     line: Line, some: Path, spoil: Spoil, message_text: str
 ) -> None:
     row = line.store.table[(line.store.table["split"] == "train") & (line.store.table["native_d"] == 28)].iloc[0]
-    spoil(some / f"{row['sop_instance_uid']}.npz", (28, 188, 168))
+    spoil(some / f"{row.sop_instance_uid}.npz", (28, 188, 168))
     message = refused(line.store, some)
     assert message_text in message
-    assert str(row["sop_instance_uid"]) in message
+    assert str(row.sop_instance_uid) in message
 
 
 def test_nifti_without_names_of_its_numbers_is_refused(line: Line, tmp_path: Path) -> None:
     row = first(line)
-    codes = np.ones(shape_of(row), np.uint8)
-    write_nifti(tmp_path / f"{row['sop_instance_uid']}.nii.gz", codes, (1.0, 1.0, 1.0))
+    codes = np.ones(row.shape, np.uint8)
+    write_nifti(tmp_path / f"{row.sop_instance_uid}.nii.gz", codes, (1.0, 1.0, 1.0))
     assert "no classes.json" in refused(line.store, tmp_path)
     (tmp_path / "classes.json").write_text('["onl"]')
     assert "is not a mapping" in refused(line.store, tmp_path)
@@ -210,22 +206,22 @@ def test_classes_that_cannot_be_learned_are_refused(line: Line, some: Path) -> N
     assert "no label file names the class 'retina'" in refused(line.store, some, "retina")
     table = line.store.table
     for row in table[table["split"] == "train"].to_dict("records"):
-        write_npz(some / f"{row['sop_instance_uid']}.npz", np.zeros(shape_of(row), np.uint8), ["onl", "inner"])
+        write_npz(some / f"{row.sop_instance_uid}.npz", np.zeros(row.shape, np.uint8), ["onl", "inner"])
     assert "one class only" in refused(line.store, some, "onl")
     row = first(line)
-    some_onl = np.zeros(shape_of(row), np.uint8)
+    some_onl = np.zeros(row.shape, np.uint8)
     some_onl[:, 80:120] = 1
-    write_npz(some / f"{row['sop_instance_uid']}.npz", some_onl, ["onl", "inner"])
+    write_npz(some / f"{row.sop_instance_uid}.npz", some_onl, ["onl", "inner"])
     assert "no voxel of inner" in refused(line.store, some, "onl", "inner")
 
 
 def test_nobody_in_test_or_train_and_a_person_in_both_are_refused(line: Line, some: Path) -> None:
     table = line.store.table
     for row in table[table["split"] == "test"].to_dict("records"):
-        (some / f"{row['sop_instance_uid']}.npz").unlink()
+        (some / f"{row.sop_instance_uid}.npz").unlink()
     assert "no labelled scan of a person of test" in refused(line.store, some)
     for row in table[table["split"] == "val"].to_dict("records"):
-        (some / f"{row['sop_instance_uid']}.npz").unlink()
+        (some / f"{row.sop_instance_uid}.npz").unlink()
     assert "now train 4, val 0, test 0" in refused(line.store, some)
 
 

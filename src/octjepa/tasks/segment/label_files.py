@@ -138,6 +138,15 @@ def _shape_text(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape))
 
 
+@dataclass(frozen=True)
+class ScanNames:
+    """The names that a label file of a scan may have, of a scan that is in no store."""
+
+    sop_instance_uid: str
+    file: str
+    volume_id: str
+
+
 class LabelFolder:
     """The label files below `path`, or one file. Raises UsageError: no such path, nothing in it."""
 
@@ -185,15 +194,15 @@ class LabelFolder:
             return [file for file in files if _named_as_labels(file) or file.suffix.lower() not in _META_SUFFIXES]
         return list(files) or images
 
-    def file_for(self, volume: IndexEntry) -> Path | None:
-        """The label file of a volume of the store's index."""
-        return next(iter(self.files_for(volume)), None)
+    def file_for(self, scan: IndexEntry | ScanNames) -> Path | None:
+        """The label file of a scan."""
+        return next(iter(self.files_for(scan)), None)
 
-    def files_for(self, volume: IndexEntry) -> list[Path]:
-        """All label files of a volume of the store's index; `file_for` returns the first."""
-        folder, _, name = volume.file.rpartition("/")
+    def files_for(self, scan: IndexEntry | ScanNames) -> list[Path]:
+        """All label files of a scan; `file_for` returns the first."""
+        folder, _, name = scan.file.rpartition("/")
         stem = _stem(name)
-        keys = (volume.sop_instance_uid, stem, volume.volume_id, label_key(stem), folder_key(folder))
+        keys = (scan.sop_instance_uid, stem, scan.volume_id, label_key(stem), folder_key(folder))
         files = [self.files[key] for key in dict.fromkeys(keys) if key and key in self.files]
         return list(dict.fromkeys(files))
 

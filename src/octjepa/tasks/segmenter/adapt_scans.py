@@ -26,7 +26,7 @@ from octjepa.locks import writer_lock
 from octjepa.read.formats.images import frame_names
 from octjepa.read.reader import SpacingOption, read_volume
 from octjepa.record import Record
-from octjepa.tasks.segment.label_files import UNLABELLED, LabelFolder, LabelVolume, joined
+from octjepa.tasks.segment.label_files import UNLABELLED, LabelFolder, LabelVolume, ScanNames, joined
 from octjepa.tasks.segment.labelled_volumes import frames_reversed
 from octjepa.tasks.segment.layer_names import ANY_CLASS, KNOWN_NAMES, class_set
 from octjepa.tasks.segmenter.adapt import AdaptSettings, Candidate, LabelledScan, adapt, as_record
@@ -142,14 +142,10 @@ def _labelled_scan(
             member=source.member,
         )
         bscans = frame_names(path) if path.is_dir() else []
-    entry = {
-        "sop_instance_uid": volume.sop_instance_uid,
-        "file": source.name,
-        "volume_id": volume_id(volume.content_hash),
-    }
+    names = ScanNames(volume.sop_instance_uid, source.name, volume_id(volume.content_hash))
     parts: list[LabelVolume] = []
     for folder in folders:
-        file = folder.file_for(entry)
+        file = folder.file_for(names)
         if file is None and alone:
             file = folder.only_file(f"the only scan, {Path(source.name).name}")
         if file is not None:
