@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from index_entries import index_entry
 from octjepa import __version__, load_encoder
 from octjepa.checkpoint import folder
 from octjepa.checkpoint.state import MODEL_FILE
@@ -145,9 +146,7 @@ def rewrite_table(path: Path, change: dict[bytes, bytes | None]) -> None:
 
 def test_the_index_of_the_first_stores_is_read(tmp_path: Path) -> None:
     """They called the depth axis "row", and had neither labels nor hashes of chunks."""
-    entry: dict[str, object] = dict.fromkeys(COLUMNS, "") | {
-        "volume_id": "a", "provenance_depth": "header", "uncertain": "depth;column",
-    }  # fmt: skip
+    entry = index_entry(0, provenance_depth="header", uncertain="depth;column", labels="", chunk_hash="")
     frame = pd.DataFrame([entry]).drop(columns=["labels", "chunk_hash"])
     first = frame.rename(columns={"provenance_depth": "provenance_row"}).assign(uncertain="row;column")
     first.to_parquet(tmp_path / "volumes.parquet")
@@ -156,8 +155,8 @@ def test_the_index_of_the_first_stores_is_read(tmp_path: Path) -> None:
     assert list(store.table.columns) == list(COLUMNS)
     (found,) = store.table.to_dict("records")
     assert (found["provenance_depth"], found["uncertain"]) == ("header", "depth;column")
-    (entry,) = entries_of(store.table)
-    assert (entry.provenance_depth, decode_labels(entry.labels), entry.chunk_hash) == ("header", {}, "")
+    (read,) = entries_of(store.table)
+    assert (read.provenance_depth, decode_labels(read.labels), read.chunk_hash) == ("header", {}, "")
 
 
 def test_a_stored_recipe_may_hold_a_key_that_no_longer_decides_anything() -> None:

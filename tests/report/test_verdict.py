@@ -145,8 +145,8 @@ def test_the_strip_goes_through_the_tissue_and_the_extremes_are_by_quality(made:
     assert through_the_volume(np.zeros(4, int)) == []
     table = Store.open(made / "store").table.assign(quality=np.linspace(0.1, 0.9, 12))
     found = extreme_volumes(table, 2)
-    assert [row["quality"] for row in found["lowest"]] == pytest.approx([0.1, 0.1 + 0.8 / 11])
-    assert found["highest"][0]["quality"] == pytest.approx(0.9)
+    assert [entry.quality for entry in found["lowest"]] == pytest.approx([0.1, 0.1 + 0.8 / 11])
+    assert found["highest"][0].quality == pytest.approx(0.9)
     assert extreme_volumes(table[:1]) == {"lowest": [], "highest": []}
 
 
