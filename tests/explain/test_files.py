@@ -39,7 +39,7 @@ def test_files_have_the_scans_geometry_and_the_maps_values(
 ) -> None:
     monkeypatch.setattr("octjepa.explain.files.occluded_eyes", lambda store, encoder: [eye])
     paths = [Path(path) for path in write_saliency(read_contents(made), tmp_path / "maps")]
-    name = eye.row["volume_id"]
+    name = eye.row.volume_id
     assert [path.name for path in paths] == [f"{name}.occlusion.nii.gz", f"{name}.similarity.nii.gz", f"{name}.png"]
     native = Store.open(made / "store").native_map(name)
     changes, similar = (read_nifti_volume(path) for path in paths[:2])
@@ -61,7 +61,7 @@ def test_files_have_the_scans_geometry_and_the_maps_values(
 
 
 def test_pixels_of_the_store_are_laid_back_on_the_scan(made: Path, eye: OccludedVolume) -> None:
-    native = Store.open(made / "store").native_map(eye.row["volume_id"])
+    native = Store.open(made / "store").native_map(eye.row.volume_id)
     pixels = np.asarray(eye.volume.pixels)
     shown = native_maps.pixels_to_native(pixels, native, 12)
     assert shown.shape == native.shape[1:]
@@ -89,7 +89,7 @@ def rows_of(eye: OccludedVolume, made: Path) -> list[VolumeAttention]:
     token = int(np.flatnonzero(selected.tissue > 0.5)[3])
     count = len(selected.grid_index)
     shares = {False: np.eye(count, dtype=np.float32)[token], True: np.full(count, 1 / count, np.float32)}
-    name = str(eye.row["volume_id"])
+    name = str(eye.row.volume_id)
     return [
         VolumeAttention(
             "untrained" if twin else "tiny", twin, "drusen/any", name, selected.grid, selected.grid_index, share
@@ -105,7 +105,7 @@ def test_the_attention_of_a_probe_lies_where_its_tokens_do(
     rows = rows_of(eye, made)
     write_attention(tmp_path / "attention.parquet", rows)
     paths = write_saliency(read_contents(made), tmp_path / "maps", tmp_path / "attention.parquet")
-    name = eye.row["volume_id"]
+    name = eye.row.volume_id
     assert [Path(path).name for path in paths[3:]] == [
         f"{name}.attention.drusen_any.nii.gz", f"{name}.attention.drusen_any.png",
     ]  # fmt: skip

@@ -118,7 +118,7 @@ def test_ten_thousand_files_make_a_small_page_soon(tmp_path: Path) -> None:
     assert text.count('<tr><td class="file">') == MAX_VOLUMES + 2 * MAX_FILES_PER_REASON
     assert "300 of 10,000 are shown" in text
     assert "The first 40 of 4,000 by name; <code>quarantine.jsonl</code>" in text
-    shown = [one.row["volume_id"] for one in accepted_files(store)]
+    shown = [one.row.volume_id for one in accepted_files(store)]
     assert {rows[7777]["volume_id"], rows[8888]["volume_id"]} <= set(shown)
 
 

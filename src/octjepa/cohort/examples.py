@@ -15,12 +15,10 @@ _SPLIT_ORDER = {"test": 0, "val": 1, "train": 2}
 
 def one_per_device(table: pd.DataFrame, splits: tuple[str, ...] = ("test", "val", "train", "")) -> list[IndexEntry]:
     """The first raster volume by id of each device, from the first of `splits` in which the device has one."""
-    entries = entries_of(table[(table["pattern"] == "raster") & table["split"].isin(splits)])
-    entries.sort(key=lambda entry: (entry.device, _SPLIT_ORDER.get(entry.split, 3), entry.volume_id))
-    chosen: dict[str, IndexEntry] = {}
-    for entry in entries:
-        chosen.setdefault(entry.device, entry)
-    return list(chosen.values())
+    rasters = table[(table["pattern"] == "raster") & table["split"].isin(splits)]
+    ordered = rasters.assign(split_order=rasters["split"].map(_SPLIT_ORDER).fillna(len(_SPLIT_ORDER)))
+    ordered = ordered.sort_values(["device", "split_order", "volume_id"], kind="stable")
+    return entries_of(ordered.drop_duplicates("device"))
 
 
 def all_if_few(table: pd.DataFrame) -> list[IndexEntry]:

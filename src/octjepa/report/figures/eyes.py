@@ -150,10 +150,9 @@ def through_the_volume(tissue: Int[np.ndarray, " n"], count: int = MAX_SLICES) -
 
 def extreme_volumes(table: pd.DataFrame, count: int = 3) -> dict[str, list[IndexEntry]]:
     """The raster volumes of lowest and of highest quality, `count` of each at most and none in both."""
-    rasters = entries_of(table[(table["pattern"] == "raster") & table["quality"].notna()])
-    rasters.sort(key=lambda entry: (entry.quality, entry.volume_id))
+    rasters = table[(table["pattern"] == "raster") & table["quality"].notna()].sort_values(["quality", "volume_id"])
     each = min(count, len(rasters) // 2)
-    return {"lowest": rasters[:each], "highest": rasters[len(rasters) - each :][::-1]}
+    return {"lowest": entries_of(rasters.head(each)), "highest": entries_of(rasters.tail(each))[::-1]}
 
 
 def central_picture(store: Store, entry: IndexEntry) -> Markup:
