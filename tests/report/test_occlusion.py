@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from octjepa.explain.occlusion import Occlusion
 from octjepa.report import occlusion
 from octjepa.report.occlusion import LEVELS, colour_levels, draw_maps
 from octjepa.store import Store
+from octjepa.store.index import entries_of
 
 NAN = np.nan
 
@@ -54,11 +56,11 @@ def store(made: Path, tmp_path: Path) -> Store:
 
 def occluded(store: Store, strongest: float, by_chance: float, mirrored: bool = False) -> OccludedVolume:
     """A map of the first volume with one place in it: slab 0, column 6, row 4 of the grid 4 x 8 x 8."""
-    row = {str(key): value for key, value in store.table.iloc[0].to_dict().items()} | {"mirrored": mirrored}
+    entry = replace(entries_of(store.table[:1])[0], mirrored=mirrored)
     en_face, b_scan = np.zeros((4, 8)), np.full((8, 8), NAN)
     en_face[0, 6] = b_scan[4, 6] = strongest
     found = Occlusion(en_face, b_scan, 0, 6, (by_chance, by_chance), NAN)
-    return OccludedVolume(row, store.read(row["volume_id"]), found)
+    return OccludedVolume(entry, store.read(entry.volume_id), found)
 
 
 def recipe() -> Any:
