@@ -314,7 +314,9 @@ def split(
         if labels is None or target is None:
             raise UsageError("--labels and --target belong together: name the file and its column")
         table = read_labels(labels, [target])
-        values = {**table.values[target], **table.visits.get(target, {})}
+        labelled: list[tuple[tuple[str, ...], str]] = [*table.values[target].items()]
+        labelled += table.visits.get(target, {}).items()
+        values = dict(labelled)
     result = apply_split(opened, by, seed, read_shares(shares), assign_rest, values)
     counts = {name: int(getattr(result, name)) for name in SPLIT_NAMES}
     if as_json or is_verbose():

@@ -289,8 +289,8 @@ def _summary(tuned_rows: Sequence[Row], first: TunedPaired) -> str:
     row = next(row for row in tuned_rows if (row.target, row.metric) == (first.target, first.metric))
     return (
         f"{first.target}: {first.metric} {_number(row.value)}{_interval(row)} tuned; tuned minus frozen "
-        f"{_number(first.difference, '+')}{_interval(first, '+')}; {counted(row.n, 'test case')} of "
-        f"{counted(row.n_people, 'person')}"
+        f"{_number(first.difference, '+')}{_interval(first, '+')}; {counted(row.n or 0, 'test case')} of "
+        f"{counted(row.n_people or 0, 'person')}"
     )
 
 
