@@ -85,9 +85,9 @@ class _BorderRuns:
     def rows_that_reach(self) -> tuple[Bool[np.ndarray, " H"], Bool[np.ndarray, " H"]]:
         """Rows whose run from the (left, right) border is joined to the upper or the lower border.
 
-        Runs in consecutive rows touch each other at the border that they begin at. So the rows of one side fall into
-        groups, and a group reaches the upper or lower border if one of its runs touches a run from there, is in the
-        first or last row, or touches a group of the other side that does.
+        Runs in consecutive rows touch each other at the border that they begin at, so the rows of one side fall into
+        groups. A group reaches the upper or lower border if one of its runs touches a run from there or is in the first
+        or last row. A group that touches such a group of the other side does too.
         """
         left = _spread(self._touching(self.left, self.top, self.bottom), self.left)
         right = _spread(self._touching(self.right, self.top[::-1], self.bottom[::-1]), self.right)
@@ -220,7 +220,7 @@ def percentile_of_counts(counts: Int[np.ndarray, "256"], percent: float) -> floa
 
 
 def _median_of_counts(counts: Int[np.ndarray, "256"]) -> float:
-    """`np.median` of values of which counts[v] are v."""
+    """`np.median` of values by their counts."""
     ends = np.cumsum(counts)
     size = int(ends[-1])
     low, high = np.searchsorted(ends, [(size - 1) // 2, size // 2], "right").tolist()
