@@ -22,7 +22,7 @@ from octjepa.recipe import Preprocessing
 from octjepa.store import Store
 from octjepa.store.index import IndexEntry, entries_of
 from octjepa.tasks.nifti import write_nifti
-from octjepa.tasks.segment.label_files import PHANTOM_LAYERS, LabelFolder, LabelVolume
+from octjepa.tasks.segment.label_files import PHANTOM_LAYERS, LabelFolder, LabelVolume, ScanNames
 from octjepa.tasks.segment.labelled_volumes import LabelledVolumes, frames_reversed, labels_to_stored, scores_to_scan
 from octjepa.tasks.segment.recipe import RECIPES, load_recipe
 from shaped_eye import shaped_eye
@@ -68,9 +68,9 @@ def test_metaimages_are_labels_by_the_name_of_their_scan_or_in_its_folder(tmp_pa
     (tmp_path / "classes.json").write_text('{"1": "irf", "2": "srf"}')
     write_voxels(tmp_path / "eye.mha", codes, spacing)
     plain = LabelFolder(tmp_path)
-    volume = {"sop_instance_uid": "", "volume_id": "v", "file": "TRAIN001/eye.dcm"}
+    scan = ScanNames("", "TRAIN001/eye.dcm", "v")
     read = plain.read(tmp_path / "eye.mha", ["srf"], codes.shape)
-    assert plain.file_for(volume) == tmp_path / "eye.mha"
+    assert plain.file_for(scan) == tmp_path / "eye.mha"
     assert np.array_equal(read.codes, codes)
     assert (read.names, read.spacing_mm) == (("irf", "srf"), spacing)
     (tmp_path / "eye.mha").unlink()
@@ -82,9 +82,9 @@ def test_metaimages_are_labels_by_the_name_of_their_scan_or_in_its_folder(tmp_pa
     folder = LabelFolder(tmp_path)
     assert len(folder.files) == 2
     for name in ("TRAIN001", "TRAIN002"):
-        scan = {**volume, "file": f"RETOUCH-TrainingSet-Cirrus/{name}/oct.mhd"}
+        scan = replace(scan, file=f"RETOUCH-TrainingSet-Cirrus/{name}/oct.mhd")
         assert folder.files_for(scan) == [tmp_path / name / "reference.mhd"]
-    assert folder.file_for({**volume, "file": "TEST001/oct.mhd"}) is None
+    assert folder.file_for(replace(scan, file="TEST001/oct.mhd")) is None
     (tmp_path / "TRAIN001" / "reference.raw").write_bytes(b"")
     with pytest.raises(UsageError, match=r"reference\.mhd cannot be read as a label volume"):
         folder.read(tmp_path / "TRAIN001" / "reference.mhd", ["srf"], codes.shape)
