@@ -140,7 +140,7 @@ def test_a_scan_whose_frames_ingest_reversed_is_written_in_the_order_of_its_file
 ) -> None:
     maps = {}
     for notes in ("", "frames_reversed"):
-        stand_in(monkeypatch, replace(eye, row={**eye.row, "notes": notes}))
+        stand_in(monkeypatch, replace(eye, row=replace(eye.row, notes=notes)))
         path = write_saliency(read_contents(made), tmp_path / f"maps {notes}")[1]
         maps[notes] = np.nan_to_num(read_nifti_volume(Path(path)).values)
     assert (maps["frames_reversed"] == maps[""][::-1]).all()
@@ -150,7 +150,7 @@ def test_a_scan_whose_frames_ingest_reversed_is_written_in_the_order_of_its_file
 def test_a_scan_whose_voxels_ingest_turned_is_left_out_and_the_others_are_written(
     made: Path, eye: OccludedVolume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    turned = replace(eye, row={**eye.row, "notes": "turned_upright"})
+    turned = replace(eye, row=replace(eye.row, notes="turned_upright"))
     stand_in(monkeypatch, turned)
     with pytest.raises(UsageError, match=r"ingest turned or sorted its voxels \(turned_upright\)"):
         write_saliency(read_contents(made), tmp_path / "maps")

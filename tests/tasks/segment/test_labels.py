@@ -205,7 +205,7 @@ def test_nifti_without_names_of_its_numbers_is_refused(line: Line, tmp_path: Pat
 def test_classes_that_cannot_be_learned_are_refused(line: Line, some: Path) -> None:
     assert "no label file names the class 'retina'" in refused(line.store, some, "retina")
     table = line.store.table
-    for row in table[table["split"] == "train"].to_dict("records"):
+    for row in entries_of(table[table["split"] == "train"]):
         write_npz(some / f"{row.sop_instance_uid}.npz", np.zeros(row.shape, np.uint8), ["onl", "inner"])
     assert "one class only" in refused(line.store, some, "onl")
     row = first(line)
@@ -217,10 +217,10 @@ def test_classes_that_cannot_be_learned_are_refused(line: Line, some: Path) -> N
 
 def test_nobody_in_test_or_train_and_a_person_in_both_are_refused(line: Line, some: Path) -> None:
     table = line.store.table
-    for row in table[table["split"] == "test"].to_dict("records"):
+    for row in entries_of(table[table["split"] == "test"]):
         (some / f"{row.sop_instance_uid}.npz").unlink()
     assert "no labelled scan of a person of test" in refused(line.store, some)
-    for row in table[table["split"] == "val"].to_dict("records"):
+    for row in entries_of(table[table["split"] == "val"]):
         (some / f"{row.sop_instance_uid}.npz").unlink()
     assert "now train 4, val 0, test 0" in refused(line.store, some)
 
