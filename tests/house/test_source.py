@@ -21,7 +21,7 @@ SOURCES = sorted((ROOT / "src").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 OWN_CODE = [*SOURCES, *TESTS]
 PARTS_OF_BENCHMARKS = {
-    "__main__", "marked_tables", "performance_aims", "phantom_measures"
+    "__main__", "marked_tables", "performance_aims", "phantom_measures", "segmenter_features"
 }  # fmt: skip
 
 
