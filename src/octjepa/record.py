@@ -13,8 +13,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel
-
 from octjepa.errors import UsageError
 
 R = TypeVar("R", bound="Record")
@@ -70,7 +68,7 @@ def plain(value: Any) -> Any:
     """JSON data of a value: of records and recipes, also in lists, tuples and mappings; a path becomes text."""
     if isinstance(value, Record):
         return value.to_json()
-    if isinstance(value, BaseModel):
+    if hasattr(value, "model_dump"):  # a recipe; pydantic stays unloaded where there is none, as for --help
         return value.model_dump(mode="json")
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
@@ -93,7 +91,7 @@ def _typed(hint: Any, value: Any) -> Any:
         return _typed(next(argument for argument in arguments if argument is not type(None)), value)
     if isinstance(hint, type) and issubclass(hint, Record):
         return hint.from_json(value)
-    if isinstance(hint, type) and issubclass(hint, BaseModel):
+    if isinstance(hint, type) and hasattr(hint, "model_validate"):
         return hint.model_validate(value)
     if hint is Path:
         return Path(value)
