@@ -124,7 +124,7 @@ def randomised_store(work: Path) -> Store:
             )
             write_dicom(source / f"{number}.dcm", volume)
         made = build_store([source], path, preprocessing, workers=1)
-        write_json(work / "made.json", made)
+        write_json(work / "made.json", made.to_json())
     return Store.open(path)
 
 

@@ -51,8 +51,8 @@ def test_pools_and_views(tmp_path: Path, cohort: Cohort) -> None:
     ("change", "message"),
     [
         (lambda f: f.drop(columns=["age"]), "lack the column.*age"),
-        (lambda f: f.assign(volume_id="0" * 16), "5 row.*repeat a volume_id"),
-        (lambda f: f.assign(person_id=[" ", *f["person_id"][1:]]), "1 row.*no person_id"),
+        (lambda f: f.assign(volume_id="0" * 16), "repeated volume_id in 5 rows"),
+        (lambda f: f.assign(person_id=[" ", *f["person_id"][1:]]), "no person_id in 1 row"),
         (lambda f: f.assign(split="holdout"), "split holds.*holdout"),
         (lambda f: f.assign(eye="left"), "eye holds.*left"),
         (lambda f: f.assign(vector=[np.full(48, np.nan, np.float32), *f["vector"][1:]]), "not finite in 1 of 6"),

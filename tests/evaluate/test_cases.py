@@ -182,7 +182,7 @@ def test_eyes_that_differ_make_a_person_by_rule(probed: Callable[..., ProbeResul
 
     result = probed(named, level="person")
     (note,) = [note for note in result.notes if "different labels" in note]
-    left_out = int(note.split("these ")[1].split()[0])
+    left_out = int(note.rpartition("; ")[2].split()[0])
     assert 90 - left_out == sum(sum(counts) for counts in result.targets[0]["counts"].values())
 
     def sized(frame: pd.DataFrame, labels: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:

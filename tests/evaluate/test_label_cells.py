@@ -36,7 +36,7 @@ def test_codes_and_none_count_among_numbers_alone(tmp_path: Path) -> None:
 
 def test_a_text_among_the_numbers_of_a_quantity_is_named(tmp_path: Path) -> None:
     numbers = ["0.1", "0.2", "0.3", "0.45", "0.5", "0.6", "0.75", "0.8"]
-    with pytest.raises(UsageError, match=r"1 cell\(s\) .*'#REF!' in row 10"):
+    with pytest.raises(UsageError, match=r"1 cell without a number .*'#REF!' in row 10"):
         table(tmp_path / "t.tsv", [*numbers, "#REF!"])
     with pytest.raises(UsageError, match="'CF' in row 10"):
         table(tmp_path / "t.tsv", [*numbers, "CF"])

@@ -180,7 +180,7 @@ def test_changes_are_those_of_features_and_labels(tmp_path: Path) -> None:
         pair_visits(table, {})
     with pytest.raises(UsageError, match="no eye of 6 with a known visit has two visits"):
         pair_visits(table.take(range(0, 18, 3)), order)
-    assert "1 volumes have no known eye" in pair_visits(without_an_eye(table), order).notes[1]
+    assert "eye or visit is not known: 1 volume" in pair_visits(without_an_eye(table), order).notes[1]
 
 
 def without_an_eye(table: Embeddings) -> Embeddings:

@@ -13,6 +13,7 @@ from octjepa.config import load_recipe
 from octjepa.errors import UsageError
 from octjepa.evaluate.labels import read_labels
 from octjepa.ingest import build_store
+from octjepa.ingest.build import IngestSummary
 from octjepa.inspection import describe
 from octjepa.phantom import make_eye
 from octjepa.read.reader import parse_spacing
@@ -39,7 +40,7 @@ def scans(tmp_path: Path) -> Path:
     return folder
 
 
-def ingest(scans: Path, spacing_mm: Any = None) -> dict[str, Any]:
+def ingest(scans: Path, spacing_mm: Any = None) -> IngestSummary:
     return build_store([scans], scans.parent / "store", PREPROCESSING, max_lost=1.0, spacing_mm=spacing_mm)
 
 
@@ -47,7 +48,7 @@ def test_spacing_by_option_and_labels_into_the_store(scans: Path) -> None:
     with pytest.raises(UsageError, match="spacing_unknown"):
         ingest(scans)  # no file names a spacing
     made = ingest(scans, SPACING)
-    assert (made["accepted"], made["quarantined"]) == (3, 0)
+    assert (made.accepted, made.quarantined) == (3, 0)
     store = Store.open(scans.parent / "store")
     assert sorted(store.table["format"]) == ["images", "npz", "npz"]
     assert set(store.table["provenance_slice"]) == {"option"}
@@ -59,14 +60,14 @@ def test_spacing_by_option_and_labels_into_the_store(scans: Path) -> None:
 @pytest.mark.slow
 def test_another_spacing_reads_again_and_none_keeps_what_is_there(scans: Path) -> None:
     ingest(scans, SPACING)
-    assert (ingest(scans, SPACING)["skipped"], ingest(scans)["skipped"]) == (3, 3)
+    assert (ingest(scans, SPACING).skipped, ingest(scans).skipped) == (3, 3)
     wider = (SPACING[0], SPACING[1], SPACING[2] * 1.1)
     again = ingest(scans, wider)
-    assert (again["accepted"], again["skipped"]) == (3, 0)
+    assert (again.accepted, again.skipped) == (3, 0)
     assert set(Store.open(scans.parent / "store").table["spacing_x_mm"]) == {wider[2]}
     first = sorted(scans.glob("*.npz"))[0]
     np.savez(first, oct_bscans=EYES[0].pixels, glaucoma=1, laterality="OD", person_id="P0")
-    assert ingest(scans, wider)["accepted"] == 1  # a corrected label, the same pixels
+    assert ingest(scans, wider).accepted == 1  # a corrected label, the same pixels
     store = Store.open(scans.parent / "store")
     assert set(read_labels(store.path / "labels.tsv", ["glaucoma"]).values["glaucoma"].values()) == {"1"}
 
@@ -76,19 +77,19 @@ def test_a_spacing_by_hand_is_reported_and_taken_back(tmp_path: Path, caplog: py
     folder.mkdir()
     np.savez(folder / "scan.npz", oct_bscans=EYES[0].pixels, spacing_mm=SPACING)
     wrong = (SPACING[0] * 1.5, *SPACING[1:])
-    assert ingest(folder, wrong)["spacing_overridden"] == 0
+    assert ingest(folder, wrong).spacing_overridden == 0
     assert not [record for record in caplog.records if "--spacing file" in record.message]
     retained = ingest(folder)
-    assert (retained["skipped"], retained["spacing_overridden"]) == (1, 1)
+    assert (retained.skipped, retained.spacing_overridden) == (1, 1)
     assert [record.message for record in caplog.records if "--spacing file" in record.message]
-    assert ingest(folder, parse_spacing("file"))["accepted"] == 1
+    assert ingest(folder, parse_spacing("file")).accepted == 1
     table = Store.open(tmp_path / "store").table
     assert list(table["spacing_z_mm"]) == [SPACING[0]]
     assert list(table["provenance_slice"]) == ["header"]
     assert list(table["user_spacing_mm"]) == [""]
     again = ingest(folder, "file")
-    assert (again["skipped"], again["spacing_overridden"]) == (1, 0)
-    assert ingest(folder)["skipped"] == 1
+    assert (again.skipped, again.spacing_overridden) == (1, 0)
+    assert ingest(folder).skipped == 1
 
 
 def test_a_store_that_hides_the_spacing_by_hand_in_another_column_keeps_it(tmp_path: Path) -> None:
@@ -104,8 +105,8 @@ def test_a_store_that_hides_the_spacing_by_hand_in_another_column_keeps_it(tmp_p
     earlier = table.assign(manifest_hash=table["manifest_hash"] + f" spacing {text}").drop(columns="user_spacing_mm")
     earlier.to_parquet(index)
     retained = ingest(folder)
-    assert (retained["skipped"], retained["spacing_overridden"]) == (1, 1)
-    assert ingest(folder, wrong)["skipped"] == 1
+    assert (retained.skipped, retained.spacing_overridden) == (1, 1)
+    assert ingest(folder, wrong).skipped == 1
     made = Store.open(tmp_path / "store").table
     assert (list(made["user_spacing_mm"]), list(made["manifest_hash"])) == ([text], [""])
 
@@ -114,8 +115,8 @@ def test_an_absurd_spacing_is_warned_of(scans: Path, caplog: pytest.LogCaptureFi
     made = ingest(scans, (0.002, 0.004, 0.002))
     result = [record for record in caplog.records if "extent_implausible" in record.message]
     assert len(result) == 1
-    assert result[0].message.startswith(f"{made['notes']['extent_implausible']} volumes with note")
-    assert made["accepted"] == made["notes"]["extent_implausible"] > 0
+    assert result[0].message.startswith(f"{made.notes['extent_implausible']} volumes with note")
+    assert made.accepted == made.notes["extent_implausible"] > 0
 
 
 def test_inspect_reads_folders_of_images_and_takes_a_spacing(scans: Path) -> None:

@@ -42,6 +42,7 @@ import numpy as np
 from octjepa.canonical.pipeline import canonicalise
 from octjepa.errors import VolumeRejected
 from octjepa.ingest import SourceFile
+from octjepa.ingest.one_file import RefusedFile
 from octjepa.ingest.worker_pool import WorkerPool
 from octjepa.read.reader import read_volume
 from octjepa.recipe import Preprocessing
@@ -276,10 +277,10 @@ def run_cases(numbers: Iterator[int], workers: int, seconds: float) -> Iterator[
             sources = [SourceFile(Path(name, str(number)), str(number)) for number in some]
             with closing(pool.results(sources)) as results:
                 for source, result in results:
-                    if "refused" in result:  # by the crew: the worker died or was killed
+                    if isinstance(result, RefusedFile):  # by the crew: the worker died or was killed
                         case = make_case(int(source.name), bases())
-                        verdict = {"worker_died": "crashed", "timed_out": "hung"}[result["refused"]["reason"]]
-                        detail = result["refused"]["detail"]
+                        verdict = {"worker_died": "crashed", "timed_out": "hung"}[result.entry["reason"]]
+                        detail = result.entry["detail"]
                         result = {"base": case.base.name, "what": case.what, "verdict": verdict, "detail": detail}
                         result = {"case": case.number, **result}
                     yield result

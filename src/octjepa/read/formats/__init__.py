@@ -163,7 +163,7 @@ _BUILT_IN = (
         f"{_HERE}.vendor.heidelberg_vol:read_vol",
         experimental=True,
     ),
-    Format("heyex_xml", (".xml",), _is_heyex_xml, f"{_HERE}.vendor.heyex_xml:read_xml", True, True),
+    Format("heyex_xml", (".xml",), _is_heyex_xml, f"{_HERE}.vendor.heyex_xml:read_xml", True),
     Format(
         "heidelberg_e2e",
         (".e2e",),
