@@ -15,6 +15,7 @@ from index_entries import index_entry
 from octjepa.config import to_yaml
 from octjepa.files import read_json_lines, replace_folder
 from octjepa.store import Store
+from octjepa.store.index import IndexEntry
 from octjepa.store.shards import pack
 from octjepa.store.storage import DamagedVolume, chunk_hash, stage_chunk
 from synthetic import small_recipe, volume
@@ -29,7 +30,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = store.chunk_folder(entry["volume_id"])
         replace_folder(stage_chunk(folder, volume(preprocessing, number)), folder)
         files = {name: folder / name for name in ("pixels.npy", "geometry.npz")}
-        store.add({**entry, "chunk_hash": chunk_hash(files)})
+        store.add(IndexEntry(**{**entry, "chunk_hash": chunk_hash(files)}))
     store.consolidate()
     return store.path
 
@@ -114,7 +115,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         replace_folder(stage_chunk(chunk, made), chunk)
         files = {name: chunk / name for name in ("pixels.npy", "geometry.npz")}
         moments = {"tissue_mean": made.tissue_mean, "tissue_std": made.tissue_std}
-        store.add({**entry, **moments, "chunk_hash": chunk_hash(files)})
+        store.add(IndexEntry(**{**entry, **moments, "chunk_hash": chunk_hash(files)}))
     store.consolidate()
     assert pretrain(folder, folder).code == 0
     return folder
