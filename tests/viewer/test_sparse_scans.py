@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from index_entries import index_entry
 from octjepa.report.figures import eyes, tokens
 from octjepa.store import Store
+from octjepa.store.index import IndexEntry
 from octjepa.viewer.scans import Scans
 from octjepa.views import geometry
 from octjepa.views.sample import select_tissue_tokens
@@ -36,11 +38,7 @@ def as_store(eye: CanonicalVolume) -> Store:
     return SimpleNamespace(preprocessing=preprocessing, read=lambda volume_id: eye)  # type: ignore[return-value]
 
 
-ROW = {
-    "device": "zeiss_cirrus", "eye": "OD", "volume_id": "a", "uncertain": "",
-    **{f"native_{axis}": 8 for axis in "dhw"}, **{f"spacing_{axis}_mm": 0.1 for axis in "zyx"},
-    **{f"provenance_{axis}": "shared" for axis in ("slice", "depth", "column")},
-}  # fmt: skip
+ROW = IndexEntry(**index_entry(0, device="zeiss_cirrus", volume_id="a"))
 
 
 @pytest.mark.parametrize(
