@@ -88,6 +88,7 @@ def test_a_torn_upload_is_no_checkpoint_and_goes_with_the_next_pruning(bucket: B
                             "step-00000004/model.safetensors"]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_damage_and_absence_are_reported(bucket: Bucket) -> None:
     location = join(bucket.url, "saves")
     folder.write_folder(location, 1, {"model.safetensors": {"w": torch.arange(4.0)}}, {})

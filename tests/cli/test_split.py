@@ -119,6 +119,7 @@ def test_a_label_that_is_alike_everywhere_or_too_rare_to_balance_is_named(
     assert "label 1 is not in every split (people: " in caplog.text
 
 
+@pytest.mark.slow
 def test_a_store_of_one_person_names_how_many_people_a_split_and_a_run_need(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

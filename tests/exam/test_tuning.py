@@ -220,6 +220,7 @@ def test_counts_are_of_each_lesion_and_hold_voxels_that_no_token_covers() -> Non
             assert inside.sum() < mask.sum()
 
 
+@pytest.mark.slow
 def test_a_lesion_that_no_validation_eye_has_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     eyes: Any = Eyes()
     monkeypatch.setattr(segmentation, "lesion_labels", lambda *given: spots(*given) & 3)

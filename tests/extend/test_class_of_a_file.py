@@ -59,6 +59,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 def test_a_class_of_a_file_is_planned_and_used(folder: Path) -> None:
     named = "own_objectives:Smooth"
     planned = call("plan", "tiny_cpu_vjepa", f"objective.name={named}", "--json")

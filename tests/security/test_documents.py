@@ -160,6 +160,7 @@ def write_parquet_bomb(path: Path, kind: str) -> None:
     pq.write_table(table, path, compression="snappy")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["one text in every row", "lists of one text", "one wide binary", "one number"])
 def test_small_tables_take_little_memory(tmp_path: Path, kind: str) -> None:
     write_parquet_bomb(tmp_path / "volumes.parquet", kind)

@@ -106,6 +106,7 @@ def test_a_fine_tuning_into_a_link_of_the_user_works_if_its_target_is_a_folder(
 # -- embedding --
 
 
+@pytest.mark.slow
 def test_a_table_replaces_a_link_and_leaves_its_target(tmp_path: Path, mine: Path) -> None:
     encoder = write_encoder(tmp_path / "encoder.safetensors")
     (tmp_path / "eyes.parquet").symlink_to(mine / "own.txt")
@@ -114,6 +115,7 @@ def test_a_table_replaces_a_link_and_leaves_its_target(tmp_path: Path, mine: Pat
     assert_untouched(mine)
 
 
+@pytest.mark.slow
 def test_tokens_go_into_a_linked_folder_and_a_link_to_nowhere_is_refused_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

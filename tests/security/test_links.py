@@ -159,6 +159,7 @@ def test_a_folder_between_a_run_and_its_checkpoints_is_no_link_either(
         loop.pretrain(recipe, MemoryStore(recipe.preprocessing), foreign)
 
 
+@pytest.mark.slow
 def test_a_run_whose_own_folder_is_a_link_of_the_user_works(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "run").symlink_to(tmp_path / "disk")

@@ -188,6 +188,7 @@ def test_the_index_of_a_store(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", ["person_id", "vector"])
 def test_embeddings(tmp_path: Path, column: str) -> None:
     path = tmp_path / "eyes.parquet"

@@ -153,6 +153,7 @@ def test_surfaces_and_thickness_are_where_the_retina_is(scans: Scans) -> None:
     assert scans.etdrs(name, 0.0, 0.0).sectors["central"] is None  # a corner: most of the circle is outside
 
 
+@pytest.mark.slow
 def test_a_sector_beyond_the_field_is_empty_and_a_note_says_so(scans: Scans) -> None:
     name = min(scans.ids)
     volume = scans.native(name).volume
@@ -337,6 +338,7 @@ def test_the_legend_tells_who_made_the_labels(folder: Path, tmp_path: Path) -> N
     assert captions(both, name) == (f"Labels, marked by hand; {made}.", [*classes])
 
 
+@pytest.mark.slow
 def test_two_files_of_the_same_labels_give_one_legend_and_others_are_named(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("highdicom")
     plain = open_scans(folder / "store")

@@ -105,6 +105,7 @@ def test_without_peft_the_message_names_what_to_install(tune, tmp_path, monkeypa
     assert not (tmp_path / "out" / "run.json").exists()
 
 
+@pytest.mark.slow
 @needs_peft
 def test_adapters_begin_at_nothing_and_learn_in_stages_alone(network, planted) -> None:
     volume = planted.read("volume0003")

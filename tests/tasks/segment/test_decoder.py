@@ -169,6 +169,7 @@ def test_rates_fall_block_by_block(encoder: PretrainedEncoder) -> None:
     assert norm <= {id(parameter) for parameter in groups[-1]["params"]}
 
 
+@pytest.mark.slow
 def test_positions_without_a_label_give_no_loss_and_no_gradient() -> None:
     loss_of = decoder.dice_cross_entropy()
     rng = np.random.default_rng(0)
