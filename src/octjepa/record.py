@@ -68,7 +68,7 @@ def plain(value: Any) -> Any:
     """JSON data of a value: of records and recipes, also in lists, tuples and mappings; a path becomes text."""
     if isinstance(value, Record):
         return value.to_json()
-    if hasattr(value, "model_dump"):  # a recipe; pydantic stays unloaded where there is none, as for --help
+    if hasattr(value, "model_dump"):  # a recipe; pydantic is not imported here, so that --help does not load it
         return value.model_dump(mode="json")
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
