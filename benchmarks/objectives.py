@@ -66,7 +66,7 @@ class Choice:
         return f"{self.objective}-{self.setting}".replace(" ", "_")
 
 
-UPDATES = {"mae": 450, "vjepa": 260, "levjepa": 104, "truth": 170}  # four CPU-minutes on one core with AMX
+UPDATES = {"mae": 450, "vjepa": 260, "levjepa": 104, "truth": 170}  # four to five CPU-minutes on one core with AMX
 _MAE = (*_RANDOM_MASKS, "masks.target_share=0.25", "model.predictor_width=192", "model.predictor_depth=2")
 _VJEPA = ("masks.target_share=0.5", "masks.per_target=4", "train.global_batch=8")
 _LEVJEPA = (*_RANDOM_MASKS, "masks.ratio=0.5", "masks.per_target=2", "train.global_batch=16")
