@@ -11,7 +11,7 @@ class CSVTracker:
         self.writer = csv.writer(self.file)
 
     def metrics(self, update, values):
-        """Called after every update and validation, in a thread of its own: training never waits for it."""
+        """Called in a separate thread after every update and validation. Training never waits for it."""
         self.writer.writerows((update, name, value) for name, value in values.items())
 
     def picture(self, update, image):
