@@ -128,8 +128,8 @@ def test_a_collapsed_encoder_trips_an_alarm_and_has_a_large_sigreg() -> None:
             encoder.norm.weight.mul_(1e-3)
             encoder.norm.bias.copy_(bias)
     collapsed = run_monitor(model, runtime, chosen, 0)
-    assert alarm in CollapseAlarms("levjepa", 0).check(collapsed, 100)
-    assert alarm not in CollapseAlarms("levjepa", 0).check(healthy, 100)
+    assert alarm in CollapseAlarms(recipe.objective, 0).check(collapsed, 100)
+    assert alarm not in CollapseAlarms(recipe.objective, 0).check(healthy, 100)
 
 
 def test_the_projection_of_a_view_depends_on_its_own_tokens_only() -> None:

@@ -50,7 +50,7 @@ def nervous(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every measurement is alarming, from the third update on."""
     limit = guards.LIMITS["low_rank"]
     monkeypatch.setattr(guards, "LOSS_WINDOW", 1)
-    monkeypatch.setitem(guards.LIMITS, "low_rank", guards.Limit(limit.metric, 1e9, limit.below, "it is a test"))
+    monkeypatch.setitem(guards.LIMITS, "low_rank", guards.Limit(limit.metric, 1e9, limit.below, "it is a test", ()))
 
 
 @pytest.fixture

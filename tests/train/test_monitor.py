@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 import torch
 
 from octjepa.checkpoint import folder
+from octjepa.config import load_recipe
 from octjepa.distributed.runtime import Runtime
 from octjepa.model import VJEPA3D
 from octjepa.model.encoder import Encoder
 from octjepa.objectives.base import gather_tokens
-from octjepa.train.guards import LIMITS, CollapseAlarms
+from octjepa.recipe import ObjectiveRecipe
+from octjepa.train.guards import LIMITS, CollapseAlarms, remedy
 from octjepa.train.loop import pretrain
 from octjepa.train.monitor import MonitorSet, run_monitor
 from octjepa.views.loader import TrainingDataset, training_batches
@@ -97,11 +100,11 @@ def test_a_rate_too_high_trips_diverging(objective: str, tmp_path: Path) -> None
 def test_mae_diverges_where_predicting_zero_is_better() -> None:
     """What zero costs depends on the voxels: each update says it, and a resumed run reads it back."""
     for loss, rings in ((0.7, False), (0.9, True)):
-        alarms = CollapseAlarms("mae", warmup=0)
+        alarms = CollapseAlarms(ObjectiveRecipe(name="mae"), warmup=0)
         lines = [{"update": n, "train/loss": loss, "train/loss_trivial": 0.8} for n in range(1, 21)]
         for line in lines:
             alarms.follow_line(line)
-        resumed = CollapseAlarms("mae", warmup=0)
+        resumed = CollapseAlarms(ObjectiveRecipe(name="mae"), warmup=0)
         resumed.restore(lines)
         for one in (alarms, resumed):
             assert ("diverging" in one.check({}, 100)) is rings
@@ -120,7 +123,7 @@ def test_mae_reports_what_zero_costs(tmp_path: Path) -> None:
 
 
 def test_an_alarm_rings_once_and_never_in_warm_up() -> None:
-    alarms = CollapseAlarms("vjepa", warmup=10)
+    alarms = CollapseAlarms(ObjectiveRecipe(name="vjepa"), warmup=10)
     alarms.follow_loss(0.5)
     bad = {"pair_cosine_tissue": 0.99, "rankme_tissue": 80.0}
     assert alarms.check(bad, 20) == {}
@@ -130,14 +133,14 @@ def test_an_alarm_rings_once_and_never_in_warm_up() -> None:
 
 
 def test_a_figure_that_could_not_be_had_trips_nothing() -> None:
-    alarms = CollapseAlarms("vjepa", warmup=0)
+    alarms = CollapseAlarms(ObjectiveRecipe(name="vjepa"), warmup=0)
     alarms.follow_loss(0.5)
     assert alarms.check({limit.metric: math.nan for limit in LIMITS.values()}, 100) == {}
 
 
 def test_a_loss_that_is_not_finite_hides_no_divergence() -> None:
     def outputs(*losses: float) -> list[str]:
-        alarms = CollapseAlarms("vjepa", warmup=0)
+        alarms = CollapseAlarms(ObjectiveRecipe(name="vjepa"), warmup=0)
         for loss in losses:
             alarms.follow_loss(loss)
         return list(alarms.check({}, 100))
@@ -147,12 +150,36 @@ def test_a_loss_that_is_not_finite_hides_no_divergence() -> None:
     assert outputs(*[math.nan, math.inf] * 10) == ["diverging"]
 
 
+@pytest.mark.parametrize("recipe", ["tiny_cpu", "tiny_cpu_vjepa", "tiny_cpu_levjepa"])
+@pytest.mark.parametrize("name", sorted(LIMITS))
+def test_an_alarm_names_keys_that_the_recipe_accepts(name: str, recipe: str) -> None:
+    """An objective without a moving target used to be told to raise objective.ema_horizon."""
+    objective = load_recipe(recipe).objective
+    message = remedy(objective, LIMITS[name].remedies)
+    for key in re.findall(r"objective\.(\w+)", message):
+        load_recipe(recipe, [f"objective.{key}=0.04"])  # raises if the objective does not use the key
+    moves = recipe == "tiny_cpu_vjepa"
+    assert ("the target moves" in message) is (moves and "target" in LIMITS[name].remedies)
+    assert ("V-JEPA" in message) is (moves and "rate" in LIMITS[name].remedies)
+    assert message == message[0].upper() + message[1:].rstrip(".") + "."
+
+
+def test_an_alarm_names_the_momentum_and_the_weight_of_the_run() -> None:
+    cosine = ObjectiveRecipe(name="vjepa", ema_base=0.99, variance_covariance=0.04)
+    assert remedy(cosine, ["target"]) == "Raise objective.ema_base, so that the target moves more slowly."
+    assert remedy(cosine, ["spread"]) == "Raise objective.variance_covariance (0.04 now)."
+    teacher = ObjectiveRecipe(name="vjepa", teacher="phantom-tiny")
+    assert remedy(teacher, ["target", "views"]) == "Change the intensity of the views more (views)."
+    alarms = CollapseAlarms(ObjectiveRecipe(name="levjepa"), warmup=0)
+    assert "raise objective.sigreg (0.05 now)" in alarms.check({"rankme_tissue": 1.0}, 100)["low_rank"]
+
+
 @pytest.mark.parametrize("name", sorted(LIMITS))
 def test_each_limit_has_a_side(name: str) -> None:
     limit = LIMITS[name]
     step = -1e-3 if limit.below else 1e-3
     for beyond, trips in ((step, True), (-step, False)):
-        alarms = CollapseAlarms("mae", warmup=0)
+        alarms = CollapseAlarms(ObjectiveRecipe(name="mae"), warmup=0)
         alarms.follow_loss(0.1)
         assert (name in alarms.check({limit.metric: limit.bound + beyond}, 100)) is trips
 

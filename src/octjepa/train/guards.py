@@ -25,6 +25,7 @@ from octjepa.files import Journal
 from octjepa.model import VJEPA3D
 from octjepa.model.blocks import uncompiled
 from octjepa.objectives.base import Prediction, get_objective
+from octjepa.recipe import ObjectiveRecipe
 from octjepa.views.loader import Batch
 
 SKIPPED_IN_A_ROW = 5  # after so many skipped updates the run goes back
@@ -82,12 +83,16 @@ class SpikeGuard:
 
 @dataclass(frozen=True)
 class Limit:
-    """The alarm goes off where `metric` is above `bound`, or below it where `below`."""
+    """The alarm goes off if `metric` is above `bound`, or below it if `below`.
+
+    `remedies` names what to change; `remedy` writes the sentence with the keys of the run's objective.
+    """
 
     metric: str
     bound: float
     below: bool
     message: str
+    remedies: tuple[str, ...]
 
 
 LIMITS: dict[str, Limit] = {
@@ -95,54 +100,83 @@ LIMITS: dict[str, Limit] = {
         "loss_over_constant",
         1.25,
         False,
-        "hidden tokens of the monitor are predicted worse than by one vector for all of them. Lower train.base_lr "
-        "(2.5e-4 trains at batch 512, 5e-4 diverged) or lengthen train.warmup_share.",
+        "one constant vector predicts the hidden tokens of the monitor better than the model does.",
+        ("rate", "warmup"),
     ),
     "constant_solution": Limit(
         "pair_cosine_tissue",
         0.95,
         False,
-        "nearly all tissue tokens have the same features. Lower train.base_lr, raise objective.ema_horizon, or give "
-        "objective.variance_covariance a weight (0.04 to start with).",
+        "nearly all tissue tokens have the same features.",
+        ("rate", "target", "spread"),
     ),
     "vanishing_features": Limit(
         "target_std_tissue",
         0.1,
         True,
-        "the target's features hardly vary over tissue tokens. Lower train.base_lr or raise objective.ema_horizon.",
+        "the features of the exported encoder hardly vary over tissue tokens.",
+        ("rate", "target", "spread"),
     ),
     "position_only": Limit(
         "position_share_tissue",
         0.8,
         False,
-        "the features encode the position of a token and little else. Let the target move more slowly "
-        "(objective.ema_horizon), hide more or larger blocks (masks), or give more light changes (views).",
+        "the features encode the position of a token and little else.",
+        ("target", "masks", "views"),
     ),
     "low_rank": Limit(
         "rankme_tissue",
         10.0,
         True,
-        "the features of tissue span a handful of directions. Lower train.base_lr, let the target move more slowly "
-        "(objective.ema_horizon), or give objective.variance_covariance a weight (0.04 to start with).",
+        "the features of tissue span only a few directions.",
+        ("rate", "target", "spread"),
     ),
 }
-DIVERGING = (
-    "the loss of the last {window} updates ({loss:.3f}) is not better than that of a guess that knows nothing "
-    "({trivial:.3f}). Lower train.base_lr (2.5e-4 trains at batch 512, 5e-4 diverged) or lengthen train.warmup_share."
-)
+DIVERGING = "the mean loss of the last {window} updates ({loss:.3f}) is above that of predicting zero ({trivial:.3f})."
+
+
+def remedy(objective: ObjectiveRecipe, names: Iterable[str]) -> str:
+    """A sentence with the changes `names` (see `Limit`) that the objective of a run can use.
+
+    An objective without a moving target encoder has no key for the speed of the target, so that change is left out.
+    """
+    predicts_features = objective.has_target_encoder and not get_objective(objective.name).predicts_pixels
+    tried = " (V-JEPA trained at 2.5e-4 with batch 512, and diverged at 5e-4)" if predicts_features else ""
+    changes = {
+        "rate": f"lower train.base_lr{tried}",
+        "warmup": "lengthen train.warmup_share",
+        "masks": "mask more tokens or larger blocks (masks)",
+        "views": "change the intensity of the views more (views)",
+    }
+    if predicts_features and objective.teacher is None:
+        key = "ema_base" if objective.averaging_share is None else "ema_horizon"
+        changes["target"] = f"raise objective.{key}, so that the target moves more slowly"
+    regulariser = "variance_covariance" if objective.has_target_encoder else "sigreg"
+    weight = objective.variance_covariance if objective.has_target_encoder else objective.weight_of_sigreg
+    changes["spread"] = (
+        f"raise objective.{regulariser} ({weight:g} now)"
+        if weight
+        else (f"give objective.{regulariser} a weight (0.04 to start with)")
+    )
+    possible = [changes[name] for name in names if name in changes]
+    if not possible:
+        return ""
+    sentence = ", ".join(possible[:-1]) + (", or " if len(possible) > 1 else "") + possible[-1]
+    return f"{sentence[:1].upper()}{sentence[1:]}."
 
 
 class CollapseAlarms:
     """Alarms on the loss and the monitor's metrics of one run, from `warmup` updates on.
 
-    An alarm does not end a run, for a short run may recover: it is logged once, written to metrics.jsonl, and a
+    An alarm does not end a run, because a short run may recover: it is logged once, written to metrics.jsonl, and a
     checkpoint is saved. Limits are far from what healthy runs show (docs/training.md). `tripped` maps the name of each
     alarm so far to its update.
     """
 
-    def __init__(self, objective: str, warmup: int) -> None:
-        self.warmup, self._trivial = warmup, get_objective(objective).trivial_loss
-        bounds = get_objective(objective).alarm_bounds
+    def __init__(self, objective: ObjectiveRecipe, warmup: int) -> None:
+        self.warmup, self._objective = warmup, objective
+        self._trivial = get_objective(objective.name).trivial_loss
+        bounds = get_objective(objective.name).alarm_bounds
         self._limits = {name: replace(limit, bound=bounds.get(name, limit.bound)) for name, limit in LIMITS.items()}
         self._losses: deque[tuple[float, float]] = deque(maxlen=LOSS_WINDOW)  # (loss, that of predicting zero)
         self.tripped: dict[str, int] = {}
@@ -170,7 +204,8 @@ class CollapseAlarms:
         if update < self.warmup + LOSS_WINDOW:
             return {}
         messages = {
-            name: f"{limit.metric} is {metrics[limit.metric]:.3g}: {limit.message}"
+            name: f"{limit.metric} is {metrics[limit.metric]:.3g}: {limit.message} "
+            f"{remedy(self._objective, limit.remedies)}"
             for name, limit in self._limits.items()
             if math.isfinite(value := metrics.get(limit.metric, math.nan))  # a metric that is missing says nothing
             and (value < limit.bound) == limit.below
@@ -181,7 +216,8 @@ class CollapseAlarms:
         if 2 * len(finite) > len(self._losses):
             loss, trivial = (fmean(values) for values in zip(*finite, strict=True))
         if loss > trivial:
-            messages["diverging"] = DIVERGING.format(window=len(self._losses), loss=loss, trivial=trivial)
+            reason = DIVERGING.format(window=len(self._losses), loss=loss, trivial=trivial)
+            messages["diverging"] = f"{reason} {remedy(self._objective, LIMITS['diverging'].remedies)}"
         new = {name: message for name, message in messages.items() if name not in self.tripped}
         self.tripped |= dict.fromkeys(new, update)
         return new

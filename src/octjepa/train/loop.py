@@ -70,7 +70,7 @@ def _train(run: Run) -> RunSummary:
     recipe, start, runtime = run.recipe, run.start, run.runtime
     guard = SpikeGuard(recipe.train.spike_factor)
     guard.restore(start.lines)
-    alarms = CollapseAlarms(recipe.objective.name, warmup_updates(recipe.train, run.total))
+    alarms = CollapseAlarms(recipe.objective, warmup_updates(recipe.train, run.total))
     alarms.restore(start.lines)
     volume_ids = run.dataset.volume_ids_of_update
     with (
