@@ -401,3 +401,13 @@ def test_reason_codes_are_closed_and_documented(root: Path) -> None:
     for source in (root / "src" / "octjepa").rglob("*.py"):
         for code in re.findall(r"rejected\(\s*\"([a-z_]+)\"", source.read_text(encoding="utf-8")):
             assert code in REASONS, f"{source.name} uses {code}"
+
+
+@pytest.mark.parametrize(
+    "copy", ["Copy of scan.dcm", "scan (1).dcm", "scan - Copy.dcm", "backup/scan.dcm", "scan_copy2.dcm"]
+)
+def test_the_original_is_read_before_its_copy(copy: str, tmp_path: Path) -> None:
+    """Of two files with the same pixels the first is stored, and "Copy of scan" comes first in the alphabet."""
+    for name in ("scan.dcm", copy, "microscopy.dcm"):
+        save(make_dataset(PIXELS), tmp_path / name)
+    assert [file.name for file in discover([tmp_path]).files] == ["microscopy.dcm", "scan.dcm", copy]

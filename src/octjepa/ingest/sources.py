@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -31,6 +32,10 @@ _LISTS = {".txt", ".lst"}
 _DICOM_SUFFIXES = {".dcm", ".dicom", ".dic", ".ima", ""}
 # Reasons of which an entry may concern any number of scans.
 _WARNED = ("archive_not_expanded", "unreadable_folder", "path_escapes", "images_beside_scan")
+# Names that file managers and people give to copies, of a file or of its folder: "scan (1)", "Copy of scan", "backup/".
+_COPY = re.compile(
+    r"(?<![a-z])(?:cop(?:y|ies)|duplicates?|backups?|bak|kopien?|copie|copia)(?![a-z])|\(\d+\)$", re.IGNORECASE
+)
 _CONCURRENT_FETCHES = 8
 _log = logging.getLogger(__name__)
 _parsing = threading.Lock()  # vendors' libraries are not made for threads
@@ -101,7 +106,8 @@ def _sort(discovery: Discovery) -> None:
     """Each file once, in the order of names; a file found with a manifest row takes precedence over one without.
 
     Of a file and a link to it the file is read, for its path may state person and eye; the other names are counted.
-    DICOM comes first: of one scan in two formats, the one whose header knows more enters the store.
+    DICOM comes first: of one scan in two formats, the one whose header knows more enters the store. Files whose name
+    or folder says that they are copies come last, so that the original is stored and the copy refused.
     """
 
     def is_link(file: SourceFile) -> bool:
@@ -120,10 +126,21 @@ def _sort(discovery: Discovery) -> None:
     discovery.refused = [entry for entry in discovery.refused if entry not in read_by_path]
     discovery.ignored = +discovery.ignored  # without the kinds of which there are none
     discovery.files = sorted(
-        unique.values(), key=lambda file: (suffix_of(file.name) not in _DICOM_SUFFIXES, file.name, str(file.location))
+        unique.values(),
+        key=lambda file: (
+            suffix_of(file.name) not in _DICOM_SUFFIXES,
+            named_as_copy(file.name),
+            file.name,
+            str(file.location),
+        ),
     )
     refused = {(refusal.source.key, refusal.reason): refusal for refusal in discovery.refused}
     discovery.refused = sorted(refused.values(), key=lambda refusal: (refusal.source.name, refusal.reason))
+
+
+def named_as_copy(name: str) -> bool:
+    """Whether a file's name, or a folder in it, says that it is a copy: "scan (1).dcm", "backup/scan.dcm"."""
+    return any(_COPY.search(part.rpartition(".")[0] or part) for part in name.split("/"))
 
 
 def _report(sources: Sequence[str | Path], discovery: Discovery) -> None:
