@@ -85,7 +85,7 @@ def predict(
         str | None, typer.Option("--store", help="Predict a store instead of new scans: a folder, gs://... or s3://...")
     ] = None,
     checkpoint: Annotated[
-        str | None, typer.Option("--from", help="For a segmentation head on a frozen encoder: that encoder.")
+        str | None, typer.Option("--from", help="For a segmentation head: its encoder, if that was moved.")
     ] = None,
     level: Annotated[
         Literal["volume", "eye", "person"] | None,
@@ -171,7 +171,11 @@ def segment(
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder for the results.")],
     checkpoint: Annotated[
-        str | None, typer.Option("--from", help="With a recipe or head: the encoder, a run, step-* folder or file.")
+        str | None,
+        typer.Option(
+            "--from",
+            help="With a recipe: the encoder, a run, step-* folder or file. With a head: its encoder, if moved.",
+        ),
     ] = None,
     store: Annotated[
         str | None, typer.Option("--store", help="With a recipe: the store, a folder, gs://... or s3://...")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import shutil
 from pathlib import Path
@@ -11,6 +12,9 @@ import numpy as np
 import pytest
 
 from command_line import call
+from octjepa.encoders import load_encoder
+from octjepa.errors import ContractError, UsageError
+from octjepa.outside import OutsideError
 from octjepa.tasks.segment.dice import dice
 from octjepa.tasks.segment.evaluation import evaluate_scan
 from octjepa.tasks.segment.folder import load_head
@@ -135,9 +139,37 @@ def test_a_head_refuses_an_encoder_of_another_contract_and_other_weights(line: L
         assert refused.code == 2
         assert what in refused.err
         assert not (tmp_path / name).exists()
-    nothing = call("segment", line.out, "--scan", line.scan("cirrus"), "--out", tmp_path / "x")
-    assert nothing.code == 2
-    assert "--from" in nothing.err
+
+
+def test_a_head_finds_the_encoder_that_it_notes(line: Line, tmp_path: Path) -> None:
+    """The place is relative: head and encoder can be moved together. Without the encoder, --from is required."""
+    scan = line.scan("cirrus")
+    done = call("segment", line.out, "--scan", scan, "--out", tmp_path / "noted", "--format", "nifti", "--json")
+    assert done.code == 0, done.err
+    together = tmp_path / "moved"
+    shutil.copytree(line.out / "head", together / "out" / "head")
+    shutil.copy(line.encoder, together)
+    assert load_head(together / "out", None).encoder.weights_hash() == load_encoder(line.encoder).weights_hash()
+    write_encoder(together / line.encoder.name, RECIPE, seed=1)
+    with pytest.raises(ContractError, match="weights: head"):
+        load_head(together / "out", None)
+    (together / line.encoder.name).unlink()
+    absent = call("segment", together / "out", "--scan", scan, "--out", tmp_path / "x")
+    assert absent.code == 2
+    assert "which is not there: name it with --from" in absent.err
+
+
+def test_a_head_opens_no_place_that_the_user_did_not_name(line: Line, tmp_path: Path) -> None:
+    shutil.copytree(line.out / "head", tmp_path / "out" / "head")
+    manifest = next((tmp_path / "out" / "head").glob("*/manifest.json"))
+    about = json.loads(manifest.read_text())
+    for place in (str(line.encoder), "gs://bucket/encoder.safetensors"):
+        manifest.write_text(json.dumps({**about, "encoder_from": place}))
+        with pytest.raises(OutsideError, match="--allow-outside"):
+            load_head(tmp_path / "out", None)
+    manifest.write_text(json.dumps({key: value for key, value in about.items() if key != "encoder_from"}))
+    with pytest.raises(UsageError, match="name it with --from"):  # of an earlier version
+        load_head(tmp_path / "out", None)
 
 
 def test_a_store_that_was_prepared_otherwise_is_refused_with_what_differs_and_what_to_do(

@@ -131,7 +131,7 @@ def _segment_store(
         truths[0].scan,
         f"{first.volume_id} {first.eye}".strip(),
     )
-    saved = save_head(out, heads[encoder.name], labelled.classes, recipe, encoder)
+    saved = save_head(out, heads[encoder.name], labelled.classes, recipe, encoder, checkpoint)
     rows = estimates.results()
     head_rows = {f"{row.metric}_{row.target}".removesuffix("_mean"): row for row in rows if row.name == encoder.name}
     results = SegmentationResult(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,10 @@ from octjepa.errors import ContractError, OctjepaError, UsageError, WrongCheckpo
 from octjepa.evaluate.results import differences_by_name
 from octjepa.files import read_json_object
 from octjepa.model import VJEPA3D
+from octjepa.outside import named_by
 from octjepa.record import plain
+from octjepa.remote import is_remote
+from octjepa.shipped import shipped, shipped_names
 from octjepa.tasks import TASKS
 from octjepa.tasks.segment.decoder import DecoderHead
 from octjepa.tasks.segment.linear import LinearHead
@@ -61,9 +65,17 @@ def contract_of(encoder: PretrainedEncoder) -> dict[str, Any]:
 
 
 def save_head(
-    out: Path, head: Head, classes: tuple[str, ...], recipe: SegmentRecipe, encoder: PretrainedEncoder
+    out: Path,
+    head: Head,
+    classes: tuple[str, ...],
+    recipe: SegmentRecipe,
+    encoder: PretrainedEncoder,
+    checkpoint: str | Path = "",
 ) -> Path:
-    """Writes `out/head/step-*` whole or not at all. A head with a tuned encoder holds that as well."""
+    """Writes `out/head/step-*` whole or not at all. A head with a tuned encoder holds that as well.
+
+    checkpoint: where the frozen encoder was loaded from. The head notes the place, relative to itself on a disk.
+    """
     weights = {_PRIOR: torch.from_numpy(np.ascontiguousarray(head.prior.shares, dtype=np.float32))}
     if isinstance(head, DecoderHead):
         weights |= head.decoder.state_dict()
@@ -74,6 +86,7 @@ def save_head(
         tensors[ENCODER_FILE] = dict(head.network.state_dict())
     about = {
         "kind": KIND,
+        "encoder_from": _place_of_encoder(checkpoint, out),
         "classes": list(classes),
         "settings": recipe.model_dump(mode="json"),
         "contract": contract_of(encoder),
@@ -83,6 +96,30 @@ def save_head(
     return Path(
         write_folder(out / HEAD_FOLDER, 0 if recipe.decoder is None else recipe.decoder.updates, tensors, about)
     )
+
+
+def _place_of_encoder(checkpoint: str | Path, out: Path) -> str:
+    """The name, address or path of an encoder as the manifest of a head in `out` notes it; "" if it is unknown."""
+    if not checkpoint or is_remote(checkpoint) or shipped(checkpoint) is not None:
+        return str(checkpoint)
+    return os.path.relpath(checkpoint, out)
+
+
+def _noted_encoder(folder: Path, out: Path, about: dict[str, Any]) -> str | Path:
+    """The place of the frozen encoder that the head in `folder` notes, relative to `out`.
+
+    Raises UsageError: none is noted, or it is not there any more. OutsideError: a place that the user did not allow.
+    """
+    place = about.get("encoder_from")
+    how = "name it with --from"
+    if not isinstance(place, str) or not place:
+        raise UsageError(f"the head {out} was made on a frozen encoder: {how}")
+    if place in shipped_names():
+        return place
+    location = named_by(folder.parent.parent, f"{HEAD_FOLDER}/{folder.name}/manifest.json", place)
+    if isinstance(location, Path) and not location.exists():
+        raise UsageError(f"the head {out} was made on the frozen encoder {location}, which is not there: {how}")
+    return location
 
 
 def is_head(path: str | Path) -> bool:
@@ -100,25 +137,27 @@ def find_head(path: Path) -> Path | None:
 
 
 def load_head(path: str | Path, checkpoint: str | None) -> SavedHead:
-    """A head and its encoder, the weights of `checkpoint`; where the encoder was tuned with the head, that one.
+    """A head and its encoder.
 
-    Raises WrongCheckpointError (no head), CheckpointError (damaged), ContractError (another encoder, with what
-    differs), UsageError (no encoder given).
+    checkpoint: the frozen encoder; None: the encoder that the head notes. A head whose encoder was tuned with it holds
+    the encoder, and `checkpoint` is not used.
+
+    Raises WrongCheckpointError (no head), CheckpointError (damaged), ContractError (another encoder, with the
+    differences), UsageError (the noted encoder is not there), OutsideError (the noted place is not allowed).
     """
     folder = find_head(Path(path))
     if folder is None:
         raise WrongCheckpointError(f"{path} holds no segmentation head: give the folder that octjepa segment wrote")
     about = read_manifest(folder)
     recipe = RECIPES.read(about["settings"], f"of {folder}")
-    if checkpoint is None and not recipe.tuned:
-        raise UsageError(f"the head {path} was made on a frozen encoder: name it with --from")
     if recipe.tuned:
         pretraining = stored_recipe(about["encoder_recipe"], f"of {folder}")
         encoder = PretrainedEncoder(VJEPA3D.from_recipe(pretraining).target_encoder, pretraining, pretraining.name)
         load_weights(encoder.encoder, read_tensors(folder, ENCODER_FILE), folder)
     else:
-        encoder = load_encoder(str(checkpoint))
-        require_same_encoder(about["contract"], contract_of(encoder), str(path), str(checkpoint))
+        place = _noted_encoder(folder, Path(path), about) if checkpoint is None else checkpoint
+        encoder = load_encoder(place)
+        require_same_encoder(about["contract"], contract_of(encoder), str(path), str(place))
     encoder = encoder.to(Runtime("fp32").device)
     return SavedHead(_head(folder, about, recipe, encoder), tuple(about["classes"]), recipe, encoder)
 
