@@ -112,10 +112,10 @@ def predict(
     if (store is None) == (not sources):
         raise UsageError("name either the scans to predict or a --store of them")
     if is_head(tuned):
-        options = {"--level": level, "--workers": workers, "--spacing": spacing}
+        options = {"--level": level, "--workers": workers}
         if unused := [name for name, value in options.items() if value is not None]:
-            raise UsageError(f"a segmentation head does not take {', '.join(unused)}: it reads each file as it is")
-        _segment(tuned, checkpoint, sources, out, as_json)
+            raise UsageError(f"a segmentation head does not take {', '.join(unused)}")
+        _segment(tuned, checkpoint, sources, out, spacing, images, as_json)
         return
     if checkpoint is not None:
         raise UsageError("--from is for a segmentation head: a fine-tuning holds its encoder")
@@ -143,20 +143,49 @@ def predict(
         raise
 
 
-def _segment(head: str, checkpoint: str | None, sources: list[str] | None, out: Path, as_json: bool) -> None:
+def _segment(
+    head: str,
+    checkpoint: str | None,
+    sources: list[str] | None,
+    out: Path,
+    spacing: str | None,
+    images: bool,
+    as_json: bool,
+) -> None:
     """`octjepa predict` with a segmentation head."""
     from octjepa.ingest.sources import discover
-    from octjepa.tasks.segment.predict import segment_scans
 
     if not sources:
         raise UsageError("a segmentation head is applied to scans, not to a --store: name their files or folders")
-    files = discover(sources).files
+    images = images or _are_pictures(sources)
+    files = discover(sources, images).files
     if away := [file for file in files if isinstance(file.location, str) or file.member]:
         raise UsageError(
             f"{len(away)} of {len(files)} scans are in a bucket or one of several in a file: copy them to a folder, a "
             "file each"
         )
-    print_result(segment_scans(head, checkpoint, [file.path for file in files], out).to_json(), as_json)
+    _apply_head(head, checkpoint, [file.path for file in files], out, ("nifti", "dicom"), spacing, images, as_json)
+
+
+def _apply_head(
+    head: str,
+    checkpoint: str | None,
+    files: list[Path],
+    out: Path,
+    forms: tuple[Literal["nifti", "dicom"], ...],
+    spacing: str | None,
+    images: bool,
+    as_json: bool,
+) -> None:
+    """Applies a head to volumes, which have their own spacing, or to single B-scans."""
+    from octjepa.read.single_bscan import SLICE_MM, parse_bscan_spacing
+    from octjepa.tasks.segment.predict import SingleBScans, segment_scans
+
+    if spacing is not None and not images:
+        raise UsageError("a segmentation head does not take --spacing with volumes: it reads each file as it is")
+    stated_mm = None if spacing is None else (SLICE_MM, *parse_bscan_spacing(spacing))
+    single_bscans = SingleBScans(stated_mm) if images else None
+    print_result(segment_scans(head, checkpoint, files, out, forms, single_bscans).to_json(), as_json)
 
 
 @app.command()
@@ -225,9 +254,9 @@ def segment(
     if first == "adapt":
         if unused := [name for name, value in {**of_recipe, "--scan": scan}.items() if value and name != "--labels"]:
             raise UsageError(f"adapt takes scans and --labels, not {', '.join(unused)}")
-        _adapt(overrides, labels, out, model, spacing, baseline, as_json)
+        _adapt(overrides, labels, out, model, spacing, baseline, images, as_json)
         return
-    if images or _are_pictures(scans):
+    if (images and not head) or _are_pictures(scans):
         if unused := [name for name, value in {**of_recipe, "--scan": scan}.items() if value]:
             raise UsageError(f"single B-scans do not take {', '.join(unused)}")
         _segment_bscans(scans, out, spacing, max_lost, as_json, model)
@@ -239,18 +268,16 @@ def segment(
         return
     if model is not None:
         raise UsageError("--model is for scans: a head and a recipe bring their networks")
-    if spacing is not None:
-        raise UsageError(
-            "--spacing is for scans; a recipe takes the spacing of its --store, and a head that of each file"
-        )
+    if spacing is not None and not head:
+        raise UsageError("--spacing is for scans; a recipe takes the spacing of its --store")
     if head:
-        from octjepa.tasks.segment.predict import segment_scans
-
         if any(option is not None for option in (store, labels, classes, ledger)) or overrides:
             raise UsageError(
                 "a head is applied to --scan files as it is: --store, --labels, --classes, --ledger make a new one"
             )
-        print_result(segment_scans(first, checkpoint, scan or [], out, forms).to_json(), as_json)
+        images = images or (bool(scan) and _are_pictures(list(map(str, scan or ()))))
+        files = _bscans_in(scan or []) if images else scan or []
+        _apply_head(first, checkpoint, files, out, forms, spacing, images, as_json)
         return
     from octjepa.store import Store
     from octjepa.tasks.segment.fit import segment_store
@@ -269,6 +296,13 @@ def segment(
     values = made.to_json()
     parts = ("faults", "metrics", "checkpoint", "etdrs", "figure", "notes")
     print_result(values if as_json else {key: values[key] for key in parts}, as_json)
+
+
+def _bscans_in(sources: list[Path]) -> list[Path]:
+    """The files of single B-scans: files, and those below folders."""
+    from octjepa.read.single_bscan import find_bscans
+
+    return [file for source in sources for file in find_bscans(source)]
 
 
 def _are_pictures(sources: list[str]) -> bool:
@@ -327,18 +361,21 @@ def _adapt(
     model: Path | None,
     spacing: str | None,
     baseline: bool,
+    images: bool,
     as_json: bool,
 ) -> None:
     """`octjepa segment adapt SCAN... --labels FOLDER --out MODEL`."""
     from octjepa.cli.output import print_adapted
     from octjepa.progress import bar
     from octjepa.read.reader import parse_spacing
+    from octjepa.read.single_bscan import parse_image_spacing
     from octjepa.tasks.segmenter.adapt_scans import AdaptRequest, adapt_sources
 
     if not sources or not labels:
         raise UsageError("name labelled scans and their labels: octjepa segment adapt SCAN... --labels DIR --out DIR")
-    spacing_mm = None if spacing is None else parse_spacing(spacing)
-    request = AdaptRequest(sources, labels, model, spacing_mm, baseline)
+    images = images or _are_pictures(sources)
+    parse = parse_image_spacing if images else parse_spacing
+    request = AdaptRequest(sources, labels, model, None if spacing is None else parse(spacing), baseline, images)
     with bar("adapt", 1, "network") as progress:
         adapted = adapt_sources(request, out, say=progress.say)
         progress.advance()

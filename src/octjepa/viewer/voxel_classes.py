@@ -19,14 +19,13 @@ from jaxtyping import UInt8
 from octjepa.phantom.random_scene import CLASSES
 from octjepa.record import Record
 from octjepa.store.index import IndexEntry
+from octjepa.tasks.segment.layer_names import CLASS_COLOURS as NAMED_COLOURS
 from octjepa.tasks.segmenter.scan_picture import CLASS_COLOURS
 from octjepa.volume import OCTVolume
 
 if TYPE_CHECKING:
     from octjepa.tasks.segment.folder import SavedHead
 
-# One colour a class, in turn; distinct also for the colour-blind (Okabe and Ito 2008).
-COLOURS = ((86, 180, 233), (230, 159, 0), (0, 158, 115), (204, 121, 167), (240, 228, 66), (213, 94, 0), (0, 114, 178))
 _OPACITY = 120
 
 
@@ -45,7 +44,9 @@ class ClassMap:
     @property
     def colours(self) -> tuple[tuple[int, int, int], ...]:
         """Red, green and blue of every class."""
-        return self.own_colours or tuple(COLOURS[number % len(COLOURS)] for number in range(len(self.names)))
+        return self.own_colours or tuple(
+            NAMED_COLOURS[number % len(NAMED_COLOURS)] for number in range(len(self.names))
+        )
 
 
 def fluid_map(codes: UInt8[np.ndarray, "N R C"]) -> ClassMap:

@@ -91,10 +91,15 @@ def test_predict_refuses_what_a_head_would_ignore(tmp_path: Path) -> None:
     head.mkdir()
     manifest = {"schema": SCHEMA, "update": 0, "files": {}, "kind": KIND}
     (head / "manifest.json").write_text(json.dumps(manifest))
-    words = ("predict", head, tmp_path, "--out", tmp_path / "out", "--spacing", "0.1,0.004,0.01", "--workers", 1)
+    words = ("predict", head, tmp_path, "--out", tmp_path / "out", "--level", "eye", "--workers", 1)
     refused = call(*words)
     assert refused.code == 2
-    assert "a segmentation head does not take --workers, --spacing" in refused.err
+    assert "a segmentation head does not take --level, --workers" in refused.err
+    (tmp_path / "scan.dcm").write_bytes(b"")
+    words = ("segment", head, "--scan", tmp_path / "scan.dcm", "--out", tmp_path / "out", "--spacing", "0.1,0.004,0.01")
+    refused = call(*words)
+    assert refused.code == 2
+    assert "a segmentation head does not take --spacing with volumes" in refused.err
 
 
 def test_the_dicom_segmentation_references_its_scan_and_holds_nobodys_name(

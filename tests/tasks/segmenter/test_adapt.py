@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import octjepa
 from command_line import call
@@ -16,6 +18,7 @@ from octjepa.errors import OctjepaError, UsageError
 from octjepa.notes import Note
 from octjepa.phantom import make_eye
 from octjepa.phantom.dicom import write_eye
+from octjepa.phantom.random_scene import BOUNDARY_SURFACES
 from octjepa.tasks.segment.label_files import LabelVolume
 from octjepa.tasks.segment.layer_names import ANY_CLASS, FLUID
 from octjepa.tasks.segmenter import adapt_scans
@@ -233,6 +236,58 @@ def test_the_command_writes_a_network_that_segment_reads(tmp_path: Path, monkeyp
     with np.load(tmp_path / "second" / "eye_boundaries.npz") as made:
         step = -1 if "frames_reversed" in octjepa.read_volume(scan).notes else 1
         assert np.allclose(made["rows"], found.boundaries_px[:, ::step], atol=1e-3)
+
+
+def write_pictures(folder: Path, people: int) -> Path:
+    """`pictures/P0/middle.png` of each person, masks of two layers in `masks`, and a manifest."""
+    rows = ["person_id\tfilepath"]
+    for person in range(people):
+        eye = make_eye(400 + person, person, "OD", "heidelberg_spectralis")
+        middle = eye.pixels.shape[0] // 2
+        surfaces = eye.truth.surfaces_px[list(BOUNDARY_SURFACES)][:, middle]
+        row = np.arange(eye.pixels.shape[1])[:, None]
+        codes = np.select([(row >= surfaces[k]) & (row < surfaces[k + 1]) for k in (0, 1)], [1, 2], 0)
+        for kind, pixels in (("pictures", eye.pixels[middle]), ("pictures/masks", codes.astype(np.uint8))):
+            path = folder / kind / f"P{person}"
+            path.mkdir(parents=True)
+            Image.fromarray(pixels).save(path / "middle.png")
+        rows.append(f"P{person}\tP{person}/middle.png")
+    (folder / "pictures" / "manifest.tsv").write_text("\n".join(rows))
+    (folder / "pictures" / "masks" / "classes.json").write_text('{"1": "rnfl", "2": "gcl_ipl"}')
+    return folder / "pictures"
+
+
+def test_a_folder_of_pictures_with_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks of the same names in a folder below the pictures; people of the manifest are held out whole."""
+    monkeypatch.setattr(adapt_scans, "AdaptSettings", lambda: AdaptSettings(most_steps=1, batch=1, validate_every=1))
+    pictures = write_pictures(tmp_path, 4)
+    masks = pictures / "masks"
+    (pictures / "P3" / "broken.png").write_bytes(b"no picture")
+    for name in ("P3/broken.png", "P9.png"):
+        Image.fromarray(np.zeros((8, 8), np.uint8)).save(masks / name)
+    out = tmp_path / "network"
+    words = ("segment", "adapt", pictures, "--images", "--labels", masks, "--no-baseline", "--json")
+    outcome = call(*words, "--out", out)
+    assert outcome.code == 0, outcome.err
+    made = outcome.json
+    assert (made["scans"], made["training_bscans"], made["held_out_bscans"]) == (4, 3, 1)
+    assert made["networks"][0]["score"]["mean_um"] < 40
+    notes = "\n".join(made["notes"])
+    assert "1 labelled pictures cannot be read (frames_broken)" in notes
+    assert "1 label files belong to no picture" in notes
+    assert "spacing unknown: pictures are taken to be 2 x 6 mm" in notes
+    stated = call(*words, "--spacing", "0.0078,0.04", "--out", tmp_path / "stated")
+    assert stated.code == 0, stated.err
+    assert "spacing unknown" not in "\n".join(stated.json["notes"])
+    one = call("segment", "adapt", pictures / "P1" / "middle.png", "--labels", masks, "--out", out, "--json")
+    assert one.code == 0, one.err
+    assert (one.json["scans"], one.json["training_bscans"]) == (1, 1)
+    shutil.copy(masks / "P0" / "middle.png", masks / "middle.png")
+    for person in range(4):  # one mask for the pictures of all people
+        shutil.rmtree(masks / f"P{person}")
+    refused = call(*words, "--out", out)
+    assert refused.code == 2
+    assert "middle.png belongs to two pictures, P0/middle.png and P1/middle.png" in refused.err
 
 
 def test_wrong_requests_of_the_command(tmp_path: Path) -> None:

@@ -14,6 +14,10 @@ and <key> is the scan's SOP instance UID, its file name without suffix, or its v
 belongs to the scan in its folder (`TRAIN001/reference.mhd` next to `TRAIN001/oct.mhd`). Endings such as `_layers` and
 `_fluid` may follow the key; such files of one scan are read together. 255 is "not labelled".
 
+Of single B-scans each file labels one picture, in folders as those of the pictures: `masks/P1/a.png` labels
+`pictures/P1/a.png`. A file whose name no other label file has may be in any folder. Masks may lie next to the pictures
+if their names have an ending (`a_mask.png`).
+
 Who made the labels is stated by the algorithm type of a DICOM Segmentation, by the entry "source" of `classes.json`, or
 by an array `source` of an .npz.
 """
@@ -23,6 +27,7 @@ from __future__ import annotations
 import re
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +41,7 @@ from jaxtyping import Float, UInt8
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.parsing import read_object
 from octjepa.phantom import LESIONS, SURFACES, read_truth
+from octjepa.read.formats.images import unmasked
 from octjepa.store.index import IndexEntry
 from octjepa.tasks.segment.dicom_seg import (
     MAX_CLASSES,
@@ -57,6 +63,7 @@ from octjepa.tasks.segment.layer_names import NOT_LABELLED
 from octjepa.tasks.segment.mask_images import (
     MASK_SUFFIXES,
     Masks,
+    MaskTable,
     is_mask_folder,
     mask_files,
     mask_names,
@@ -148,10 +155,14 @@ class ScanNames:
 
 
 class LabelFolder:
-    """The label files below `path`, or one file. Raises UsageError: no such path, nothing in it."""
+    """The label files below `path`, or one file. With `of_bscans` each file labels one single B-scan.
 
-    def __init__(self, path: str | Path) -> None:
+    Raises UsageError: no such path, nothing in it.
+    """
+
+    def __init__(self, path: str | Path, of_bscans: bool = False) -> None:
         self.path = Path(path)
+        self._of_bscans = of_bscans
         self._one_file = self.path.is_file()
         if not self._one_file and not self.path.is_dir():
             raise UsageError(f"no folder of labels at {path}: expected label volumes in it (docs/segment.md)")
@@ -162,23 +173,43 @@ class LabelFolder:
             key = _key(file)
             if not key:
                 continue
+            if of_bscans and not self._one_file:
+                key = "/".join([*file.relative_to(self.path).parts[:-1], key])
             if key in self.files:
                 raise UsageError(f"{self.path} holds two label files for {key}: keep one")
             self.files[key] = file
-            if (plain := label_key(key)) != key:
+            if (plain := self._plain(key)) != key:
                 ending.setdefault(plain, []).append(file)
         for key, files in ending.items():
             if key not in self.files:
                 self.files[key] = files[0]
                 self._parts[files[0]] = files
+        if of_bscans:
+            counts = Counter(key.rpartition("/")[2] for key in self.files)
+            for key, file in list(self.files.items()):
+                if counts[name := key.rpartition("/")[2]] == 1:
+                    self.files[name] = file
         if not self.files:
             raise UsageError(
                 f"{self.path} holds no label volume: expected .nii, .nii.gz, .mha, .mhd, .npz, .mat, .xml, .eye, masks "
                 "as PNG or TIFF, or DICOM-SEG .dcm files"
             )
 
+    def _plain(self, key: str) -> str:
+        """The key without endings such as `_layers`; of single B-scans also without other endings of masks."""
+        return label_key((unmasked(key) or key) if self._of_bscans else key)
+
+    def _bscan_label_files(self) -> list[Path]:
+        """Files in the order of their names; of images only those with an ending, if there are such."""
+        files = [file for file in sorted(self.path.rglob("*")) if file.is_file() and file.name[0] != "."]
+        images = [file for file in files if file.suffix.lower() in MASK_SUFFIXES]
+        pictures = {file for file in images if self._plain(file.stem) == file.stem}
+        return [file for file in files if file not in pictures or len(pictures) == len(images)]
+
     def _label_files(self) -> list[Path]:
         """Files, and folders of masks, in the order of their names."""
+        if self._of_bscans:
+            return self._bscan_label_files()
         files: dict[Path, None] = {}
         images: list[Path] = []  # masks of scans of one B-scan, or pictures that lie next to label files
         for file in sorted(self.path.rglob("*")):
@@ -203,6 +234,10 @@ class LabelFolder:
         folder, _, name = scan.file.rpartition("/")
         stem = _stem(name)
         keys = (scan.sop_instance_uid, stem, scan.volume_id, label_key(stem), folder_key(folder))
+        if self._of_bscans:  # the longest end of the picture's path that is a path of a label file
+            parents = [part for part in folder.split("/") if part]
+            ends = ["/".join(parents[k:]) for k in range(len(parents))]
+            keys = (*(f"{end}/{name}" for end in ends for name in (stem, label_key(stem))), *keys)
         files = [self.files[key] for key in dict.fromkeys(keys) if key and key in self.files]
         return list(dict.fromkeys(files))
 
@@ -283,8 +318,20 @@ class LabelFolder:
         if file.suffix.lower() in _LAYER_SUFFIXES:
             return read_layers(file).names
         if file.suffix.lower() in MASK_SUFFIXES:
-            return read_table(file.parent).names
+            return self._table(file).names
         return tuple(name for name in self.nifti_names if name)
+
+    def _table(self, file: Path) -> MaskTable:
+        """The names of a mask's values: `classes.json` next to it, or in a folder above it. Raises UsageError."""
+        folders = [folder for folder in file.parents if folder == self.path or self.path in folder.parents]
+        nearest = next((folder for folder in folders if (folder / "classes.json").is_file()), file.parent)
+        return read_table(nearest)
+
+    @property
+    def label_count(self) -> int:
+        """The number of scans that the label files are for; files that are read together count as one."""
+        others = {part for parts in self._parts.values() for part in parts[1:]}
+        return len(set(self.files.values()) - others)
 
     def parts(self, file: Path) -> list[Path]:
         """`file` and the label files that are read together with it."""
@@ -316,7 +363,7 @@ class LabelFolder:
         if file.suffix.lower() in _LAYER_SUFFIXES:
             return _of_layers(read_layers(file), shape, file)
         if file.suffix.lower() in MASK_SUFFIXES:
-            return _of_masks(read_mask_file(file, shape, read_table(file.parent)))
+            return _of_masks(read_mask_file(file, shape, self._table(file)))
         if file.suffix.lower() in _META_SUFFIXES:
             return _metaimage(file, self.nifti_names)
         return _nifti(file, self.nifti_names)

@@ -52,7 +52,7 @@ class LabelledVolumes:
     """
 
     def __init__(self, store: Store, labels: Path, recipe: Recipe, classes: Sequence[str] = ()) -> None:
-        self.store, self.folder = store, LabelFolder(labels)
+        self.store, self.folder = store, LabelFolder(labels, of_bscans=store.bscan_slices > 0)
         self.notes: list[str] = []
         everything = entries_of(store.table.sort_values("volume_id"))
         self._check_files(everything)
@@ -61,10 +61,10 @@ class LabelledVolumes:
         matched = [(volume, file) for volume in volumes if (file := self.folder.file_for(volume)) is not None]
         if not matched:
             raise UsageError(
-                f"none of the {len(self.folder.files)} label files of {labels} belongs to one of the {len(volumes)} "
+                f"none of the {self.folder.label_count} label files of {labels} belongs to one of the {len(volumes)} "
                 f"scans of {store.location}: name them by SOP instance UID, file name or volume id (docs/segment.md)"
             )
-        self._note("label files without a scan", len(self.folder.files) - len({file for _, file in matched}))
+        self._note("label files without a scan", self.folder.label_count - len({file for _, file in matched}))
         self._note("scans without labels", len(volumes) - len(matched))
         self.classes = self._choose_classes([name for _, file in matched for name in self.folder.names(file)], classes)
         self.volumes = self._usable([volume for volume, _ in matched])

@@ -27,6 +27,16 @@ NOT_LABELLED: Final = ("unlabelled", "unlabeled", "ignore", "ungraded")
 ANY_CLASS: Final = 15  # the set of all four classes: nothing is known
 FLUID: Final = 0b0110  # intraretinal or subretinal
 SUB_RPE: Final = 0b1000
+# One colour a class of any name, in turn; distinct also for the colour-blind (Okabe and Ito 2008).
+CLASS_COLOURS: Final = (
+    (86, 180, 233),
+    (230, 159, 0),
+    (0, 158, 115),
+    (204, 121, 167),
+    (240, 228, 66),
+    (213, 94, 0),
+    (0, 114, 178),
+)
 
 _BOUNDARY_NAMES: Final = (
     ("ilm", "innerlimitingmembrane", "vitreousretina"),

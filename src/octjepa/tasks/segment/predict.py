@@ -1,13 +1,14 @@
 """`octjepa segment HEAD`: what a head predicts for whole scans, back in the geometry of their files.
 
 A scan wider than the encoder's view is prepared whole and read window by window. Per scan: NIfTI, DICOM-SEG where the
-scan is DICOM, thickness and ETDRS tables and a figure. Names are hashes of the scan's pixels, never the file's.
+scan is DICOM, thickness and ETDRS tables and a figure. Per single B-scan: PNG (`single_bscans`). Names are hashes of
+the scan's pixels, never the file's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -16,17 +17,20 @@ import numpy as np
 
 from octjepa.canonical.native_mapping import NativeMap
 from octjepa.canonical.pipeline import CanonicalisationResult, canonicalise
+from octjepa.canonical.single_bscan import canonicalise_bscan
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.files import write_json
 from octjepa.locks import writer_lock
 from octjepa.progress import bar
 from octjepa.read.reader import read_volume
+from octjepa.read.single_bscan import read_bscan_volume
 from octjepa.record import Record
 from octjepa.tasks.nifti import write_nifti
 from octjepa.tasks.segment.dicom_seg import write_segmentation
 from octjepa.tasks.segment.folder import SavedHead, load_head
 from octjepa.tasks.segment.label_files import SOURCE, UNLABELLED
 from octjepa.tasks.segment.labelled_volumes import frames_reversed, scores_to_scan, whole_scan_preprocessing
+from octjepa.tasks.segment.single_bscans import SegmentedPicture, write_picture
 from octjepa.tasks.segment.thickness import (
     SECTORS,
     ScanOrientation,
@@ -71,19 +75,31 @@ class SegmentedFiles(Record):
     """All scans that a head was applied to."""
 
     classes: tuple[str, ...]
-    scans: tuple[SegmentedFile, ...]
+    scans: tuple[SegmentedFile | SegmentedPicture, ...]
     failed: tuple[FailedScan, ...]
 
 
 Forms = Sequence[Literal["nifti", "dicom"]]
 
 
+@dataclass(frozen=True)
+class SingleBScans:
+    """How files of single B-scans are read: (slice, depth, column) in mm takes precedence over the files."""
+
+    spacing_mm: tuple[float, float, float] | None = None
+
+
 def segment_scans(
-    head: str | Path, checkpoint: str | None, scans: Sequence[Path], out: Path, forms: Forms = ("nifti", "dicom")
+    head: str | Path,
+    checkpoint: str | None,
+    scans: Sequence[Path],
+    out: Path,
+    forms: Forms = ("nifti", "dicom"),
+    single_bscans: SingleBScans | None = None,
 ) -> SegmentedFiles:
     """Writes the prediction of `head` for each scan into `out`; returns the files and means.
 
-    Raises UsageError (no scan, none could be read), ContractError, CheckpointError.
+    With `single_bscans` each picture or one-frame DICOM file is a B-scan of its own. Raises UsageError (no scan, none could be read), ContractError, CheckpointError.
     """
     if not scans:
         raise UsageError("no scan was named: give files with --scan, or --store and --labels to make a head")
@@ -95,7 +111,11 @@ def segment_scans(
         write_json(out / "classes.json", {**names, SOURCE: f"made automatically by octjepa {version('octjepa')}"})
         for number, scan in enumerate(scans, start=1):
             try:
-                done.append(_segment_file(saved, scan, out, forms))
+                done.append(
+                    _segment_file(saved, scan, out, forms)
+                    if single_bscans is None
+                    else _segment_bscan(saved, scan, out, single_bscans)
+                )
             except (VolumeRejected, UsageError) as error:
                 failed.append(FailedScan(f"number {number}", str(error)))
             progress.advance()
@@ -107,15 +127,34 @@ def segment_scans(
 def segment_volume(saved: SavedHead, volume: OCTVolume) -> tuple[np.ndarray, str]:
     """(codes [N, R, C] of every voxel of the scan in the order of `volume`, volume id). 255 beyond the stored depth.
 
-    Raises VolumeRejected as canonicalisation does.
+    A single B-scan fills one patch along the slice axis, as in a store. Raises VolumeRejected as canonicalisation does.
     """
-    whole = whole_scan_preprocessing(saved.encoder.recipe.preprocessing, volume)
-    canonical: CanonicalisationResult = canonicalise(volume, whole)
-    shifts, frame_mm = canonical.volume.frame_shifts, canonical.volume.frame_mm
-    assert shifts is not None
-    assert frame_mm is not None
-    native = NativeMap(volume.shape, volume.spacing_mm, whole, shifts, frame_mm, canonical.mirrored)
-    return scores_to_scan(saved.head.scores(canonical.volume), native), canonical.volume.volume_id
+    recipe = saved.encoder.recipe
+    whole = whole_scan_preprocessing(recipe.preprocessing, volume)
+    bscan_slices = recipe.tokens.patch_size[0] if volume.shape[0] == 1 else 0
+    canonical: CanonicalisationResult = (
+        canonicalise_bscan(volume, whole, bscan_slices) if bscan_slices else canonicalise(volume, whole)
+    )
+    prepared = replace(canonical.volume, bscan_slices=bscan_slices)
+    assert prepared.frame_shifts is not None
+    assert prepared.frame_mm is not None
+    slice_mm = bscan_slices * whole.target_spacing_mm[0] or volume.spacing_mm[0]
+    native = NativeMap(
+        volume.shape,
+        (slice_mm, *volume.spacing_mm[1:]),
+        whole,
+        prepared.frame_shifts,
+        prepared.frame_mm,
+        canonical.mirrored,
+    )
+    return scores_to_scan(saved.head.scores(prepared), native), prepared.volume_id
+
+
+def _segment_bscan(saved: SavedHead, file: Path, out: Path, how: SingleBScans) -> SegmentedPicture:
+    """Writes the files of one single B-scan. Raises VolumeRejected as reading and canonicalisation do."""
+    volume = read_bscan_volume(file, spacing_mm=how.spacing_mm)
+    codes, name = segment_volume(saved, volume)
+    return write_picture(volume, codes, saved.classes, name, out)
 
 
 def _segment_file(saved: SavedHead, scan: Path, out: Path, forms: Forms) -> SegmentedFile:

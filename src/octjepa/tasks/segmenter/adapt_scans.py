@@ -1,6 +1,7 @@
 """`octjepa segment adapt`: scans and label files in, a folder with the adapted network out.
 
-In: scans and folders or files of labels in every form of `octjepa.tasks.segment.label_files`. Out: a folder with
+In: scans, or pictures of single B-scans, and folders or files of labels in every form of
+`octjepa.tasks.segment.label_files`. Out: a folder with
 `segmenter.safetensors` and `segmenter.json` for `octjepa segment --model` and `octjepa.load_segmenter`. The folder
 names neither scans nor people. The weights were tuned on their images: share them only where you may share these.
 """
@@ -25,6 +26,7 @@ from octjepa.ingest.sources import discover
 from octjepa.locks import writer_lock
 from octjepa.read.formats.images import frame_names
 from octjepa.read.reader import SpacingOption, read_volume
+from octjepa.read.single_bscan import ASSUMED_NOTE, read_bscan_volume
 from octjepa.record import Record
 from octjepa.tasks.segment.label_files import UNLABELLED, LabelFolder, LabelVolume, ScanNames, joined
 from octjepa.tasks.segment.labelled_volumes import frames_reversed
@@ -39,13 +41,17 @@ RECORD: Final = "segmenter.json"
 
 @dataclass(frozen=True)
 class AdaptRequest:
-    """The training data: scans, folders or files of labels, and the network to start from (None: the packaged one)."""
+    """The training data: scans, folders or files of labels, and the network to start from (None: the packaged one).
+
+    `single_bscans`: every picture and one-frame DICOM file of `sources` is a single B-scan.
+    """
 
     sources: Sequence[str]
     labels: Sequence[Path]
     start: Path | None = None
     spacing_mm: SpacingOption = None
     baseline: bool = True
+    single_bscans: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,39 +76,27 @@ def adapt_sources(
     """Adapts the network to labelled scans and writes it into the folder `out`.
 
     Raises UsageError: no scan, no label, a label that does not fit its scan, names that are neither layers nor fluid.
-    Raises VolumeRejected for a scan that cannot be read, and OctjepaError if `start` is not a network.
+    Raises VolumeRejected for a scan that cannot be read, and OctjepaError if `start` is not a network. A labelled
+    picture that cannot be read is left out with a note, because a folder holds many.
     """
     settings = settings or AdaptSettings()
     start = load_segmenter(request.start)
-    discovery = discover(request.sources)
+    discovery = discover(request.sources, request.single_bscans)
     if discovery.refused:
         refused = discovery.refused[0]
         raise VolumeRejected(refused.reason, refused.detail)
-    folders = [LabelFolder(path) for path in request.labels]
-    scans: list[LabelledScan] = []
+    folders = [LabelFolder(path, request.single_bscans) for path in request.labels]
     notes: list[str] = []
-    unlabelled = 0
-    for source in discovery.files:
-        scan = _labelled_scan(source, folders, request.spacing_mm, len(discovery.files) == 1, notes)
-        if scan is None:
-            unlabelled += 1
-        else:
-            scans.append(scan)
-    if not scans:
-        raise UsageError(
-            f"none of the label files belongs to one of the {len(discovery.files)} scans: name them after the scans "
-            "(docs/segment.md)"
-        )
-    if unlabelled:
-        notes.append(f"{unlabelled} of {len(discovery.files)} scans have no labels and are not used")
+    scans = _labelled_bscans if request.single_bscans else _labelled_volumes
+    labelled = scans(discovery.files, folders, request.spacing_mm, notes)
     with writer_lock(out):
-        adaptation = adapt(scans, settings, start, request.baseline, say)
+        adaptation = adapt(labelled, settings, start, request.baseline, say)
         save_segmenter(
             adaptation.segmenter, out, {"adaptation": as_record(adaptation, settings), "adapted_from": _origin(request)}
         )
     return AdaptedFolder(
         folder=out,
-        scans=len(scans),
+        scans=len(labelled),
         training_bscans=adaptation.training_bscans,
         held_out_bscans=adaptation.held_out_bscans,
         candidates=adaptation.candidates,
@@ -129,38 +123,106 @@ def _origin(request: AdaptRequest) -> dict[str, str]:
     return {"network": "packaged" if request.start is None else "adapted before", "sha256": weights}
 
 
-def _labelled_scan(
-    source: SourceFile, folders: Sequence[LabelFolder], spacing_mm: SpacingOption, alone: bool, notes: list[str]
-) -> LabelledScan | None:
-    """A scan with its labels; None if it has none. `alone`: labels of other names are those of the only scan."""
-    with source.local() as path:
-        volume = read_volume(
-            path,
-            source.row,
-            None if spacing_mm == "file" else spacing_mm,
-            dataset_path=source.dataset_path,
-            member=source.member,
-        )
-        bscans = frame_names(path) if path.is_dir() else []
-    names = ScanNames(volume.sop_instance_uid, source.name, volume_id(volume.content_hash))
-    parts: list[LabelVolume] = []
-    for folder in folders:
-        file = folder.file_for(names)
-        if file is None and alone:
-            file = folder.only_file(f"the only scan, {Path(source.name).name}")
-        if file is not None:
-            read = folder.read(file, folder.names(file), volume.shape, bscans)
-            read.check(volume.shape, volume.spacing_mm, str(file))
-            if read.is_empty:
-                notes.append(
-                    f"{file.name} marks no voxel and is learned as background: remove it if nobody labelled it"
+def _labelled_volumes(
+    sources: Sequence[SourceFile], folders: Sequence[LabelFolder], spacing_mm: SpacingOption, notes: list[str]
+) -> list[LabelledScan]:
+    """The scans that have labels. Adds to `notes`. Raises UsageError: none has. VolumeRejected: one is refused."""
+    scans, used = [], set[Path]()
+    for source in sources:
+        with source.local() as path:
+            volume = read_volume(
+                path,
+                source.row,
+                None if spacing_mm == "file" else spacing_mm,
+                dataset_path=source.dataset_path,
+                member=source.member,
+            )
+            bscans = frame_names(path) if path.is_dir() else []
+        names = ScanNames(volume.sop_instance_uid, source.name, volume_id(volume.content_hash))
+        found = [(folder, file) for folder in folders if (file := folder.file_for(names)) is not None]
+        if len(sources) == 1:  # labels of other names are those of the only scan
+            only = f"the only scan, {Path(source.name).name}"
+            found = [(folder, folder.file_for(names) or folder.only_file(only)) for folder in folders]
+        used |= {file for _, file in found if file is not None}
+        if parts := [_read_labels(folder, file, volume, bscans, notes) for folder, file in found if file is not None]:
+            labels = joined(parts)
+            notes += labels.notes
+            scans.append(labelled_scan(volume, labels, source.name))
+    _check_and_note(len(scans), len(sources), "scans", notes)
+    if len(sources) > 1:
+        _note_unused(folders, len(used), "scan", notes)
+    return scans
+
+
+def _labelled_bscans(
+    sources: Sequence[SourceFile], folders: Sequence[LabelFolder], spacing_mm: SpacingOption, notes: list[str]
+) -> list[LabelledScan]:
+    """The pictures that have labels. Only these are read, because a folder may hold many others.
+
+    Adds to `notes`. Raises UsageError: none has labels, or a label file belongs to several pictures. VolumeRejected:
+    all with labels are refused.
+    """
+    label_paths = {folder.path.resolve() for folder in folders}
+    # Masks in a folder below the pictures are not pictures. Masks next to their pictures are left out by their names.
+    sources = [source for source in sources if not label_paths & set(source.path.resolve().parents)] or sources
+    scans, refused, used = [], [], dict[Path, str]()
+    for source in sources:
+        names = ScanNames("", source.path.resolve().as_posix(), "")
+        found = [(folder, file) for folder in folders if (file := folder.file_for(names)) is not None]
+        if not found:
+            continue
+        for _, file in found:
+            if file in used:
+                raise UsageError(
+                    f"{file} belongs to two pictures, {used[file]} and {source.name}: put label files into folders "
+                    "with the names of those of the pictures"
                 )
-            parts.append(read)
-    if not parts:
-        return None
-    labels = joined(parts)
-    notes += labels.notes
-    return labelled_scan(volume, labels, source.name)
+            used[file] = source.name
+        stated_mm = None if spacing_mm == "file" else spacing_mm
+        try:
+            volume = read_bscan_volume(source.path, source.row, stated_mm, source.dataset_path)
+        except VolumeRejected as error:
+            refused.append(error)
+            continue
+        labels = joined([_read_labels(folder, file, volume, (), notes) for folder, file in found])
+        notes += labels.notes
+        scans.append(labelled_scan(volume, labels, source.name))
+    if refused and not scans:
+        raise refused[0]
+    if refused:
+        shown = ", ".join(sorted({error.reason for error in refused}))
+        notes.append(f"{len(refused)} labelled pictures cannot be read ({shown}) and are not used")
+    _check_and_note(len(scans), len(sources) - len(refused), "pictures", notes)
+    _note_unused(folders, len(used), "picture", notes)
+    if any(ASSUMED_NOTE in scan.volume.notes for scan in scans):
+        notes.append("spacing unknown: pictures are taken to be 2 x 6 mm (--spacing depth,column states it)")
+    return scans
+
+
+def _check_and_note(labelled: int, total: int, noun: str, notes: list[str]) -> None:
+    if not labelled:
+        raise UsageError(
+            f"none of the label files belongs to one of the {total} {noun}: name them after the {noun} "
+            "(docs/segment.md)"
+        )
+    if labelled < total:
+        notes.append(f"{total - labelled} of {total} {noun} have no labels and are not used")
+
+
+def _note_unused(folders: Sequence[LabelFolder], used: int, noun: str, notes: list[str]) -> None:
+    if count := sum(folder.label_count for folder in folders) - used:
+        notes.append(f"{count} label files belong to no {noun} and are not used: expected the {noun}s' names")
+
+
+def _read_labels(
+    folder: LabelFolder, file: Path, volume: OCTVolume, bscans: Sequence[str], notes: list[str]
+) -> LabelVolume:
+    """The labels in `file`. Adds to `notes` if nothing is marked. Raises UsageError: they do not fit the scan."""
+    read = folder.read(file, folder.names(file), volume.shape, bscans)
+    read.check(volume.shape, volume.spacing_mm, str(file))
+    if read.is_empty:
+        notes.append(f"{file.name} marks no voxel and is learned as background: remove it if nobody labelled it")
+    return read
 
 
 def labelled_scan(volume: OCTVolume, labels: LabelVolume, name: str) -> LabelledScan:
