@@ -64,24 +64,24 @@ def test_a_head_learned_from_pictures_segments_pictures(labelled: Path, tmp_path
         "segment", labelled / "head", "--from", "phantom-tiny", "--scan", picture, "--out", tmp_path / "a", "--json"
     )
     assert applied.code == 0, applied.err
-    (made,) = applied.json["scans"]
+    (picture_files,) = applied.json["scans"]
     truth = np.asarray(Image.open(labelled / "masks" / "P2" / "middle.png"))
-    with Image.open(made["classes"]) as classes:
+    with Image.open(picture_files["classes"]) as classes:
         assert classes.mode == "P"
         codes = np.asarray(classes)
     assert codes.shape == truth.shape
     stored = codes != 255
     dice = 2 * ((codes == 2) & (truth == 2)).sum() / ((codes == 2).sum() + ((truth == 2) & stored).sum())
     assert dice > 0.7
-    assert made["unit"] == "px"
-    assert made["area"]["outer"] == (codes == 2).sum()
-    assert any("spacing unknown" in note for note in made["notes"])
+    assert picture_files["unit"] == "px"
+    assert picture_files["area"]["outer"] == (codes == 2).sum()
+    assert any("spacing unknown" in note for note in picture_files["notes"])
     folder = call(
         "predict", labelled / "head", picture.parent, "--images", "--spacing", "0.0078,0.04", "--from", "phantom-tiny",
         "--out", tmp_path / "b", "--json",
     )  # fmt: skip
     assert folder.code == 0, folder.err
-    assert folder.json["scans"][0]["volume_id"] == made["volume_id"]
+    assert folder.json["scans"][0]["volume_id"] == picture_files["volume_id"]
     assert folder.json["scans"][0]["unit"] == "um"
     assert folder.json["scans"][0]["notes"] == []
 
@@ -89,15 +89,15 @@ def test_a_head_learned_from_pictures_segments_pictures(labelled: Path, tmp_path
 @pytest.mark.slow
 def test_classes_of_an_upside_down_picture_lie_on_the_picture(labelled: Path, tmp_path: Path) -> None:
     pixels = np.asarray(Image.open(labelled / "pictures" / "P2" / "middle.png"))
-    found = []
+    codes = []
     for name, picture in (("plain", pixels), ("turned", pixels[::-1])):
         Image.fromarray(picture).save(tmp_path / f"{name}.png")
         words = ("segment", labelled / "head", "--from", "phantom-tiny", "--scan", tmp_path / f"{name}.png")
-        made = call(*words, "--out", tmp_path / name, "--json")
-        assert made.code == 0, made.err
-        found.append(np.asarray(Image.open(made.json["scans"][0]["classes"])))
-    assert (found[0] == 1).any()
-    assert np.array_equal(found[0], found[1][::-1])
+        outcome = call(*words, "--out", tmp_path / name, "--json")
+        assert outcome.code == 0, outcome.err
+        codes.append(np.asarray(Image.open(outcome.json["scans"][0]["classes"])))
+    assert (codes[0] == 1).any()
+    assert np.array_equal(codes[0], codes[1][::-1])
 
 
 def test_masks_belong_to_pictures_in_folders_of_the_same_names(tmp_path: Path) -> None:

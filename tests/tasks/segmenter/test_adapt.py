@@ -269,10 +269,10 @@ def test_a_folder_of_pictures_with_masks(tmp_path: Path, monkeypatch: pytest.Mon
     words = ("segment", "adapt", pictures, "--images", "--labels", masks, "--no-baseline", "--json")
     outcome = call(*words, "--out", out)
     assert outcome.code == 0, outcome.err
-    made = outcome.json
-    assert (made["scans"], made["training_bscans"], made["held_out_bscans"]) == (4, 3, 1)
-    assert made["networks"][0]["score"]["mean_um"] < 40
-    notes = "\n".join(made["notes"])
+    message = outcome.json
+    assert (message["scans"], message["training_bscans"], message["held_out_bscans"]) == (4, 3, 1)
+    assert message["networks"][0]["score"]["mean_um"] < 40
+    notes = "\n".join(message["notes"])
     assert "1 labelled pictures cannot be read (frames_broken)" in notes
     assert "1 label files belong to no picture" in notes
     assert "spacing unknown: pictures are taken to be 2 x 6 mm" in notes

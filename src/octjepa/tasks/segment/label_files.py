@@ -233,11 +233,11 @@ class LabelFolder:
         """All label files of a scan; `file_for` returns the first."""
         folder, _, name = scan.file.rpartition("/")
         stem = _stem(name)
-        keys = (scan.sop_instance_uid, stem, scan.volume_id, label_key(stem), folder_key(folder))
+        keys: list[str] = [scan.sop_instance_uid, stem, scan.volume_id, label_key(stem), folder_key(folder)]
         if self._of_bscans:  # the longest end of the picture's path that is a path of a label file
             parents = [part for part in folder.split("/") if part]
             ends = ["/".join(parents[k:]) for k in range(len(parents))]
-            keys = (*(f"{end}/{name}" for end in ends for name in (stem, label_key(stem))), *keys)
+            keys = [*(f"{end}/{name}" for end in ends for name in (stem, label_key(stem))), *keys]
         files = [self.files[key] for key in dict.fromkeys(keys) if key and key in self.files]
         return list(dict.fromkeys(files))
 

@@ -99,12 +99,13 @@ def segment_scans(
 ) -> SegmentedFiles:
     """Writes the prediction of `head` for each scan into `out`; returns the files and means.
 
-    With `single_bscans` each picture or one-frame DICOM file is a B-scan of its own. Raises UsageError (no scan, none could be read), ContractError, CheckpointError.
+    With `single_bscans` each picture or one-frame DICOM file is a separate B-scan. Raises UsageError (no scan, none
+    could be read), ContractError, CheckpointError.
     """
     if not scans:
         raise UsageError("no scan was named: give files with --scan, or --store and --labels to make a head")
     saved = load_head(head, checkpoint)
-    done: list[SegmentedFile] = []
+    done: list[SegmentedFile | SegmentedPicture] = []
     failed: list[FailedScan] = []
     with writer_lock(out), bar("segment", len(scans), "scan") as progress:
         names = {str(code): name for code, name in enumerate(saved.classes, start=1)}
@@ -151,7 +152,7 @@ def segment_volume(saved: SavedHead, volume: OCTVolume) -> tuple[np.ndarray, str
 
 
 def _segment_bscan(saved: SavedHead, file: Path, out: Path, how: SingleBScans) -> SegmentedPicture:
-    """Writes the files of one single B-scan. Raises VolumeRejected as reading and canonicalisation do."""
+    """Writes the files of one single B-scan. Raises VolumeRejected: refused."""
     volume = read_bscan_volume(file, spacing_mm=how.spacing_mm)
     codes, name = segment_volume(saved, volume)
     return write_picture(volume, codes, saved.classes, name, out)

@@ -1,4 +1,4 @@
-"""What a segmentation head predicts for a single B-scan, as files in the geometry of its picture.
+"""The prediction of a segmentation head for a single B-scan, as files in the geometry of its picture.
 
 In: a head and a picture or one-frame DICOM file. Out: the class of every pixel as an indexed PNG that every image
 program shows, and the picture with tinted classes. Names are hashes of the pixels, never the file's. A picture that

@@ -139,12 +139,13 @@ def _labelled_volumes(
             )
             bscans = frame_names(path) if path.is_dir() else []
         names = ScanNames(volume.sop_instance_uid, source.name, volume_id(volume.content_hash))
-        found = [(folder, file) for folder in folders if (file := folder.file_for(names)) is not None]
+        files = [folder.file_for(names) for folder in folders]
         if len(sources) == 1:  # labels of other names are those of the only scan
             only = f"the only scan, {Path(source.name).name}"
-            found = [(folder, folder.file_for(names) or folder.only_file(only)) for folder in folders]
-        used |= {file for _, file in found if file is not None}
-        if parts := [_read_labels(folder, file, volume, bscans, notes) for folder, file in found if file is not None]:
+            files = [file or folder.only_file(only) for folder, file in zip(folders, files, strict=True)]
+        pairs = [(folder, file) for folder, file in zip(folders, files, strict=True) if file is not None]
+        used |= {file for _, file in pairs}
+        if parts := [_read_labels(folder, file, volume, bscans, notes) for folder, file in pairs]:
             labels = joined(parts)
             notes += labels.notes
             scans.append(labelled_scan(volume, labels, source.name))
@@ -168,10 +169,10 @@ def _labelled_bscans(
     scans, refused, used = [], [], dict[Path, str]()
     for source in sources:
         names = ScanNames("", source.path.resolve().as_posix(), "")
-        found = [(folder, file) for folder in folders if (file := folder.file_for(names)) is not None]
-        if not found:
+        pairs = [(folder, file) for folder in folders if (file := folder.file_for(names)) is not None]
+        if not pairs:
             continue
-        for _, file in found:
+        for _, file in pairs:
             if file in used:
                 raise UsageError(
                     f"{file} belongs to two pictures, {used[file]} and {source.name}: put label files into folders "
@@ -184,7 +185,7 @@ def _labelled_bscans(
         except VolumeRejected as error:
             refused.append(error)
             continue
-        labels = joined([_read_labels(folder, file, volume, (), notes) for folder, file in found])
+        labels = joined([_read_labels(folder, file, volume, (), notes) for folder, file in pairs])
         notes += labels.notes
         scans.append(labelled_scan(volume, labels, source.name))
     if refused and not scans:
