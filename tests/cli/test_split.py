@@ -120,6 +120,16 @@ def test_a_label_that_is_alike_everywhere_or_too_rare_to_balance_is_named(
 
 
 @pytest.mark.slow
+def test_few_test_people_are_named_with_how_many_a_probe_needs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store_of(tmp_path / "store", [index_entry(number, person_id=str(1000 + number)) for number in range(3)])
+    split = call("split", tmp_path / "store", "--by", "stratified", "--shares", "0.4,0.3,0.3")
+    assert split.out.split() == ["train", "1", "val", "1", "test", "1"]
+    assert "has 1 test person: a probe needs at least 20 of them for a conclusion" in caplog.text
+
+
+@pytest.mark.slow
 def test_a_store_of_one_person_names_how_many_people_a_split_and_a_run_need(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,6 +137,10 @@ def test_a_store_of_one_person_names_how_many_people_a_split_and_a_run_need(
     split = call("split", tmp_path / "store", "--by", "stratified")
     assert split.out.split() == ["train", "1", "val", "0", "test", "0"]
     assert "has 1 person: a split by person needs at least 3 people" in caplog.text
+    assert "octjepa segment" in caplog.text
+    caplog.clear()
+    assert "--assign-rest" in call("split", tmp_path / "store").err
+    assert "has 1 person: a split by person needs at least 3 people" in caplog.text  # before the refusal
     planned = call("plan", "tiny_cpu", "--store", tmp_path / "store")
     assert "has 1 person, and pretraining needs at least 20" in planned.out
     assert "split" not in planned.out.partition("verdict")[2]

@@ -247,6 +247,11 @@ def test_files_dated_otherwise_are_a_warning(tmp_path, monkeypatch):
     assert machine_with(tmp_path)["clock"].state == "warning"
 
 
+def test_equal_clocks_have_no_difference_of_minus_zero():
+    assert machine._dated(-0.01) == "files are dated by the same clock"
+    assert machine._dated(-0.2) == "files are dated -0.2 s from it"
+
+
 # Recipe and store
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from octjepa.embed.table import SPLITS
 from octjepa.errors import UsageError
 from octjepa.evaluate.labels import LabelTable, read_labels, split_multilabel
 from octjepa.evaluate.targets import check_people, join_labels
@@ -190,6 +191,23 @@ def test_a_class_missing_from_a_split(cohort: Cohort, read: Callable[..., LabelT
         read(labels.assign(lesion0=np.where(test, np.arange(80) % 2, np.arange(80) % 3))), frame, "lesion0"
     )
     assert any("split test has no volume of class 2" in text for text in fewer.notes)
+
+
+def test_a_class_of_too_few_people_is_not_sent_to_another_split(
+    cohort: Cohort, read: Callable[..., LabelTable]
+) -> None:
+    """Three people with three ages: no split can hold each age on every side, so none is advised."""
+    frame, labels = cohort(people=40)
+    people = sorted(set(frame["person_id"]))[:3]
+    frame = frame[frame["person_id"].isin(people)].assign(
+        split=lambda f: f["person_id"].map(dict(zip(people, SPLITS, strict=True)))
+    )
+    ages = labels.assign(lesion0=labels["person_id"].map(dict(zip(people, (55, 56, 67), strict=True))))
+    with pytest.raises(UsageError, match=r"A class needs at least 3 people, .* has 1 person here") as refused:
+        join_labels(read(ages.dropna(subset=["lesion0"])), frame, "lesion0")
+    assert "octjepa split" not in str(refused.value)
+    assert "--task regression" in str(refused.value)
+    assert "20 test people" in str(refused.value)
 
 
 def test_the_task_is_read_from_the_values(cohort: Cohort, read: Callable[..., LabelTable]) -> None:

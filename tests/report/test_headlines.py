@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from octjepa.cli.output import comparison_lines
 from octjepa.evaluate.results import Paired, ProbePaired, Row
 from octjepa.report.headlines import TRAINED, TUNED, paired_headline, pretext_headline, strongest_baseline_headline
 
@@ -102,6 +103,20 @@ def test_a_stronger_baseline_than_the_untrained_one_has_a_headline_of_its_own() 
     assert "No interval of their difference was measured" in better.sentence
     assert strongest_baseline_headline(probe_rows(intensity=0.6), PAIRED) == []
     assert strongest_baseline_headline(probe_rows(intensity=0.8), None) == []
+
+
+def test_page_and_terminal_compare_rows_of_the_same_probe_and_pooling() -> None:
+    """A baseline that is stronger with another probe or pooling was the page's claim and not the terminal's."""
+    rows = probe_rows(intensity=0.8)
+    (intensity,) = (row for row in rows if row.name == "intensity")
+    others = [
+        replace(intensity, probe="knn", pool="mean", value=0.97),
+        replace(intensity, pool="mean_std_max", value=0.96),
+    ]
+    (headline,) = strongest_baseline_headline([*rows, *others], PAIRED)
+    assert headline.figure == "+0.100"
+    (_, *columns), line = comparison_lines([row.to_json() for row in [*others, *rows]], ["auroc"], PAIRED.to_json())
+    assert line[1 + columns.index("intensity")] == "0.800"
 
 
 def test_a_measured_difference_to_the_strongest_baseline_is_used() -> None:

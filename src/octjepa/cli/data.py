@@ -317,6 +317,13 @@ def split(
         labelled: list[tuple[tuple[str, ...], str]] = [*table.values[target].items()]
         labelled += table.visits.get(target, {}).items()
         values = dict(labelled)
+    people = int(opened.table["person_id"].nunique())
+    if people < len(SPLIT_NAMES):  # before a refusal that would advise another kind of split
+        _log.warning(
+            "%s has %s: a split by person needs at least %d people, and a probe %d test people for a conclusion. "
+            "Layers and thickness need no split: octjepa segment SCAN... --out DIR",
+            *(store, counted(people, "person"), len(SPLIT_NAMES), FEWEST_TEST_PEOPLE),
+        )
     result = apply_split(opened, by, seed, read_shares(shares), assign_rest, values)
     counts = {name: int(getattr(result, name)) for name in SPLIT_NAMES}
     if as_json or is_verbose():
@@ -324,8 +331,8 @@ def split(
     else:  # an empty split is a result, so its zero is printed
         shown = {name: value for name, value in result.to_json().items() if name != "strata"}
         print_result(shown | {name: str(count) for name, count in counts.items()}, as_json)
-    if (people := sum(counts.values())) < len(SPLIT_NAMES):
+    if people >= len(SPLIT_NAMES) and counts["test"] < FEWEST_TEST_PEOPLE:
         _log.warning(
-            "%s has %s: a split by person needs at least %d people, and a probe %d test people for a conclusion",
-            *(store, counted(people, "person"), len(SPLIT_NAMES), FEWEST_TEST_PEOPLE),
+            "%s has %s: a probe needs at least %d of them for a conclusion",
+            *(store, counted(counts["test"], "test person"), FEWEST_TEST_PEOPLE),
         )

@@ -21,7 +21,7 @@ from octjepa.cli.options import (
     Subgroups,
     Workers,
 )
-from octjepa.cli.output import check_output_folder, print_result, print_segmented, print_subgroups
+from octjepa.cli.output import check_output_folder, is_verbose, print_result, print_segmented, print_subgroups
 from octjepa.cli.root import app
 from octjepa.errors import NothingReadError, TooManyLostError, UsageError, counted
 
@@ -64,7 +64,9 @@ def finetune(
     results = finetune_store(settings, inputs, out, resume)
     if counts:
         results = replace(results, labelled=finetune_with_fewer_labels(settings, counts, inputs, out))
-    parts = ("rows", "notes", "checkpoint", "predictions", "summary", *(("labelled",) if counts else ()))
+    # The notes were logged while the task ran; -v prints them once more next to the results.
+    parts = ("rows", *(("notes",) if is_verbose() else ()), "checkpoint", "predictions")
+    parts += ("summary", *(("labelled",) if counts else ()))
     values = results.to_json()
     shown = values if as_json else {key: values[key] for key in parts}
     primary = {pair.metric for pair in results.paired}

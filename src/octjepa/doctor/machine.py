@@ -178,6 +178,12 @@ def output_check(setup: Setup) -> Iterator[Check]:
     yield Check("output folder", "ok", "written, renamed and locked", _WRITABLE)
 
 
+def _dated(skew_seconds: float) -> str:
+    """How files are dated compared with this machine's clock, in tenths of a second."""
+    tenths = round(skew_seconds, 1)
+    return "files are dated by the same clock" if tenths == 0 else f"files are dated {tenths:+.1f} s from it"
+
+
 @register("clock", "one clock, set", "set the clock")
 def clock_check(setup: Setup) -> Iterator[Check]:
     """The date, and the difference between this machine's clock and the file server's."""
@@ -186,7 +192,7 @@ def clock_check(setup: Setup) -> Iterator[Check]:
         before = time.time()
         os.utime(file.fileno())
         skew = os.fstat(file.fileno()).st_mtime - before
-    clock_text = f"{now.isoformat(timespec='seconds')}; files are dated {skew:+.1f} s from it"
+    clock_text = f"{now.isoformat(timespec='seconds')}; {_dated(skew)}"
     expected = f"a date after {_EARLIEST_DATE.date()}, files dated within {_SKEW_SECONDS:.0f} s of it"
     if now < _EARLIEST_DATE or abs(skew) > _SKEW_SECONDS:
         yield Check(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -91,8 +91,14 @@ def non_numeric_notes(target: str, texts: Sequence[str]) -> list[str]:
     return [f"{target}: {shown} next to numbers count as classes; leave such cells empty if no label is known"]
 
 
-def check_classes(target: str, classes: tuple[str, ...], values: dict[str, np.ndarray]) -> list[str]:
-    """Notes on classes that a split lacks; UsageError where the target cannot be learned or measured without them."""
+def check_classes(
+    target: str, classes: tuple[str, ...], values: dict[str, np.ndarray], people_of: Mapping[str, int] | None = None
+) -> list[str]:
+    """Notes on classes that a split lacks.
+
+    people_of: class -> number of people with that class, in all splits; it decides which advice an error gives.
+    Raises UsageError if the target cannot be learned or measured without the classes that a split lacks.
+    """
     lacking = {split: [name for code, name in enumerate(classes) if code not in values[split]] for split in SPLITS}
     notes: list[str] = []
     required = "train" if lacking["train"] else "test" if len(classes) - len(lacking["test"]) < 2 else ""
@@ -101,9 +107,19 @@ def check_classes(target: str, classes: tuple[str, ...], values: dict[str, np.nd
             f"{split} {', '.join(f'{(values[split] == code).sum()} of {name}' for code, name in enumerate(classes))}"
             for split in SPLITS
         )
+        problem = (
+            f"{target}: split {required} has no volume of class {', '.join(lacking[required])} (volumes: {counts})."
+        )
+        rarest = min((people_of[name] for name in lacking[required]), default=0) if people_of else len(SPLITS)
+        if rarest < len(SPLITS):  # no split can hold the class on every side
+            quantity = numbers_of(list(classes)) is not None and len(classes) > 2
+            raise UsageError(
+                f"{problem} A class needs at least {len(SPLITS)} people, one for each split, and has "
+                f"{counted(rarest, 'person')} here; a conclusion needs {FEWEST_TEST_PEOPLE} test people. Label more "
+                "people" + (", or use --task regression, because the labels are numbers" if quantity else "")
+            )
         raise UsageError(
-            f"{target}: split {required} has no volume of class {', '.join(lacking[required])} (volumes: {counts}). "
-            "Where at least three people have it, balance the splits over it with `octjepa split STORE --by stratified "
+            f"{problem} Balance the splits over it with `octjepa split STORE --by stratified "
             f"--shares 0.6,0.1,0.3 --labels LABELS --target {target}`, and embed again "
             "(before that pretrain again, if on this store); or label more people"
         )
@@ -163,9 +179,10 @@ def check_people(frame: pd.DataFrame) -> list[str]:
                     f"because it splits by person, and {FEWEST_TEST_PEOPLE} test people for a conclusion. Add scans of "
                     "more people. Layers and thickness need no other people: octjepa segment SCAN... --out DIR"
                 )
+            few = f"; a conclusion needs {FEWEST_TEST_PEOPLE} test people" if people < 3 * FEWEST_TEST_PEOPLE else ""
             raise UsageError(
                 f"no volume is in split {split!r}: run `octjepa split STORE --by stratified --shares 0.6,0.1,0.3`, "
-                "and embed again"
+                f"and embed again (embeddings of {counted(people, 'person')}{few})"
             )
     twice = int((copies["person_id"].nunique() > 1).sum())
     if not twice:
@@ -229,7 +246,9 @@ def join_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: str 
     indices = {split: used[splits[used] == split] for split in SPLITS}
     by_split = {split: codes[splits[used] == split] for split in SPLITS}
     if classes:
-        notes += [*non_numeric_notes(target, texts), *check_classes(target, classes, by_split)]
+        persons = frame["person_id"].to_numpy()[used]
+        people_of = {name: len(set(persons[codes == code])) for code, name in enumerate(classes)}
+        notes += [*non_numeric_notes(target, texts), *check_classes(target, classes, by_split, people_of)]
         if kind == "binary" and tuple(name.lower() for name in classes) not in PLAIN_PAIRS:
             notes.append(f"{target}: the positive class is {classes[1]!r} (against {classes[0]!r})")
     elif min(len(by_split["train"]), len(by_split["test"])) < 2:

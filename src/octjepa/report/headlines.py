@@ -262,8 +262,9 @@ def strongest_baseline_headline(
 ) -> list[Headline]:
     """The encoder of `paired` against the baseline that scores highest on its target, unless that is the untrained one.
 
-    The baseline is chosen by its metric on these very people, which favours it. `differences` may hold the paired
-    difference to it; without one, a higher metric of the encoder shows nothing.
+    Only rows with the probe and the pooling of `paired` are compared, as in the table that `octjepa probe` prints. The
+    baseline is chosen by its metric on these people, which favours it. `differences` may hold the paired difference to
+    it; without one, a higher metric of the encoder shows nothing.
     """
     if paired is None:
         return []
@@ -272,6 +273,7 @@ def strongest_baseline_headline(
         for row in rows
         if (row.target, row.metric) == (paired.target, paired.metric)
         and row.pool in (paired.pool, "none")
+        and (row.probe in (paired.probe, "constant") or row.pool == "none")
         and _is_finite(row.value)
     ]
     ours = next((row for row in rows if (row.name, row.probe) == (paired.name, paired.probe)), None)

@@ -107,7 +107,8 @@ def _eyes(contents: Contents) -> Built:
         which: [(row, eyes.central_picture(store, row)) for row in rows]
         for which, rows in eyes.extreme_volumes(store.table).items()
     }
-    return {"pictures": pictures, "extremes": extremes}, []
+    every = is_store and len(rows) == int((store.table["pattern"] == "raster").sum())
+    return {"pictures": pictures, "extremes": extremes, "every": every}, []
 
 
 @section("layers", "Layers", "the layers", ("store",))

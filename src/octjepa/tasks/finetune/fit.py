@@ -32,6 +32,7 @@ from octjepa.evaluate.subgroups import SubgroupColumn
 from octjepa.files import write_json
 from octjepa.locks import writer_lock
 from octjepa.metrics import test_set_ledger
+from octjepa.metrics.findings import FEWEST_TEST_PEOPLE
 from octjepa.record import plain
 from octjepa.store import Store
 from octjepa.tasks.finetune.evaluation import TUNED, Scores, Shifts, evaluate, write_predictions
@@ -285,12 +286,14 @@ def _result(
 
 
 def _summary(tuned_rows: Sequence[Row], first: TunedPaired) -> str:
-    """One line: the tuned metric, and what tuning gained over the same encoder frozen."""
+    """One line: the tuned metric, its difference from the frozen encoder, and whether the test set is too small."""
     row = next(row for row in tuned_rows if (row.target, row.metric) == (first.target, first.metric))
+    is_small = (row.n_people or 0) < FEWEST_TEST_PEOPLE
+    few = f": too few to conclude anything, at least {FEWEST_TEST_PEOPLE} people are needed" if is_small else ""
     return (
         f"{first.target}: {first.metric} {_number(row.value)}{_interval(row)} tuned; tuned minus frozen "
         f"{_number(first.difference, '+')}{_interval(first, '+')}; {counted(row.n or 0, 'test case')} of "
-        f"{counted(row.n_people or 0, 'person')}"
+        f"{counted(row.n_people or 0, 'person')}{few}"
     )
 
 
