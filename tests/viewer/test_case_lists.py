@@ -20,13 +20,14 @@ from octjepa.phantom import write_cohort
 from octjepa.record import to_json
 from octjepa.store import Store
 from octjepa.tasks.segment.folder import SavedHead
+from octjepa.tasks.segment.layer_names import CLASS_COLOURS
 from octjepa.tasks.segment.linear import LinearHead
 from octjepa.tasks.segment.recipe import SegmentRecipe
 from octjepa.viewer.misread import CasePredictions
 from octjepa.viewer.neighbours import NEAREST, Neighbours
 from octjepa.viewer.scans import Scans
 from octjepa.viewer.server import open_scans
-from octjepa.viewer.voxel_classes import COLOURS, ClassColour, Legend, VoxelClasses
+from octjepa.viewer.voxel_classes import ClassColour, Legend, VoxelClasses
 from octjepa.volume import CanonicalVolume
 
 pytest.importorskip("starlette")
@@ -52,13 +53,13 @@ def predictions(tmp_path: Path) -> Path:
 
 
 def test_the_most_confident_mistakes_come_first(predictions: Path) -> None:
-    cases = CasePredictions(predictions, ["b"])
+    cases = CasePredictions(predictions, {"b": 3})
     assert cases.targets == ["drusen", "age"]
     found = cases.misread("drusen")
     assert (found.has_classes, found.cases, found.misread) == (True, 3, 2)
     assert to_json(found.volumes) == [
-        {"id": "b", "eye": "OD", "true": "no", "predicted": "yes", "score": 0.9, "shown": True},
-        {"id": "a", "eye": "OD", "true": "no", "predicted": "yes", "score": 0.6, "shown": False},
+        {"id": "b", "person": 3, "eye": "OD", "true": "no", "predicted": "yes", "score": 0.9, "shown": True},
+        {"id": "a", "person": 0, "eye": "OD", "true": "no", "predicted": "yes", "score": 0.6, "shown": False},
     ]
     assert [(one.id, one.score) for one in cases.misread("age").volumes] == [("a", -20.0), ("b", 3.5)]
     with pytest.raises(KeyError):
@@ -85,7 +86,7 @@ def test_the_probe_writes_what_the_viewer_lists(
         "probe", table, "--labels", tsv, "--target", "lesion0", "--probe", "linear", "--predictions", out, "--json"
     )
     assert done.code == 0, done.err
-    found = CasePredictions(out, frame["volume_id"]).misread("lesion0")
+    found = CasePredictions(out, dict.fromkeys(frame["volume_id"], 1)).misread("lesion0")
     (counts,) = [
         one["counts"] for one in done.json["confusions"]
         if (one["name"], one["probe"], one["pool"]) == ("octjepa", "linear", "mean_std_max")
@@ -107,7 +108,7 @@ def test_neighbours_are_other_people_and_the_own_other_eye_is_ranked(
         tmp_path / "e.parquet", frame.assign(vector=list(vectors)), TableFacts(2, "ours", "c" * 64)
     )
     names = frame["volume_id"].tolist()
-    found = Neighbours(table, names[:8]).nearest(names[0])
+    found = Neighbours(table, {name: 1 + number // 2 for number, name in enumerate(names[:8])}).nearest(names[0])
     others = [one.id for one in found.others]
     assert others[0] == names[7]  # both eyes of one person are near: one is listed
     assert names[6] not in others
@@ -117,7 +118,9 @@ def test_neighbours_are_other_people_and_the_own_other_eye_is_ranked(
     assert [(one.id, one.nearer) for one in found.same_person] == [(names[1], 1)]
     cosines = [one.cosine for one in found.others]
     assert cosines == sorted(cosines, reverse=True)
-    assert "person" not in str(found.others)
+    assert [one.person for one in found.others] == [
+        {name: 1 + n // 2 for n, name in enumerate(names[:8])}.get(name, 0) for name in others
+    ]
     for missing in (Neighbours(None), Neighbours(table)):
         with pytest.raises(KeyError):
             missing.nearest("not there")
@@ -148,7 +151,7 @@ def test_the_segmentation_of_a_head_is_laid_over_the_scan_as_it_came(tmp_path: P
     shown = Scans(Store.open(tmp_path / "store"), native=files.files, classes=VoxelClasses(lambda: head, None))
     assert shown.native_about(name).to_json()["layers"] == ["fluid", "segmentation"]
     assert shown.legend(name, "segmentation") == Legend(
-        "Predicted by the segmentation head.", [ClassColour("tissue", COLOURS[0])]
+        "Predicted by the segmentation head.", [ClassColour("tissue", CLASS_COLOURS[0])]
     )
     number, column = scan.opening_slice, scan.volume.shape[2] // 2
     painted = np.asarray(Image.open(io.BytesIO(shown.overlay_png(name, "segmentation", number))))
@@ -157,6 +160,6 @@ def test_the_segmentation_of_a_head_is_laid_over_the_scan_as_it_came(tmp_path: P
     (inside,) = np.nonzero(painted[:, column, 3])
     assert abs(inside[0] - ilm) < 4
     assert abs(inside[-1] - lower) < 4
-    assert painted[inside[len(inside) // 2], column, :3].tolist() == list(COLOURS[0])
+    assert painted[inside[len(inside) // 2], column, :3].tolist() == list(CLASS_COLOURS[0])
     with pytest.raises(IndexError):
         shown.overlay_png(name, "segmentation", scan.volume.shape[0])

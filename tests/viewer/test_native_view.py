@@ -378,7 +378,12 @@ def test_the_list_is_given_out_in_pages(made: Path) -> None:
     assert len(volumes.page(limit=10**9).volumes) <= MAX_PAGE
     others = volumes.same_person(wanted)
     assert len(others) == 1
-    assert "person" not in json.dumps(to_json(others))
+    shown = volumes.facts(wanted)
+    assert [row.person for row in others] == [shown.person]
+    person_id = volumes.entry(wanted).person_id
+    assert person_id not in json.dumps(to_json([shown, *others]))  # a PatientID may be the number of a record
+    of_person = {row.id for row in volumes.page(search=person_id).volumes}
+    assert of_person == {wanted, *(row.id for row in others)}
 
 
 def test_a_run_is_followed_while_it_trains(demo: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_slice_is_the_stores_to_the_voxel(url: str, scans: Scans) -> None:
     assert pixels(f"{url}/volumes/{name}/en_face.png").shape == (depth, width)
 
 
-def test_the_listing_tells_geometry_and_doubts_and_no_person(url: str, scans: Scans) -> None:
+def test_the_listing_tells_geometry_and_doubts_and_the_number_of_the_person(url: str, scans: Scans) -> None:
     body = ask(f"{url}/volumes")[2]
     table = scans.store.table.set_index("volume_id")
     for row in json.loads(body)["volumes"]:
@@ -90,6 +90,7 @@ def test_the_listing_tells_geometry_and_doubts_and_no_person(url: str, scans: Sc
         unsure = ["slice"] if known["uncertain"] else []
         assert [axis["axis"] for axis in row["axes"] if axis["uncertain"]] == unsure
         assert "person_id" not in row
+        assert row["person"] == 1 + sorted(set(table["person_id"])).index(known["person_id"])
     assert b"/private/place" not in body
 
 

@@ -38,9 +38,13 @@ class AxisFacts(Record):
 
 @dataclass(frozen=True)
 class VolumeFacts(Record):
-    """The facts that the page shows about one volume; `quality` is None if it could not be computed."""
+    """The facts that the page shows about one volume; `quality` is None if it could not be computed.
+
+    `person` is the number of the person in the store (`person_numbers`), not an id.
+    """
 
     id: str
+    person: int
     file: str
     eye: str
     device: str
@@ -66,7 +70,7 @@ class VolumePage(Record):
 
 
 class VolumeList:
-    """The index of `store`; of a person nothing is given out but which other volumes are of the same one."""
+    """The index of `store`. Of a person only a number is shown (`person_numbers`), never the id."""
 
     def __init__(self, store: Store) -> None:
         table = cohort_table(store)
@@ -84,6 +88,8 @@ class VolumeList:
             joined = joined + " " + self.table[name].astype(str)
         self._text = joined.str.lower()
         self._entries = store.table.set_index("volume_id", drop=False)
+        self.people = person_numbers(store)
+        self._person_ids = self.table["person_id"].astype(str).str.lower()
 
     def entry(self, volume_id: str) -> IndexEntry:
         """The entry of a volume in the store's index. Raises KeyError."""
@@ -104,10 +110,13 @@ class VolumeList:
         limit: int = MAX_PAGE,
         around: str = "",
     ) -> VolumePage:
-        """At most `limit` volumes from `offset` on, or the page with the volume `around`."""
+        """At most `limit` volumes from `offset` on, or the page with the volume `around`.
+
+        A word of `search` that equals a person id chooses the volumes of that person.
+        """
         chosen = pd.Series(True, index=self.table.index)
         for word in search.lower().split():
-            chosen &= self._text.str.contains(word, regex=False)
+            chosen &= self._text.str.contains(word, regex=False) | (self._person_ids == word)
         for name, value in (("device", device), ("split", split)):
             if value:
                 chosen &= self.table[name] == ("" if value == _NONE else value)
@@ -120,26 +129,40 @@ class VolumeList:
         if around and (found["volume_id"] == around).any():
             offset = int((found["volume_id"] == around).to_numpy().argmax()) // limit * limit
         offset = max(0, offset)
-        volumes = [volume_facts(entry) for entry in entries_of(found.iloc[offset : offset + limit])]
+        volumes = [self._facts(entry) for entry in entries_of(found.iloc[offset : offset + limit])]
         return VolumePage(len(self.table), len(found), offset, volumes)
 
     def facts(self, volume_id: str) -> VolumeFacts:
         """The facts that the page shows about one volume."""
-        return volume_facts(entries_of(self.table[self.table["volume_id"] == volume_id])[0])
+        return self._facts(entries_of(self.table[self.table["volume_id"] == volume_id])[0])
+
+    def _facts(self, entry: IndexEntry) -> VolumeFacts:
+        return volume_facts(entry, self.people[entry.volume_id])
 
     def same_person(self, volume_id: str) -> list[VolumeFacts]:
         """The other volumes of the same person, the same eye first."""
         person = self._entries.loc[volume_id, "person_id"]
         ids = set(self._entries.index[self._entries["person_id"] == person]) - {volume_id}
         eye = self.facts(volume_id).eye
-        others = [volume_facts(entry) for entry in entries_of(self.table[self.table["volume_id"].isin(ids)])]
+        others = [self._facts(entry) for entry in entries_of(self.table[self.table["volume_id"].isin(ids)])]
         return sorted(others, key=lambda facts: (facts.eye != eye, facts.device, facts.id))[:MAX_PAGE]
 
 
-def volume_facts(entry: IndexEntry) -> VolumeFacts:
+def person_numbers(store: Store) -> dict[str, int]:
+    """Volume id -> number of its person, from 1 in the order of the ids of a store.
+
+    A PatientID can be the number of a hospital's record, and every account of a machine can open the page. A number
+    tells which volumes belong together, and names nobody.
+    """
+    numbers = pd.factorize(store.table["person_id"].astype(str), sort=True)[0] + 1
+    return dict(zip(store.table["volume_id"].astype(str), map(int, numbers), strict=True))
+
+
+def volume_facts(entry: IndexEntry, person: int) -> VolumeFacts:
     """Device, eye, quality, notes and native axes of a volume; its `file` is shown as it is."""
     return VolumeFacts(
         id=entry.volume_id,
+        person=person,
         file=entry.file,
         eye=entry.eye,
         device=entry.device,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -20,13 +20,14 @@ _COLUMNS = ["level", "target", "split", "eye", "volume_id", "truth", "predicted"
 
 @dataclass(frozen=True)
 class MisreadCase(Record):
-    """A test case to look at. `shown`: the store that is shown has its volume.
+    """A test case to look at. `shown`: the store that is shown has its volume, `person` is the number of its person.
 
     `score` is the score of the predicted class; of a quantity the error.
     """
 
     ALIASES: ClassVar[Mapping[str, str]] = {"true": "truth"}
     id: str
+    person: int
     eye: str
     truth: str
     predicted: str
@@ -48,10 +49,10 @@ class MisreadCases(Record):
 class CasePredictions:
     """The predictions.parquet of `octjepa finetune`, or the file of `octjepa probe --predictions`."""
 
-    def __init__(self, path: Path | None, ids: Collection[str] = ()) -> None:
-        """`ids` are the volumes of the store that is shown. Raises UsageError: the file cannot be read."""
+    def __init__(self, path: Path | None, people: Mapping[str, int] | None = None) -> None:
+        """`people`: volume id -> number of the person in the store that is shown. Raises UsageError: a bad file."""
         self._frame = None if path is None else _read(path)
-        self._ids = set(ids)
+        self._people = people or {}
 
     @property
     def targets(self) -> list[str]:
@@ -80,7 +81,8 @@ class CasePredictions:
                 str(row[column]) if has_classes else f"{float(row[column]):.3g}" for column in ("truth", "predicted")
             )
             name = str(row["volume_id"])
-            found.append(MisreadCase(name, str(row["eye"]), truth, predicted, round(score, 3), name in self._ids))
+            person, is_shown = self._people.get(name, 0), name in self._people
+            found.append(MisreadCase(name, person, str(row["eye"]), truth, predicted, round(score, 3), is_shown))
         found.sort(key=lambda case: -abs(case.score))
         return MisreadCases(has_classes, len(rows), len(found), found[:MOST])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,11 +21,14 @@ NEAREST = 8  # that are listed
 class Neighbour(Record):
     """A volume and its cosine with the requested volume. `shown`: the store that is shown has it.
 
+    `person` is the number of its person in that store; 0 of a volume that is not shown.
+
     `nearer` is the number of other people who have a volume of greater cosine; only of the same person's volumes.
     """
 
     OMITTED: ClassVar[tuple[str, ...]] = ("nearer",)
     id: str
+    person: int
     eye: str
     device: str
     cosine: float
@@ -49,10 +52,10 @@ class NearestVolumes(Record):
 class Neighbours:
     """The volumes of an embedding table; a person's own volumes are never neighbours, and are listed apart."""
 
-    def __init__(self, path: Path | None, ids: Collection[str] = ()) -> None:
-        """`ids` are the volumes of the store that is shown. Raises UsageError: no such table."""
+    def __init__(self, path: Path | None, people: Mapping[str, int] | None = None) -> None:
+        """`people`: volume id -> number of the person, of the store that is shown. Raises UsageError: no such table."""
         self.table: Embeddings | None = None if path is None else read_embeddings(path)
-        self._ids = set(ids)
+        self._people = people or {}
 
     @cached_property
     def _unit(self) -> Float[np.ndarray, "volumes features"]:
@@ -81,7 +84,8 @@ class Neighbours:
         def neighbour(position: int) -> Neighbour:
             entry, name = frame.iloc[position], str(names[position])
             rounded = round(float(cosine[position]), 4)
-            return Neighbour(name, str(entry["eye"]), str(entry["device"]), rounded, name in self._ids)
+            person, is_shown = self._people.get(name, 0), name in self._people
+            return Neighbour(name, person, str(entry["eye"]), str(entry["device"]), rounded, is_shown)
 
         same_person = [int(position) for position in order if people[position] == people[at] and position != at]
         return NearestVolumes(

@@ -36,6 +36,7 @@ from octjepa.report.contents import Contents, read_contents
 from octjepa.store.contract import contract_differences
 from octjepa.tasks.segmenter.retained_layers import LayerCache
 from octjepa.viewer.corrections import Corrections
+from octjepa.viewer.listing import person_numbers
 from octjepa.viewer.live import LiveRun
 from octjepa.viewer.misread import CasePredictions
 from octjepa.viewer.neighbours import Neighbours
@@ -176,16 +177,16 @@ def open_scans(
         live = LiveRun(training.path, contents.kind)
     encoders = partial(_model, contents, store, head, encoder)
     usable = head if head is not None and encoders()[1] is not None else None
-    ids, notes = set(store.table["volume_id"].astype(str)), []
+    people, notes = person_numbers(store), []
 
     def table(read: Callable[..., Table], named: Path | None, beside: str) -> Table:
         """The result of `read` for the file that was named, or of that in the folder, if it can be read."""
         if named is None and (contents.root / beside).is_file():
             try:
-                return read(contents.root / beside, ids)
+                return read(contents.root / beside, people)
             except OctjepaError as error:
                 notes.append(str(error))
-        return read(named, ids)
+        return read(named, people)
 
     cases, near = table(CasePredictions, predictions, PREDICTIONS), table(Neighbours, embeddings, EMBEDDINGS)
     opened = Scans(store, encoders, files, VoxelClasses(usable, labels), live, cases, near, notes)

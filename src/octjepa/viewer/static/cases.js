@@ -62,7 +62,7 @@ export class Nearest {
 
 function entry(one, title, facts, acts) {
   const item = make("li");
-  item.append(make("b", title), make("span", [...facts, one.shown ? "" : "not in this store"].filter(Boolean).join(" · "), "soft"));
+  item.append(make("b", title), make("span", [one.person ? `person ${one.person}` : "", ...facts, one.shown ? "" : "not in this store"].filter(Boolean).join(" · "), "soft"));
   for (const [name, act] of one.shown ? acts : []) {
     const button = make("button", name);
     button.type = "button";

@@ -48,7 +48,7 @@ function entry(row) {
   button.dataset.id = row.id;
   const marks = row.axes.some((axis) => axis.uncertain) ? " spacing uncertain" : "";
   button.append(make("b", titleOf(row)), make("span", marks, "mark"));
-  const facts = [`quality ${good(row)}`, row.split, row.id, row.file.split("/").pop()];
+  const facts = [`person ${row.person}`, `quality ${good(row)}`, row.split, row.id, row.file.split("/").pop()];
   button.append(make("span", facts.filter(Boolean).join(" · "), "soft"));
   button.addEventListener("click", () => open(row).catch(say));
   const item = make("li");
@@ -68,7 +68,7 @@ async function open(row) {
   mark();
   say(null);
   at("title").textContent = titleOf(row);
-  at("subtitle").textContent = `volume ${row.id} · ${row.file.split("/").pop()}`;
+  at("subtitle").textContent = `person ${row.person} · volume ${row.id} · ${row.file.split("/").pop()}`;
   facts(row);
   shut();
   const reading = eye.open(row.id);
