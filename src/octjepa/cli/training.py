@@ -13,7 +13,7 @@ import typer
 from octjepa.cli.options import AllowOutside, Json, Overrides, Quiet, StorePath
 from octjepa.cli.output import check_output_folder, is_verbose, print_result
 from octjepa.cli.root import app
-from octjepa.errors import ContractError, UsageError, counted
+from octjepa.errors import ContractError, OctjepaError, UsageError, counted
 
 if TYPE_CHECKING:
     from octjepa.recipe import Recipe
@@ -34,12 +34,17 @@ def plan(
         Path | None, typer.Option("--masks", help="Folder for masks.json and masks.png, which show the masks.")
     ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Time a few micro-batches of --store here to estimate the hours.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--measure/--no-measure",
+            help="Time a few micro-batches of --store here to estimate the hours. Default: if that takes seconds; "
+            "not with --json.",
+        ),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Predicts the cost of a run. Updates, memory, disk and, with --measure, hours; `octjepa -v plan` shows all."""
+    """Predicts the cost of a run. Updates, memory, disk and, with --store, hours; `octjepa -v plan` shows all."""
     from octjepa.config import load_recipe
 
     resolved = load_recipe(recipe, overrides or ())  # a wrong name or path is refused before torch is imported
@@ -75,13 +80,21 @@ def plan(
         from octjepa.report.figures.masks import report_masks
 
         about["masks"] = report_masks(resolved, None if other_grid else opened, ids, masks).to_json()
+    from octjepa.distributed.runtime import Runtime
+    from octjepa.train.plan import FEW_SECONDS, is_quick_to_time, time_run
     from octjepa.train.plan import plan as plan_recipe
 
-    planned, timing = plan_recipe(resolved, volumes), None
+    planned, timing, untimed = plan_recipe(resolved, volumes), None, ""
     if measure and stream is not None:
-        from octjepa.train.plan import time_run
-
         timing = time_run(resolved, stream, planned.updates)
+    elif measure is None and stream is not None and cohort.val.volume_ids and not as_json:
+        if is_quick_to_time(planned, Runtime("fp32").device):
+            try:
+                timing = time_run(resolved, stream, planned.updates, FEW_SECONDS)
+            except (OctjepaError, OSError) as error:  # the plan holds without hours
+                untimed = f"no hours: {error}"
+        else:
+            untimed = "no hours: timing this recipe here takes longer than a few seconds; --measure does it"
     values = planned.to_json() | ({} if timing is None else timing.to_json())
     if other_grid and as_json:
         about["other_grid"] = other_grid
@@ -93,7 +106,7 @@ def plan(
         values["volumes_known"] = "" if ids is not None else _whence(resolved, planned.volumes_known)
         validated = None if opened is None else len(cohort.val.volume_ids)
         people = 0 if opened is None else int(opened.table["person_id"].nunique())
-        about["verdict"] = _verdict(timing, validated, store, people)
+        about["verdict"] = untimed or _verdict(timing, validated, store, people)
     if as_json or is_verbose():
         print_result({**values, **about}, as_json)
     else:
@@ -114,8 +127,16 @@ def _verdict(timing: Timing | None, validation_volumes: int | None, store: str |
     if validation_volumes == 0:
         return f"the run cannot be validated: no validation people; octjepa split {store} --by stratified"
     if timing is not None:
-        return f"takes {timing.hours:.2g} hours on this machine"
-    return "no hours: add --store STORE --measure to time a few updates; all values: octjepa -v plan"
+        return f"takes {_duration(timing.hours)} on this machine"
+    how = "add --store STORE" if store is None else "leave out --no-measure"
+    return f"no hours: {how} to time a few updates; all values: octjepa -v plan"
+
+
+def _duration(hours: float) -> str:
+    """`9 minutes`, `2.1 hours`, `12 days`."""
+    if hours < 1:
+        return f"about {counted(max(1, round(60 * hours)), 'minute')}"
+    return f"about {hours:.2g} hours" if hours < 48 else f"about {hours / 24:.2g} days"
 
 
 def _whence(recipe: Recipe, is_known: bool) -> str:

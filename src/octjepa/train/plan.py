@@ -21,9 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from octjepa.distributed.precision import choose_precision, with_precision
+from octjepa.distributed.precision import choose_precision, measured_rates, with_precision
 from octjepa.distributed.runtime import Runtime, check_compiler
 from octjepa.errors import UsageError
+from octjepa.machine import free_memory_bytes
 from octjepa.model import VJEPA3D
 from octjepa.objectives.loss import training_loss
 from octjepa.progress import bar
@@ -48,6 +49,8 @@ _FP32_BYTES = 4
 METRICS_BYTES = 10**8  # metrics.jsonl of 100,000 updates, pictures with it
 _WARMUP, _FEWEST, _MOST = 2, 3, 20  # micro-batches: not counted, at least, at most
 SECONDS = 15.0  # after which the fewest are enough
+FEW_SECONDS = 5.0  # the same if the user did not request a measurement
+_QUICK_SECONDS = 0.3  # of the products of a micro-batch, at the measured rate
 
 
 @dataclass(frozen=True)
@@ -303,6 +306,19 @@ def peak_bytes(recipe: Recipe, micro: int, share: int | None = None) -> int:
         optimizer.step()
         update_target(model.target_encoder, model.context_encoder, 0.99)
     return storages.peak
+
+
+def is_quick_to_time(planned: Plan, device: torch.device) -> bool:
+    """Whether timing micro-batches of a run on `device` takes seconds, and fits into memory with room to spare.
+
+    A micro-batch takes 6 to 50 times as long as its products at the measured rate of large matrices (small models on
+    two CPU cores), so that the arithmetic alone predicts no hours.
+    """
+    if device.type not in ("cpu", "cuda") or 2 * planned.peak_memory_bytes > free_memory_bytes():
+        return False
+    bf16, fp32 = measured_rates(device)
+    rate = (bf16 if planned.precision == "bf16" else fp32) * 1e9
+    return planned.flops_per_volume * planned.batch.micro / rate < _QUICK_SECONDS
 
 
 def time_run(recipe: Recipe, dataset: TrainingDataset, updates: int, enough_seconds: float | None = None) -> Timing:
