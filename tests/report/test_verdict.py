@@ -78,13 +78,44 @@ def test_software_and_training_are_two_questions(results: list[Headline], answer
     files = Headline("Files read", "9 of 9", "good", "")
     verdict = overall_verdict(contents(line(1)), [files, *results], [])
     assert verdict is not None
-    software, training = verdict.answers
+    software, training, following = verdict.answers
+    assert following.answer.startswith("Embed the store")
+    assert following.commands == ("octjepa embed run --store STORE --out run/embeddings.parquet",)
     assert software.answer.startswith("Yes.")
     assert training.answer.startswith(answer)
     assert all("Files read" not in reason for reason in training.reasons)
     diverged = overall_verdict(contents({"update": 1, "train/loss": float("nan")}), [files, *results], [])
     assert diverged is not None
     assert diverged.answers[0].answer.startswith("No.")
+
+
+def test_what_to_do_next_follows_from_what_was_measured() -> None:
+    def following(results: list[Headline], **parts: object) -> tuple[str, str]:
+        verdict = overall_verdict(replace(contents(line(1)), **parts), results, [])  # type: ignore[arg-type]
+        assert verdict is not None
+        answer = verdict.answers[2]
+        return answer.answer.split()[0], " ".join(answer.commands)
+
+    embedded = {"embeddings": object()}
+    measured = {**embedded, "probe": object()}
+    assert "octjepa probe run/embeddings.parquet" in following([NONE], **embedded)[1]
+    assert following([replace(OPEN, too_few_people=True)], **measured)[0] == "Label"
+    assert "octjepa leaderboard run" in following([GOOD], **measured)[1]
+    assert "phantom-truth" in following([BAD], **measured)[1]
+
+
+def test_a_site_that_few_test_people_lack_by_chance_breaks_nothing() -> None:
+    """A fine-tuning on few people was "broken" because no test person came from one of the sites."""
+    tuned = Contents(Path("tuned"), "tuning", training=Training(Path("tuned"), {}, "", []))
+    absent = Fault("one_sided_group", "site UW is trained on and never tested")
+    few = replace(OPEN, too_few_people=True)
+    for faults, reason in (([absent], absent.what), ([], "Trained minus open is not shown: +0.1")):
+        verdict = overall_verdict(tuned, [few], faults)
+        assert verdict is not None
+        assert (verdict.word, verdict.reasons) == ("too small to conclude", (reason,))
+    verdict = overall_verdict(tuned, [OPEN], [absent])
+    assert verdict is not None
+    assert verdict.word == "broken"
 
 
 def test_a_small_test_set_is_too_small_and_not_broken() -> None:

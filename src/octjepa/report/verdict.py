@@ -1,7 +1,8 @@
 """The verdict at the top of the page.
 
-For a pretraining or a demo it answers two separate questions: did the software work, and did this training teach
-something. For other folders it is one word for all results. Input are the results and faults that the page shows below.
+For a pretraining or a demo it answers three separate questions: did the software work, did this training teach
+something, and what to do next. For other folders it is one word for all results. Input are the results and faults that
+the page shows below.
 """
 
 from __future__ import annotations
@@ -18,15 +19,21 @@ from octjepa.report.headlines import Headline
 Word = Literal["healthy", "suspicious", "broken", "not known", "too small to conclude"]
 # Faults of a test set that is too small, while nothing is wrong with the software or the training.
 SMALL_FAULTS = {"few_to_choose_by", "rare_class", "class_never_said"}
+# A test set of few people lacks a site or a device by chance.
+_SMALL_BY_CHANCE = {"one_sided_group"}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A question about a pretraining, its answer in a few words, and the results behind the answer."""
+    """A question about a pretraining, its answer in a few words, and the results behind the answer.
+
+    commands: to copy, in this order.
+    """
 
     question: str
     answer: str
     reasons: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,14 +58,19 @@ def overall_verdict(
     if contents.kind == "store":
         return None
     verdict = _one_word(contents, headlines, faults)
+    training = _training_answer(headlines, faults)
     if contents.kind not in ("run", "demo"):
         return verdict
-    return replace(verdict, answers=(_software_answer(verdict), _training_answer(headlines, faults)))
+    return replace(
+        verdict, answers=(_software_answer(verdict), training, _next_answer(contents, verdict, training, headlines))
+    )
 
 
 def _one_word(contents: Contents, headlines: Sequence[Headline], faults: Sequence[Fault]) -> OverallVerdict:
     """One word for all results together."""
-    broken = [fault.what for fault in faults if fault.kind not in SMALL_FAULTS]
+    few_people = any(headline.too_few_people for headline in headlines)
+    small_faults = SMALL_FAULTS | (_SMALL_BY_CHANCE if few_people else set())
+    broken = [fault.what for fault in faults if fault.kind not in small_faults]
     broken += _training_faults(contents)
     broken += [
         _reason(headline) for headline in headlines if headline.title == "Files read" and headline.verdict == "bad"
@@ -67,9 +79,10 @@ def _one_word(contents: Contents, headlines: Sequence[Headline], faults: Sequenc
         return OverallVerdict(
             "broken", "Do not use these results until the following problems are fixed.", tuple(dict.fromkeys(broken))
         )
-    if faults:
+    if faults or few_people:
         sentence = "Too few people have these labels. Collect more labelled people before you draw a conclusion."
-        reasons = tuple(dict.fromkeys(fault.what for fault in faults))
+        small = [_reason(headline) for headline in headlines if headline.too_few_people]
+        reasons = tuple(dict.fromkeys(fault.what for fault in faults)) or tuple(small)
         return OverallVerdict("too small to conclude", sentence, reasons)
     weak = [headline for headline in headlines if headline.verdict in ("bad", "open")]
     if weak:
@@ -110,9 +123,39 @@ def _training_answer(headlines: Sequence[Headline], faults: Sequence[Fault]) -> 
     return Answer(question, "Not shown. None of the comparisons below holds.", reasons)
 
 
+def _next_answer(
+    contents: Contents, verdict: OverallVerdict, training: Answer, headlines: Sequence[Headline]
+) -> Answer:
+    """The next step of a user, with its commands: fix, measure, add people, train longer, or compare."""
+    question, run = "What to do next?", contents.root.name or "RUN"
+    if verdict.word == "broken":
+        return Answer(question, "Fix the problems above, then make this page again.")
+    if contents.embeddings is None:
+        commands: tuple[str, ...] = (f"octjepa embed {run} --store STORE --out {run}/embeddings.parquet",)
+        return Answer(
+            question, "Embed the store, so that a probe can compare the encoder with baselines.", (), commands
+        )
+    if contents.probe is None:
+        commands = (
+            f"octjepa probe {run}/embeddings.parquet --labels LABELS --target TARGET --out {run}/probe.json",
+            f"octjepa report {run}",
+        )
+        return Answer(question, "Compare the encoder with baselines on your labels.", (), commands)
+    if any(headline.too_few_people for headline in headlines):
+        text = f"Label more people, until at least {FEWEST_TEST_PEOPLE} of them are test people."
+        return Answer(question, text, (), ("octjepa split STORE --by stratified --shares 0.6,0.1,0.3",))
+    if training.answer.startswith("Yes"):
+        commands = (f"octjepa leaderboard {run} phantom-truth --store STORE --labels LABELS --target TARGET",)
+        return Answer(question, "Compare the encoder with others, or fine-tune it.", (), commands)
+    text = "Train longer (train.max_updates) or on more people. The packaged encoder needs no training."
+    commands = ("octjepa embed phantom-truth --store STORE --out embeddings.parquet",)
+    return Answer(question, text, (), commands)
+
+
 def _reason(headline: Headline) -> str:
     words = {"good": "holds", "open": "is not shown", "bad": "fails", "none": "was not measured"}
-    return f"{headline.title} {words[headline.verdict]}: {headline.figure}"
+    value = "" if headline.verdict == "none" else f": {headline.figure}"
+    return f"{headline.title} {words[headline.verdict]}{value}"
 
 
 def _training_faults(contents: Contents) -> list[str]:
