@@ -152,7 +152,7 @@ def person_numbers(store: Store) -> dict[str, int]:
     """Volume id -> number of its person, from 1 in the order of the ids of a store.
 
     A PatientID can be the number of a hospital's record, and every account of a machine can open the page. A number
-    tells which volumes belong together, and names nobody.
+    tells which volumes belong together, without naming the person.
     """
     numbers = pd.factorize(store.table["person_id"].astype(str), sort=True)[0] + 1
     return dict(zip(store.table["volume_id"].astype(str), map(int, numbers), strict=True))
