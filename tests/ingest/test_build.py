@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from threadpoolctl import threadpool_limits
 
 from oct_dicom import make_dataset, retina, save
@@ -269,6 +270,12 @@ def test_wrong_stores_and_sources_are_reported_apart(
     (tmp_path / "in" / "a.dcm").write_bytes(b"")
     with pytest.raises(UsageError, match=r"no file can be read, of 1"):
         build_store([tmp_path / "in"], tmp_path / "none", PREPROCESSING)
+    masks = tmp_path / "masks"
+    masks.mkdir()
+    for index in range(6):
+        Image.fromarray(np.eye(64, dtype=np.uint8)).save(masks / f"m{index}.png")
+    with pytest.raises(UsageError, match=r"of 1:\n.*not_structural_oct"):  # although it is rightly left out
+        build_store([masks], tmp_path / "none", PREPROCESSING)
 
 
 def test_one_writer_at_a_time(tmp_path: Path, tiny: Path) -> None:

@@ -127,6 +127,24 @@ def test_an_overlay_in_the_bit_above_the_pixels_is_masked(syntax: UID, tmp_path:
     assert volume.notes == ("unused_bits_dropped", "scaled_from_12_bit")
 
 
+@pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, JPEG2000Lossless])
+def test_bits_above_the_pixels_without_an_overlay_group_are_told_by_content(syntax: UID, tmp_path: Path) -> None:
+    """A drawing leaves the lower bits as they are; intensities of 13 bit under a header of 12 bit do not."""
+    drawn = PIXELS.astype(np.uint16) * 16
+    drawn[:, 60:120, 40:120] |= 1 << 12
+    deeper = PIXELS.astype(np.uint16) * 32
+    for values, notes in (
+        (drawn, ("unused_bits_dropped", "scaled_from_12_bit")),
+        (deeper, ("bits_stored_exceeded", "scaled_from_13_bit")),
+    ):
+        ds = scan(values)
+        use_syntax(ds, values, syntax)
+        ds.BitsStored, ds.HighBit = 12, 11
+        volume = read_volume(save(ds, tmp_path / "scan.dcm"))
+        assert np.abs(volume.pixels.astype(int) - PIXELS).max() <= 1
+        assert volume.notes == notes
+
+
 # Copies
 
 

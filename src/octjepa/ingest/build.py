@@ -455,7 +455,7 @@ def _check_lost(
     counts = Counter(
         (parse_device(entry["file"]) or "unknown device", entry["reason"])
         for entry in refusals
-        if REASONS[entry["reason"]].lost
+        if REASONS[entry["reason"]].lost or not len(store.table)  # without a volume, also what was rightly left out
     )
     width = max((len(device) for device, _ in counts), default=0)
     lines = "\n".join(

@@ -185,11 +185,24 @@ def _drop_unused_bits(
     shifted = np.left_shift(values, spare) >> spare
     if np.array_equal(shifted, values):
         return values
-    if layout.signed or overlay:
+    if layout.signed or overlay or _is_drawn_above(values, shifted):
         notes.append("unused_bits_dropped")
         return shifted
     notes.append("bits_stored_exceeded")  # the header understates the depth: nothing else is in these bits
     return values
+
+
+def _is_drawn_above(values: Shaped[np.ndarray, "F H W"], shifted: Shaped[np.ndarray, "F H W"]) -> bool:
+    """Whether the bits above BitsStored hold a drawing that no overlay group declares, and not higher intensities.
+
+    The two differ where these bits change from a row to the next. There the lower bits of a drawing continue, and those
+    of an intensity that passes their range jump.
+    """
+    upper, lower = values[:, :-1].astype(np.int64), values[:, 1:].astype(np.int64)
+    upper_low, lower_low = shifted[:, :-1].astype(np.int64), shifted[:, 1:].astype(np.int64)
+    changes = (upper - upper_low) != (lower - lower_low)
+    jumps, jumps_low = np.abs(upper - lower)[changes], np.abs(upper_low - lower_low)[changes]
+    return bool(changes.any()) and float(np.median(jumps_low)) < float(np.median(jumps))
 
 
 def _settle_sign(values: Shaped[np.ndarray, "F H W"], layout: Layout, notes: list[str]) -> Shaped[np.ndarray, "F H W"]:
@@ -201,6 +214,8 @@ def _settle_sign(values: Shaped[np.ndarray, "F H W"], layout: Layout, notes: lis
     if values.ndim != 3 or values.dtype.kind not in "iu":
         return values
     bits = min(layout.stored, values.dtype.itemsize * 8)
+    if values.dtype.kind == "u":  # the header may understate the depth
+        bits = max(bits, int(values.max()).bit_length())
     half, mask = 1 << (bits - 1), (1 << bits) - 1
     step = max(1, len(values) // _SIGN_FRAMES)
     unsigned = values[::step, :, :: max(1, values.shape[2] // _SIGN_COLUMNS)].astype(np.int32) & mask
