@@ -64,8 +64,10 @@ class _BorderRuns:
     def add_columns(self, mask: Bool[np.ndarray, "H W"]) -> None:
         """Marks the runs from the upper and the lower border."""
         for run, rows in ((self.top, mask), (self.bottom, mask[::-1])):
-            reach = int(run.max())
-            rows[:reach] |= np.arange(reach, dtype=np.int32)[:, None] < run.astype(np.int32)
+            columns = np.flatnonzero(run)
+            if len(columns):  # fill is often in the corners only
+                part, reach = slice(int(columns[0]), int(columns[-1]) + 1), int(run.max())
+                rows[:reach, part] |= np.arange(reach, dtype=np.int32)[:, None] < run[part].astype(np.int32)
 
     def add_rows(
         self, mask: Bool[np.ndarray, "H W"], left: Bool[np.ndarray, " H"], right: Bool[np.ndarray, " H"]
@@ -303,6 +305,6 @@ def remove_fill(pixels: UInt8[np.ndarray, "D H W"]) -> tuple[UInt8[np.ndarray, "
             continue
         if cleaned is pixels:
             cleaned = pixels.copy()
-        cleaned[index][mask] = intensity_beside_mask(pixels[index], mask)
+        np.copyto(cleaned[index], intensity_beside_mask(pixels[index], mask), where=mask)
         filled += int(np.count_nonzero(mask))
     return cleaned, filled / pixels.size

@@ -20,7 +20,7 @@ from octjepa.errors import UsageError
 from octjepa.keys import key
 from octjepa.record import Record
 from octjepa.store.folder import SPLIT_NAMES, Store
-from octjepa.store.index import text_column
+from octjepa.store.index import text_cells
 
 _log = logging.getLogger(__name__)
 SHARES = (0.8, 0.1, 0.1)
@@ -94,7 +94,7 @@ def strata_of(store: Store, labels: Labels | None = None) -> dict[str, frozenset
     """person -> the strata to balance: "device zeiss_cirrus", "region Macula", "eye OD", "label 2"."""
     strata: dict[str, set[str]] = defaultdict(set)
     for column in ("device", "region", "eye"):
-        for person, value in zip(store.table["person_id"], text_column(store.table[column]), strict=True):
+        for person, value in zip(store.table["person_id"], text_cells(store.table[column]), strict=True):
             strata[person].add(f"{column} {value or UNKNOWN}")
     if labels is not None:
         by_label = _label_strata(labels, strata.keys())

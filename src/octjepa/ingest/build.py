@@ -41,7 +41,7 @@ from octjepa.reasons import REASONS
 from octjepa.recipe import Preprocessing
 from octjepa.record import Record
 from octjepa.store.folder import Store
-from octjepa.store.index import IndexEntry, people_unknown, refused_file_key
+from octjepa.store.index import IndexEntry, people_unknown, refused_file_key, text_cells
 from octjepa.time_limit import SECONDS_PER_FILE, time_limit
 from octjepa.volume import volume_id
 
@@ -376,6 +376,11 @@ def _warn_of_copies(store: Store, pairs: Sequence[tuple[str, str, int]], copies:
     )
 
 
+def _is_contradicted(notes: str) -> bool:
+    """Whether a cell of notes says that files of the person state different people."""
+    return any(note.code == CONTRADICTED_NOTE for note in read_notes(notes))
+
+
 def _summary(
     store: Store,
     discovery: Discovery,
@@ -388,14 +393,12 @@ def _summary(
     notes = count_codes(read_notes(entry.notes) for entry in accepted)
     by_reason = Counter(entry["reason"] for entry in refusals)
     personal = count_fields(read_codes(entry.personal) for entry in accepted)
-    sites_per_person = table[table["site"].fillna("") != ""].groupby("person_id")["site"].nunique()
-    unknown, several_sites = people_unknown(table), int((sites_per_person > 1).sum())
-    has_note = (
-        table["notes"].map(lambda cell: any(note.code == CONTRADICTED_NOTE for note in read_notes(cell))).astype(bool)
-    )
-    contradicted = int(table.loc[has_note, "person_id"].nunique())
-    scans_of_eye = table[table["eye"] != ""].groupby(["person_id", "eye"]).size()
-    several_scans = int((scans_of_eye > 1).sum())
+    people, eyes, sites = (text_cells(table[name]) for name in ("person_id", "eye", "site"))
+    sites_of_people = Counter(person for person, _ in {pair for pair in zip(people, sites, strict=True) if pair[1]})
+    unknown, several_sites = people_unknown(table), sum(count > 1 for count in sites_of_people.values())
+    contradicted = len({person for person, cell in zip(people, table["notes"], strict=True) if _is_contradicted(cell)})
+    scans_of_eyes = Counter(zip(people, eyes, strict=True))
+    several_scans = sum(count > 1 for (_, eye), count in scans_of_eyes.items() if eye)
     for count, noun, message in (
         (
             unknown,
@@ -443,8 +446,8 @@ def _summary(
         people_contradicted=contradicted,
         eyes_with_several_scans=several_scans,
         personal_data={name: counts["files"] for name, counts in personal.items()},
-        people=int(table["person_id"].nunique()),
-        eyes=len(table[["person_id", "eye"]].drop_duplicates()),
+        people=len(set(people)),
+        eyes=len(scans_of_eyes),
     )
 
 

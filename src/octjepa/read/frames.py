@@ -58,7 +58,7 @@ def _value(group: Dataset, tag: int) -> Any:
 
     Some writers store decimal numbers as a text of another kind (UT, LO, UN); they are read the same way.
     """
-    element = group.get_item(tag) if tag in group else None
+    element = group.get_item(tag)  # None without the element
     if element is None:
         return None
     raw = element.value
@@ -70,7 +70,7 @@ def _value(group: Dataset, tag: int) -> Any:
         kind = _BINARY.get(element.VR or "")
         if kind and len(raw) % int(kind[1]) == 0:
             return np.frombuffer(raw, ("<" if element.is_little_endian else ">") + kind).tolist()
-    return group[tag].value
+    return group[tag].value if element.is_raw else raw  # converting a sequence again takes as long as the first time
 
 
 def _items(group: Dataset | None, tag: int) -> Iterator[Dataset]:

@@ -51,7 +51,7 @@ from octjepa.store.index import (
     read_refusal,
     read_volumes,
     refused_file_key,
-    text_column,
+    text_cells,
 )
 from octjepa.store.shards import ShardTable
 from octjepa.store.storage import (
@@ -482,7 +482,8 @@ class Store:
         write_atomic(self.path / "volumes.parquet", lambda file: table.to_parquet(file, index=False))
         write_atomic(self.path / "quarantine.jsonl", lambda file: file.write(lines.encode()))
         self.shards.write(self.path)
-        labels = format_labels(entries_of(table[text_column(table["labels"]) != ""]))
+        is_labelled = np.array([bool(cell) for cell in text_cells(table["labels"])], bool)
+        labels = format_labels(entries_of(table[is_labelled])) if is_labelled.any() else ""
         if labels or (self.path / LABELS_FILE).is_file():
             write_atomic(self.path / LABELS_FILE, lambda file: file.write(labels.encode()))
         self._journal.remove()
