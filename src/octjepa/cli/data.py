@@ -263,7 +263,7 @@ def pack(
     print_result(packed.to_json(), as_json)
     if packed.damaged:
         raise OctjepaError(
-            f"{len(packed.damaged)} volumes of {store} are not what was written and were left where they are: "
+            f"{len(packed.damaged)} volumes of {store} are damaged and were left in place: "
             f"`octjepa inspect {store} --verify` says what to do"
         )
 

@@ -104,7 +104,7 @@ def _raise_on_sigterm() -> Iterator[None]:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
-    if threading.current_thread() is not threading.main_thread():  # Python sets handlers in the main thread alone
+    if threading.current_thread() is not threading.main_thread():  # Python sets handlers only in the main thread
         yield
         return
     caught = [signal.SIGTERM, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else [])]

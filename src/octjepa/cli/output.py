@@ -319,7 +319,7 @@ def print_adapted(made: AdaptedFolder, as_json: bool) -> None:
 
 
 def print_segmented_bscans(made: SegmentedBScans) -> None:
-    """Prints the first lines of the table, each note with its number of B-scans, the refused ones, and the table."""
+    """Prints the first lines of the table, each note with its number of B-scans, the refused images, and the table."""
     lines: list[Sequence[str]] = [("image", "retina", "fluid share", "measured")]
     for image in made.images[:_MOST_TARGETS]:
         retina = f"{image.thickness['retina']:.0f} {image.unit}"

@@ -44,7 +44,8 @@ def embed(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Writes an embedding for every volume of a store. Keyed by person, eye and content; resumes where it stopped."""
+    """Writes an embedding for every volume of a store. Keyed by person, eye and content. Continues an embedding that
+    was stopped."""
     from octjepa.embed.embedding import Division, embed_store, ours_alone
     from octjepa.encoders.external import is_external
     from octjepa.store import Store

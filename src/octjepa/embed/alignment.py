@@ -86,7 +86,8 @@ def untrained_name(tables: NamedTables, index: int) -> str:
 def feature_sets(
     tables: NamedTables, pools: Sequence[str]
 ) -> Iterator[tuple[str, str, Float[np.ndarray, "volumes features"]]]:
-    """(name, pool, features) of every encoder and twin; last the features without network and pool of the first."""
+    """(name, pool, features) of every encoder and its random initialisation; last the features without network and pool
+    of the first."""
     for name, index, view in _sources(tables):
         for pool in pools:
             yield name, pool, tables[index][1].features(view, pool)
@@ -95,9 +96,8 @@ def feature_sets(
 
 
 def token_sets(tables: NamedTables, tokens: Sequence[TokenFolder]) -> Iterator[tuple[str, TokenFolder, str]]:
-    """(name, folder, view) of every encoder and twin.
-
-    Raises UsageError unless `tokens` has a folder of the same weights and preprocessing for each table, in order.
+    """(name, folder, view) of every encoder and its random initialisation. Raises UsageError unless `tokens` has a
+    folder of the same weights and preprocessing for each table, in order.
     """
     if len(tokens) != len(tables):
         raise UsageError(
@@ -115,7 +115,8 @@ def token_sets(tables: NamedTables, tokens: Sequence[TokenFolder]) -> Iterator[t
 
 
 def _sources(tables: NamedTables) -> Iterator[tuple[str, int, str]]:
-    """(result name, index of the table, its feature view) of every encoder and every twin that differs."""
+    """(result name, index of the table, its feature view) of every encoder, and of every random initialisation that
+    differs."""
     names: set[str] = set()
     for index, (name, _) in enumerate(tables):
         yield name, index, "vector"

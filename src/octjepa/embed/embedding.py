@@ -1,8 +1,8 @@
-"""Embeds every volume of a store: features of the encoder, of its randomly initialised encoder and of intensity alone.
+"""Embeds every volume of a store: features of the encoder, of its randomly initialised encoder and of intensity.
 
 The encoder is ours or another project's (`encoders.base.FrozenEncoder`). The volumes, sorted by id, are cut into parts.
-Processes of torchrun, workers of a Ray cluster or this process alone take them in turn and write each when it is
-computed (`shard.Embedder.write`), so a killed run is resumed, and the table is the same however the work is divided.
+Processes of torchrun, workers of a Ray cluster or this process take them in turn and write each when it is computed
+(`shard.Embedder.write`). So a killed run can be resumed, and the table does not depend on how the work is divided.
 Tokens and features of B-scans are written next to it on demand.
 """
 
@@ -100,9 +100,10 @@ def embed_store(
     `tokens` is a folder for token features, `per_bscan` asks for a table of B-scan features next to `out`.
     Under torchrun each process takes its share of the parts, and each returns the summary.
 
-    Raises CheckpointError (no or damaged weights, or no encoder's), ContractError (the store was prepared otherwise),
-    UsageError (none to embed, a pooling that is unknown or that the encoder's tokens do not allow, tokens without
-    positions, a folder that cannot be used, another process writes the table), and what `load_external` raises.
+    Raises CheckpointError (no or damaged weights, or no encoder), ContractError (the store has another preprocessing),
+    UsageError and what `load_external` raises. UsageError: nothing to embed, a pooling that is unknown or that the
+    encoder's tokens do not allow, tokens without positions, a folder that cannot be used, another process that writes
+    the table.
     """
     encoder = _opened(source, store)
     if isinstance(encoder, PreparedExternal) and (per_bscan or division.engine != "local"):

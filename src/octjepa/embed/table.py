@@ -157,7 +157,8 @@ def _check(table: Embeddings, where: str) -> None:
 
 
 def complete_keys(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with KEY_COLUMNS and OPTIONAL_COLUMNS alone, absent optional ones unknown; their types as stored."""
+    """The frame with only KEY_COLUMNS and OPTIONAL_COLUMNS, with the types as stored. Absent optional columns are
+    unknown."""
     columns = [name for name in (*KEY_COLUMNS, *OPTIONAL_COLUMNS) if name in frame]
     frame = frame[columns].reindex(columns=[*columns, *(name for name in OPTIONAL_COLUMNS if name not in columns)])
     for name in frame:
@@ -258,7 +259,7 @@ def read_embeddings(path: str | Path) -> Embeddings:
 
 
 def check_split(path: str | Path, table: Embeddings) -> None:
-    """Compares the split in the table at `path` with that of its store, if the store is where it was.
+    """Compares the split in the table at `path` with that of its store, if the store was not moved.
 
     `octjepa split` after `octjepa embed` changes the store only. A probe of the table would then train on people whom
     the store holds for tests. Raises UsageError that says which of both is newer.

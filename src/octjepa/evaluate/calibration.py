@@ -80,7 +80,7 @@ def select_setting(
     """Index of the setting with the least held-out loss (the first of equals), and its shift of the class logits.
 
     Loss: log loss in which every class weighs the same, after the shift; mean squared error in regression. The shift is
-    needed because with more features than volumes, class weights alone leave every unseen volume on the side of the
+    needed because with more features than volumes, class weights leave every unseen volume on the side of the
     commoner class: an AUROC of 0.8 could come with a balanced accuracy of 0.5. Survival: minus the log partial
     likelihood.
     """

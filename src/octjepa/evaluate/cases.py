@@ -255,7 +255,7 @@ def _best_volume(frame: pd.DataFrame, positions: Int[np.ndarray, " n"]) -> Int[n
 def person_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: str) -> tuple[LabelTable, str, list[str]]:
     """The labels of `target` by person (eye ""), their task, and notes on eyes that differ.
 
-    A person's eyes are those of which a volume in `frame` is in a split. Raises UsageError as `task_of`.
+    A person's eyes are the eyes with a volume of `frame` in a split. Raises UsageError as `task_of`.
     """
     labelled = labels.values[target]
     eyes_by_person: dict[str, dict[str, str]] = {}
@@ -315,7 +315,7 @@ def average_scores(
 class PreparedTarget:
     """A target as it is fitted and as it is tested: the same, unless scores of volumes become scores of cases.
 
-    members: positions of the volumes of every case where they differ, else None. notes, faults: what a reader must know
+    members: positions of the volumes of every case if they differ, else None. notes, faults: what a reader must know
     of its labels, classes and groups.
     """
 

@@ -43,7 +43,7 @@ def parse_counts(text: str | None) -> tuple[int, ...]:
 def people_order(target: Target, person_ids: np.ndarray, seed: int) -> list[str]:
     """The labelled people of train in the order of the draw: of each class in turn, until its people are used up.
 
-    A person whose eyes have several classes counts for the one with the fewest people. A quantity has no classes, and
+    A person whose eyes have several classes counts for the class with the fewest people. A quantity has no classes, and
     its people come at random.
     """
     people, values = person_ids[target.indices["train"]], target.values["train"]
@@ -68,7 +68,7 @@ def limit_target(target: Target, person_ids: np.ndarray, count: int, seed: int) 
     """`target` with the labels of `count` training people and of no person in val.
 
     `person_ids`: of every volume that the target's indices count. Raises TooFewLabelsError: train holds fewer
-    people, or the drawn ones fewer than two of a class.
+    people, or the drawn people fewer than two of a class.
     """
     order = people_order(target, person_ids, seed)
     if count > len(order):

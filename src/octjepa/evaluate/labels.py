@@ -42,7 +42,7 @@ _PERSON_LIKE = re.compile(
 # As spreadsheets save the line: in quotes, and with the separators of empty cells behind it.
 _DECLARED_CLASSES = re.compile(r"\"?#\s*classes\s*:\s*([^\"\r\n]*)\"?[,;\t\s]*", re.IGNORECASE)
 _CLASSES = "classes"  # the attribute of a table that holds them
-_QUANTITY = 5  # different numbers from which on a column is a quantity, and not classes
+_QUANTITY = 5  # a column with at least so many different numbers is a quantity, not classes
 
 _EYES = {
     **dict.fromkeys(("od", "r", "right", "re", "rechts"), "OD"),
@@ -265,7 +265,7 @@ def split_multilabel(labels: LabelTable, targets: Sequence[str]) -> tuple[LabelT
     """Multi-label columns ("drusen;fluid", "none" or "0" for no label) as one column of 0 and 1 for each label.
 
     Returns the table with the new columns `target=label` and their names. Raises UsageError: more than MAX_CLASSES
-    labels, or labels that differ by case alone.
+    labels, or labels that differ only by case.
     """
     values, visits = dict(labels.values), dict(labels.visits)
     names: list[str] = []
@@ -286,7 +286,7 @@ def split_multilabel(labels: LabelTable, targets: Sequence[str]) -> tuple[LabelT
 
 
 def check_spelling(target: str, texts: Iterable[str]) -> None:
-    """Raises UsageError for texts that differ by case alone: they would be different classes."""
+    """Raises UsageError for texts that differ only by case: they would be different classes."""
     spellings: dict[str, set[str]] = {}
     for text in texts:
         spellings.setdefault(text.casefold(), set()).add(text)

@@ -33,7 +33,7 @@ class _LinearModel:
         self.unconverged = 0
         balance = None if self.ordinal else "balanced"
         self.models: list[Any] = (
-            # Along the path each fit starts from the one before it: the same optimum in fewer steps.
+            # Along the path each fit starts from the previous fit: the same optimum in fewer steps.
             [
                 LogisticRegression(class_weight=balance, warm_start=True, tol=tolerance, max_iter=2000)
                 for _ in range(len(target.classes) - 1 if self.ordinal else 1)

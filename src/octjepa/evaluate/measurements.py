@@ -189,7 +189,7 @@ def compare_with_untrained(targets: Sequence[Target], tables: NamedTables, estim
 def compare_with_baselines(paired: ProbePaired | None, estimates: Estimates) -> list[ProbePaired]:
     """The paired differences of the result that `paired` names and of every other baseline, in the same metric.
 
-    A baseline is read under the same pool or without one; of several probes that read it, the one of `paired` counts.
+    A baseline is read under the same pool or without one; of several probes that read it, the probe of `paired` counts.
     """
     if paired is None:
         return []

@@ -1,9 +1,9 @@
 """The two probes that are trained by gradient steps: a small MLP on pooled features, and an attentive one on tokens.
 
 The attentive probe is one cross-attention block (one learned query over a volume's tokens, as in V-JEPA; kept narrow,
-for wide ones overfit a few thousand volumes), so its pooling is learned from the labels. It knows where each token is:
-a learned embedding of the position is added to the features (`TokenPositions`). Both have one output layer for
-each task: classes, ordered classes (one score and ordered thresholds, McCullagh 1980), or a quantity.
+because wide networks overfit a few thousand volumes), so its pooling is learned from the labels. It knows where each
+token is: a learned embedding of the position is added to the features (`TokenPositions`). Both have one output layer
+for each task: classes, ordered classes (one score and ordered thresholds, McCullagh 1980), or a quantity.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class ProbeSettings:
     metrics: default, all of the task. bootstrap: resamples. level, several, visit_order: see `cases`.
     label_smoothing: of mlp and attentive. paired_probe and paired_pool name the comparison reported in `paired` before
     any test metric is seen; if that probe is not run, the last of those that are, if that pool is not,
-    `pooling.default_pool` of those that are. labelled: numbers of training people whose labels alone are read, for
+    `pooling.default_pool` of those that are. labelled: train also with the labels of this many people, for
     `ProbeResult.labelled`. subgroups: columns by whose groups the results of that probe and pool are measured, for
     `ProbeResult.subgroups`. event: with task survival the column that says whether the event happened, the targets
     being times. attention: also keeps where attentive probes look in volumes of val and test, for
@@ -351,14 +351,14 @@ class ProbeInputs:
         self.person_ids = frame["person_id"].to_numpy(dtype=str)  # of what targets are fitted to
         self.token_probes = [name for name in settings.probes if name in TOKEN_PROBES]
         self.feature_probes = [name for name in settings.probes if name not in self.token_probes]
-        # With token probes alone, the baselines without a pool are still read, by the linear probe.
+        # With only token probes, the baselines without a pool are still read, by the linear probe.
         self.pools = tuple(pools) if self.feature_probes else ()
         self.tables = tables if cases.averages_scores else [(name, cases.aggregate(table)) for name, table in tables]
         self.token_sets = list(token_sets(tables, tokens)) if self.token_probes else []
         self.token_frame = volumes.iloc[_token_positions(cases, len(volumes))] if self.token_probes else volumes
 
     def with_targets(self, prepared: Sequence[PreparedTarget]) -> ProbeInputs:
-        """The same features for other targets, of which no attention is kept."""
+        """The same features for other targets, whose attention is not kept."""
         other = copy.copy(self)
         other.prepared, other.settings = prepared, replace(self.settings, attention=False)
         return other

@@ -2,7 +2,7 @@
 
 Every target (and every fold, where validation holds too few people) has a separate network; each batch of features is
 read once and given to all of them. Batches are drawn from all training volumes, labelled or not, and the random numbers
-of a step depend on its target, so what one target gets does not depend on which others are trained next to it. The
+of a step depend on its target, so a target's result does not depend on the other targets. The
 held-out loss stops each network at its best epoch and then sets the decision between the classes, as for the other
 probes. Volumes are named by their index in the table of embeddings.
 """

@@ -1,4 +1,4 @@
-"""The evaluation protocol: the one sequence from labels to typed results, which every caller follows.
+"""The evaluation protocol: the sequence from labels to typed results, which every caller follows.
 
 1. `Ledger.of`: the ledger of test-set uses can be written, so that a use that cannot be counted does not happen.
 2. `prepare_evaluation`: labels; subjects in one split; multi-label columns; cases; targets; groups. `refuse_leaks`: the
@@ -10,8 +10,7 @@
    subjects, so that every difference between two of them is paired (`Paired`).
 
 Probes, leaderboard, fine-tuning, segmentation and the exam (benchmarks/exam) are callers: they bring candidates and get
-typed results. Where they
-differ is in docs/decisions/0006-evaluation-protocol.md.
+typed results. Their differences are in docs/decisions/0006-evaluation-protocol.md.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class ProtocolSettings:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Where uses of test sets are counted, and by which command."""
+    """The place that counts uses of test sets, and the command that uses them."""
 
     folder: Path
     command: str
@@ -193,7 +192,7 @@ def prepare_evaluation(
 class TestSet:
     """An opened test set: draws of its people, and by target the people of its test cases, in order.
 
-    `open_test_set` alone makes it, after the use was written into the ledger.
+    Only `open_test_set` makes it, after the use was written into the ledger.
     """
 
     __test__ = False  # not a test class, although its name begins like one
@@ -221,7 +220,7 @@ def open_test_set(
     draws: Draws,
     people: Mapping[str, Sequence[str]],
 ) -> TestSet:
-    """The one access to the test sets: writes a line for each into the ledger, then gives what is measured with.
+    """The only access to the test sets: writes a line for each into the ledger, then gives what is measured with.
 
     test_sets: by target, the hash of its test volumes and labels. measured: by target, what identifies each predictor
     (`test_set_ledger.fingerprint`). How often each test set was used goes to `findings`, with a fault for those that

@@ -55,7 +55,7 @@ class Row(Record):
         return ResultKey(self.name, self.target, self.probe, self.pool)
 
     def measured(self) -> MeasuredValue:
-        """The value alone. Raises ValueError: a row that was read without its numbers of cases and people."""
+        """Only the value. Raises ValueError: a row that was read without its numbers of cases and people."""
         if self.n is None or self.n_people is None:
             raise ValueError(f"the row of {self.name} has no number of cases")
         return MeasuredValue(self.value, self.low, self.high, self.n, self.n_people)
@@ -189,7 +189,7 @@ def read_paired(data: Mapping[str, Any]) -> Paired:
 
 @dataclass(frozen=True)
 class Confusion(Record):
-    """Counts of test cases: rows are the true classes, columns the predicted ones."""
+    """Counts of test cases: rows are the true classes, columns the predicted classes."""
 
     name: str
     target: str

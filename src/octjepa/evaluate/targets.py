@@ -24,8 +24,8 @@ from octjepa.metrics.findings import FEWEST_TEST_PEOPLE
 from octjepa.metrics.scores import Task
 
 TASKS = ("auto", "classification", "binary", "multiclass", "ordinal", "multilabel", "regression", "survival")
-_FEW_NUMBERS = 10  # whole numbers up to so many are taken for classes
-# Pairs of which everyone knows the positive one; for any other pair a note names it.
+_FEW_NUMBERS = 10  # up to so many different whole numbers are classes
+# Pairs whose positive class is obvious. For any other pair a note names it.
 PLAIN_PAIRS = {("0", "1"), ("false", "true"), ("no", "yes"), ("absent", "present")}
 
 

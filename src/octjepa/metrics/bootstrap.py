@@ -63,7 +63,7 @@ class Estimate:
 
 
 class Draws:
-    """`resamples` draws of len(people) people with replacement, a function of the seed and the set of people alone."""
+    """`resamples` draws of len(people) people with replacement, a function of only the seed and the set of people."""
 
     def __init__(self, person_ids: Sequence[str], resamples: int, seed: int) -> None:
         if resamples < 1:
@@ -96,7 +96,7 @@ class Draws:
         index = {person: number for number, person in enumerate(self.people)}
         unknown = {person for person in person_ids if person not in index}
         if unknown:
-            raise UsageError(f"{len(unknown)} people of this figure are not among the {len(index)} people drawn")
+            raise UsageError(f"{len(unknown)} people of this value are not among the {len(index)} people drawn")
         people = np.array([index[person] for person in person_ids], dtype=np.int64)
         value = float(statistic(np.ones((len(people), 1)))[0])
         step = max(1, CHUNK_CELLS // max(1, len(people)))
@@ -115,7 +115,7 @@ def mean_estimate(estimates: Sequence[Estimate], n_people: int) -> Estimate:
     Raises UsageError if they do not share their draws.
     """
     if len({estimate.draws_id for estimate in estimates}) != 1:
-        raise UsageError("a mean over figures of different draws has no joint interval: measure them in one run")
+        raise UsageError("a mean over values of different draws has no joint interval: measure them in one run")
     together = "\x1f".join(estimate.label_hash for estimate in estimates)
     return replace(
         estimates[0],

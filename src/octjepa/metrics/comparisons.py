@@ -2,7 +2,7 @@
 
 The value of training s on test people t is modelled as mu + a_s + b_t + noise. The trainings of one recipe are tested
 on the same people, so their mean has two sources of error that do not shrink together: b shrinks with more people, a
-with more seeds. The interval of the mean over seeds holds b alone: "these trained networks, other people". The recipe's
+with more seeds. The interval of the mean over seeds holds only b: "these trained networks, other people". The recipe's
 interval adds the spread of a: "this recipe, trained again, on other people". A single training does not estimate a, so
 it has no such interval (Bouthillier et al. 2021, Accounting for variance in machine learning benchmarks).
 """

@@ -264,7 +264,7 @@ def metric_value(name: str, predictions: Predictions) -> float:
 
 
 def confusion(predictions: Predictions) -> list[list[int]]:
-    """Counts of test volumes: rows are the true classes, columns the predicted ones."""
+    """Counts of test volumes: rows are the true classes, columns the predicted classes."""
     from sklearn.metrics import confusion_matrix
 
     codes = np.arange(predictions.scores.shape[1])

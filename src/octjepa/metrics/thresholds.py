@@ -1,9 +1,9 @@
 """Thresholds and probabilities in use: chosen on validation people and applied to test people unchanged.
 
 The probes' `sensitivity_at_specificity_90` takes the best point of the test's own ROC curve, which is not known before
-the test. Here a threshold is chosen where labels were allowed, and its sensitivity and specificity are measured where
-it is used. Decision curves show at which stakes a model does more good than treating everyone or no one; the
-reliability curve shows whether stated probabilities come true (Guo et al. 2017).
+the test. Here a threshold is chosen where labels were allowed, and its sensitivity and specificity are measured on the
+people it is applied to. Decision curves show the stakes for which a model does more good than treating all people or
+none; the reliability curve shows whether stated probabilities come true (Guo et al. 2017).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def threshold_scores(
 def net_benefit(
     positive: Bool[np.ndarray, " n"], called: Bool[np.ndarray, " n"], weights: Weights, threshold: float
 ) -> Figures:
-    """True positives per person less false ones at the exchange rate of the threshold (Vickers & Elkin 2006)."""
+    """True positives per person less false positives at the exchange rate of the threshold (Vickers & Elkin 2006)."""
     gain = (called & positive) @ weights - (called & ~positive) @ weights * threshold / (1 - threshold)
     return ratio(gain, weights.sum(axis=0))
 

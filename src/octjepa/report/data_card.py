@@ -1,7 +1,7 @@
 """The data card: what a store holds, how it was made and what is not known of it, in Markdown.
 
-It accompanies data or weights that are passed on (Gebru et al. 2021, "Datasheets for Datasets"). It holds counts,
-medians and ranges alone, and no ages or groups of fewer than six people. What octjepa cannot know is a gap to fill in.
+It accompanies data or weights that are passed on (Gebru et al. 2021, "Datasheets for Datasets"). It holds only counts,
+medians and ranges, and no ages or groups of fewer than six people. What octjepa cannot know is a gap to fill in.
 """
 
 from __future__ import annotations

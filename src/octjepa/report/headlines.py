@@ -283,7 +283,7 @@ def strongest_baseline_headline(
         return []
     best = max(baselines, key=lambda row: sign * _value(row))
     if best.name == (paired.reference or "untrained"):
-        return []  # the paired difference above is the one to the strongest
+        return []  # the paired difference above already compares with the strongest baseline
     title, name = f"Trained minus {best.name}", best.name.replace("_", " ")
     pair = next((difference for difference in differences if difference.reference == best.name), None)
     if pair is not None:
@@ -309,7 +309,7 @@ def strongest_baseline_headline(
 
 
 def faults(contents: Contents, cohort: Cohort | None) -> list[Fault]:
-    """Faults of the store, of the embeddings, and as the probe found them; counts alone, no person's id."""
+    """Faults of the store, of the embeddings, and as the probe found them; only counts, no person's id."""
     result: list[Fault] = []
     for where, count in (
         ("store", 0 if cohort is None else cohort.people_in_two_splits),

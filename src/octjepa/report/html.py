@@ -1,4 +1,4 @@
-"""The one template system of all pages, and numbers, durations and paths as they are shown in them."""
+"""The template system of all pages, and numbers, durations and paths as they are shown in them."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def summary(board: Board) -> list[str]:
     return [
         f"{differences} differences to {board.reference!r} were taken on the same people; {family} have a p-value, "
         "corrected over all of them (Holm; Benjamini and Hochberg)",
-        f"{len(board.choices)} readings (checkpoint, pooling, probe) were compared on validation; the test set was "
+        f"{len(board.choices)} candidates (checkpoint, pooling, probe) were compared on validation; the test set was "
         "read once for what validation chose",
         *(
             f"the test set of {use.target} has been used {counted(use.looks, 'time')}, "

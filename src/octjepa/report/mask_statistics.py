@@ -170,7 +170,7 @@ class MaskSummary(Record):
 
 
 def single_family(recipe: Recipe, family: str) -> Recipe:
-    """A copy of the recipe that draws `family` alone; `MIX` is the recipe itself."""
+    """A copy of the recipe that draws only `family`; `MIX` is the recipe itself."""
     if family == MIX:
         return recipe
     weights = {name: float(name == family) for name in masks.FAMILIES}

@@ -27,7 +27,7 @@ from octjepa.store import Store
 _ALL: tuple[Kind, ...] = get_args(Kind)
 _PRETRAINED: tuple[Kind, ...] = ("run", "demo")
 _FEWEST_MASKS = 16
-_MASK_TOKENS = 8192  # that the mask figure may cost, over all its samples: about a second
+_MASK_TOKENS = 8192  # that the picture of the masks may cost, over all its samples: about a second
 _TOKEN_MAPS = 4
 
 
@@ -217,7 +217,7 @@ class Predictor:
 
 
 def _predictors(validation: Mapping[str, Any]) -> list[Predictor]:
-    """The learned predictor and the trivial ones, best first, with the share of the longest bar."""
+    """The learned predictor and the trivial predictors, best first, with the share of the longest bar."""
     keys = {"learned": ("val/cosine", "val/loss", "val_centred/loss")}
     for name in PREDICTORS:
         keys[name] = (

@@ -13,7 +13,7 @@ from octjepa.tasks.segmenter.scan_segmentation import SegmentedScans
 
 
 def write_page(made: SegmentedScans, out: Path) -> Path:
-    """Writes `index.html` into `out`; the pictures are embedded, so the file can be passed on alone."""
+    """Writes `index.html` into `out`; the pictures are embedded, so the page needs no other file."""
     pictures = {
         scan.scan: "data:image/png;base64," + base64.b64encode(Path(scan.files["picture"]).read_bytes()).decode()
         for scan in made.scans

@@ -37,7 +37,7 @@ _SEGMENTATION_REFERENCES = {
 
 @dataclass(frozen=True)
 class BScan:
-    """One B-scan three times (as it is, with the true labels, with the predicted ones) and the rule that chose it."""
+    """One B-scan three times (as it is, with the true labels, with the predicted labels) and the rule that chose it."""
 
     sentence: str
     pictures: tuple[tuple[str, Markup], ...]

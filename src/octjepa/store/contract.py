@@ -20,7 +20,7 @@ OLDEST_SCHEMA = 1  # what a change of schema has to raise, unless it brings a mi
 class StoreContract(NamedTuple):
     """The content of store.json. `halves`: volumes are stored with both halves of their B-scans, if these are dense.
 
-    `bscan_slices`: the store holds single B-scans, each of which fills so many stored slices; 0: it holds volumes.
+    `bscan_slices`: the store holds single B-scans, and each fills so many stored slices; 0: it holds volumes.
     """
 
     preprocessing: Preprocessing

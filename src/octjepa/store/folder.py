@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from octjepa.store.bucket import BucketStorage, BucketWriter
 
     Storage = DiskStorage | BucketStorage  # where the files of a store are
-    # Publishes what the one writing process puts into a folder that is laid out as the store.
+    # Publishes the files that the writing process puts into a folder that is laid out as the store.
     Writer = DiskStorage | BucketWriter
 
 SPLIT_NAMES = ("train", "val", "test")
@@ -125,7 +125,7 @@ class Store:
     `path` is the folder; of a store in a bucket it is the local copy of the index, and chunks come through the cache.
     """
 
-    _writer: Writer | None = None  # while this process is the one that writes
+    _writer: Writer | None = None  # while this process writes
     bscan_slices: int = 0  # stored slices that a single B-scan fills; 0: the store holds volumes
 
     def __init__(self, storage: Storage, folder: Path) -> None:
@@ -448,7 +448,7 @@ class Store:
 
     @property
     def writer(self) -> Writer:
-        """The object that publishes the files that the one writing process puts into `path`."""
+        """The object that publishes the files that the writing process puts into `path`."""
         return self._writer or DiskStorage(self.path)
 
     def set_split(self, splits: Mapping[str, str]) -> None:

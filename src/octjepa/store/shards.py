@@ -1,4 +1,4 @@
-"""Volumes packed into shards: a few large files in place of two small ones per volume.
+"""Volumes packed into shards: a few large files in place of two small files per volume.
 
     shards/<SHA-256>.bin   the files of many volumes, one after the other, as they were in chunks/
     shards.parquet         volume id, its shard, the first byte of its files there, their lengths
@@ -140,9 +140,9 @@ class _Shard:
 
 @dataclass(frozen=True)
 class Packed(Record):
-    """The result of `pack`: `volumes` in shards now, of which `packed` by this call, and the shards and bytes written.
+    """The result of `pack`: `volumes` in shards now, `packed` of them by this call, and the shards and bytes written.
 
-    `damaged` are the ids of volumes that are not what was written. They stay where they are.
+    `damaged` are the ids of volumes that are not what was written. They are left in place.
     """
 
     volumes: int
@@ -203,7 +203,7 @@ def _remove_leftovers(store: Store) -> None:
 
 
 def _write_shards(store: Store, waiting: Sequence[str], size: float) -> Iterator[_Shard]:
-    """Shards with the volumes `waiting`, each written when the one before it is in the store."""
+    """Shards with the volumes `waiting`, each written when the previous shard is in the store."""
     hashes = dict(zip(store.table["volume_id"], store.table["chunk_hash"], strict=True))
     left = iter(waiting)
     name = next(left, None)

@@ -1,7 +1,7 @@
-"""Saves checkpoints next to the training, and finds the one from which a run continues.
+"""Saves checkpoints while training continues, and finds the checkpoint to resume.
 
-The state is copied at once; a thread writes and uploads it meanwhile, one checkpoint at a time. Rank 0 reads, the
-others receive what it read, so a checkpoint needs to be reachable from rank 0 alone.
+The state is copied at once; a thread writes and uploads it meanwhile, one checkpoint at a time. Rank 0 reads a
+checkpoint and sends it to the other ranks, so only rank 0 needs access to it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CheckpointWriter:
         self._error: BaseException | None = None
 
     def start(self, write: Callable[[], object]) -> None:
-        """`write` in the background, after the one before. Raises the error of that one."""
+        """Runs `write` in the background after the previous one has ended. Raises the error of the previous one."""
         self.wait()
         self._thread = threading.Thread(target=self._run, args=(write,), name="checkpoint", daemon=True)
         self._thread.start()

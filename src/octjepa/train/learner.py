@@ -29,7 +29,7 @@ class Learner:
 
     updates: after so many it is done. patience: validations after update `patience_from` without a better loss, after
     which it is done earlier; None: never. spike_factor: as in pretraining; None: only gradients that are not finite are
-    skipped. guard_starts: updates at which more weights begin to learn, so that gradient norms change. best: weights of
+    skipped. guard_starts: updates that begin to train more weights, so that gradient norms change. best: weights of
     the least validation loss, on the host; skipped: updates that were not taken.
     """
 

@@ -149,7 +149,7 @@ class Trainer:
         self.encoder = "student" if recipe.exported_encoder == "student" else "target"
         for line in start.lines:
             self.choose_encoder({name.removeprefix("monitor/"): value for name, value in line.items()})
-        self.saved = start.update  # the newest update of which there is a checkpoint, or will be
+        self.saved = start.update  # last update whose checkpoint is written or being written
 
     def fit(self) -> None:
         """Takes all updates that are left. Raises as `pretrain`."""
@@ -158,7 +158,8 @@ class Trainer:
         update = first = run.start.update
         batches, batch = run.batches_from(update), None
         while update < run.total:
-            # Next batch. A rank that has none repeats the one before, in vain, for other ranks wait for its gradients.
+            # Next batch. A rank without a batch repeats its previous batch and discards the gradients, because the
+            # other ranks wait for it.
             batch, failure = self.next_batch(batches, batch, update)
             if update == first or update % LEAK_CHECK_EVERY == 0:
                 check_leak(model, batch)
@@ -259,7 +260,8 @@ class Trainer:
         return line
 
     def monitor(self, done: int) -> tuple[float | None, bool]:
-        """Logs the monitor's metrics and alarms; returns (score of the online probe, None in warm-up; any alarm)."""
+        """Logs the monitor's metrics and alarms. Returns the score of the online probe (None in warm-up) and whether
+        there is an alarm."""
         assert self.monitor_set is not None
         run = self.run
         values = run.runtime.broadcast_object(run_monitor(run.model, run.runtime, self.monitor_set, done))

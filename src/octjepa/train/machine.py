@@ -1,8 +1,8 @@
 """Choose the hardware settings that the recipe leaves open: threads, compiled blocks, loader processes, views.
 
-`choose_for_machine` is the one list of it, with a reason for each: `plan` and `doctor` print it, a run prints it as it
-begins and records it in run.json. None of it changes what a run computes beyond rounding. `docs/launch.md` has the
-rules in one table.
+`choose_for_machine` lists the choices with their reasons. `plan` and `doctor` print them. A run prints them when it
+begins and records them in run.json. They change the results only by rounding. `docs/launch.md` has the rules in one
+table.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class MetricsBuffer(LateMetrics):
 
     def write(self, update: int, steps: list[dict[str, float]], about: Mapping[str, Any]) -> None:
         """Writes the line of an update (from 0); `about` holds what the host knows of it."""
-        if self.must_go_back:  # updates after too many skipped ones will be taken back
+        if self.must_go_back:  # too many updates were skipped, and the run returns to a checkpoint
             return
         values = steps[0]
         healthy = bool(values.pop("healthy"))
@@ -119,7 +119,7 @@ class ThroughputMeter:
         """The idle share of the last `IDLE_WINDOW` updates if it is above `MOST_IDLE`, once; else None.
 
         To be called after each `lap`. Idle is time of waiting for data in which this thread did not compute: a disk or
-        loader processes are too slow. The first updates do not count, for they fill caches and start processes.
+        loader processes are too slow. The first updates do not count, because they fill caches and start processes.
         """
         window, rest = divmod(self._laps - IDLE_FROM, IDLE_WINDOW)
         if window < 0 or rest:

@@ -33,7 +33,7 @@ from octjepa.views.tokens import TISSUE_SHARE
 VIEWS = 3  # training views of each volume, for LiDAR
 _TOKENS = 2048  # features that go into one metric
 _BACKGROUND = 0.25  # of the monitored tokens at least, where tokens are selected: training may see next to none
-_VOLUMES_OF_VENDOR = 4  # at least, for metrics of its own
+_VOLUMES_OF_VENDOR = 4  # at least, for separate metrics
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _layer_accuracy(features: Float[Tensor, "b t w"], layer: Int[Tensor, "b t"])
 
 
 class _Features(NamedTuple):
-    """Features of every monitored token, and the cosine of hidden ones with their prediction."""
+    """Features of every monitored token, and the cosine of hidden tokens with their prediction."""
 
     teacher: Float[Tensor, "b t w"]
     student: Float[Tensor, "b t w"]

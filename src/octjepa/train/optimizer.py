@@ -1,4 +1,5 @@
-"""AdamW in two groups, its learning rate (linear warm-up, then half a cosine to a floor, or constant), the EMA target.
+"""AdamW in two groups, its learning rate (linear warm-up, then half a cosine to a minimum, or constant), the EMA
+target.
 
 Weight matrices decay; biases, norms and learned tokens (1-D) do not. With w = warm-up share of T updates and
 min = min_lr_ratio * base, lr(s) = base (s + 1) / w for s < w; then
@@ -22,7 +23,7 @@ from octjepa.distributed.adamw import fused_adamw
 from octjepa.distributed.runtime import local_tensor
 from octjepa.recipe import ObjectiveRecipe, TrainRecipe
 
-_MOST_POINTS = 100_000  # updates at which a plan evaluates a schedule; a run of 100 million would take a minute
+_MOST_POINTS = 100_000  # updates of a schedule that a plan evaluates; 100 million would take a minute
 
 
 def build_optimizer(model: nn.Module, train: TrainRecipe) -> torch.optim.AdamW:
@@ -67,7 +68,7 @@ def learning_rate(update: int, total: int, train: TrainRecipe) -> float:
 
 
 def scheduled_updates(total: int, most: int = _MOST_POINTS) -> list[int]:
-    """The updates at which a schedule of `total` updates is evaluated: all, or at most about `most`, evenly spaced.
+    """The updates to evaluate of a schedule of `total` updates: all, or at most about `most`, evenly spaced.
 
     The first and the last update are always among them.
     """
@@ -104,7 +105,7 @@ def horizon_momentum(update: int, total: int, horizon: float) -> float:
 def random_start_share(total: int, recipe: ObjectiveRecipe) -> float:
     """The weight that the random start still has in the target after `total` updates: the product of every m.
 
-    In runs with more than `_MOST_POINTS` updates, m is taken as constant between the updates where it is evaluated.
+    In runs with more than `_MOST_POINTS` updates, m is constant between the updates that are evaluated.
     """
     updates = scheduled_updates(total)
     share = 1.0

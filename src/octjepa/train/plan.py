@@ -1,7 +1,7 @@
 """The cost of a run, before it runs: tokens, parameters, arithmetic, memory, updates, learning rate, hours.
 
-Counted, not guessed: the very model is built without storage and run on shapes alone, once while torch's own counter
-adds up its arithmetic, once while `StorageCounter` adds up what lives in memory. `time_run` times a few micro-batches.
+The model is built without storage and run twice on shapes: torch's counter adds up its arithmetic, and `StorageCounter`
+its memory. `time_run` times a few micro-batches.
 """
 
 from __future__ import annotations
@@ -194,9 +194,10 @@ def plan(recipe: Recipe, volumes: int | None = None) -> Plan:
 
 
 def _disk_bytes(recipe: Recipe, parameters: int, trainable: int, updates: int) -> int:
-    """The most that checkpoints and metrics.jsonl take: the last k, the permanent, the best and the one being written.
+    """The most that checkpoints and metrics.jsonl take: the last k checkpoints, the permanent, the best, and one being
+    written.
 
-    A checkpoint holds the weights and two moments of the trained ones, all fp32.
+    A checkpoint holds the weights and two moments of each trained weight, all in fp32.
     """
     if recipe.checkpoint.dir is None:
         return METRICS_BYTES
@@ -312,7 +313,7 @@ def is_quick_to_time(planned: Plan, device: torch.device) -> bool:
     """Whether timing micro-batches of a run on `device` takes seconds, and fits into memory with room to spare.
 
     A micro-batch takes 6 to 50 times as long as its products at the measured rate of large matrices (small models on
-    two CPU cores), so that the arithmetic alone predicts no hours.
+    two CPU cores), so the arithmetic does not predict hours.
     """
     if device.type not in ("cpu", "cuda") or 2 * planned.peak_memory_bytes > free_memory_bytes():
         return False

@@ -1,4 +1,5 @@
-"""A run before its first update: volumes, model, optimizer, where it continues, and the checks that can be made."""
+"""A run before its first update: volumes, model, optimizer, the checkpoint to resume, and the checks that are
+possible."""
 
 from __future__ import annotations
 
@@ -72,12 +73,12 @@ class Run:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this process is the one that writes and tracks."""
+        """Whether this process writes files and sends metrics to trackers."""
         return self.runtime.rank == 0
 
     @property
     def validated_on(self) -> str:
-        """val, or train_fixed where nobody is held out: the prefix of validation metrics."""
+        """The prefix of validation metrics: val, or train_fixed if no people are held out."""
         return "val" if self.validation_ids else "train_fixed"
 
     @property
@@ -137,7 +138,7 @@ def prepare_run(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: 
     hashes = data_hash(store, training_ids), data_hash(store, validation_ids), chunks_hash(store, training_ids, recipe)
     check_same_run(runtime, recipe, "-".join(digest[:8] for digest in hashes))
     total = total_updates(recipe.train, len(training_ids))
-    lr_curve(recipe.train, total)  # raises where it is not positive
+    lr_curve(recipe.train, total)  # raises if a rate is not positive
     checkpoint_dir = None if recipe.checkpoint.dir is None else parse_location(recipe.checkpoint.dir, within=out)
     choices = choose_for_machine(recipe, runtime.device, total, len(training_ids))
     devices = runtime.describe() | describe_choices(choices)

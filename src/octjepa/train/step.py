@@ -70,8 +70,8 @@ class BatchSums:
     """Sums over the global batch, in place of those over a part of it, for a loss that is a function of such sums.
 
     The value of `total(share)(sums)` is the sum over all micro-batches of all ranks. Its gradient reaches only the
-    part, and is divided by `share`, with which the part's loss is multiplied. So the gradients of all parts, which the
-    engine adds over micro-batches and ranks, are together the gradient of the loss of the undivided batch.
+    part. It is divided by `share`, because the part's loss is multiplied by `share`. So the gradients of all parts,
+    which the engine adds over micro-batches and ranks, are together the gradient of the loss of the undivided batch.
 
     A rank with a single micro-batch adds its sums to those of the others within its forward pass. Several micro-batches
     need a first pass that only collects the sums.

@@ -34,7 +34,7 @@ Batch = TypeVar("Batch")
 
 
 class SupervisedTask(ABC, Generic[Batch]):
-    """The parts that differ between supervised trainings. Every part depends on the number of the update alone."""
+    """The parts that differ between supervised trainings. Every part depends only on the number of the update."""
 
     @abstractmethod
     def batches(self, start: int) -> Iterator[Batch]:

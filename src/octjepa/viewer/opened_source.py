@@ -29,7 +29,7 @@ _ANSWERS = "classes.json"  # next to *_boundaries.npz: a folder that `octjepa se
 def opened_source(source: str | Path, scans: Sequence[str] = ()) -> Iterator[tuple[str | Path, Sequence[str]]]:
     """(what the viewer shows, its folders of scans), valid while the context is open.
 
-    Raises UsageError: none of the scans of `source` can be read, with the reasons, or it is not known where they are.
+    Raises UsageError: none of the scans of `source` can be read, with the reasons, or their place is unknown.
     """
     named = scans_without_store(source, scans)
     if not named:

@@ -157,9 +157,9 @@ def open_scans(
     """The volumes of a store, a run, a fine-tuning, a segmentation or a demo folder, with the encoder it has.
 
     Raises UsageError where the source has no volumes, a folder of `scans` is absent, or `labels`, `encoder`,
-    `predictions` or `embeddings` cannot be read. Without
-    an encoder of its own (no checkpoint yet, another contract) the eyes are shown all the same, and the page says why.
-    `model` is the segmentation network that finds the layers, by default the packaged one.
+    `predictions` or `embeddings` cannot be read. Without an encoder (no checkpoint yet, another contract) the eyes are
+    still shown, and the page says why. `model` is the segmentation network that finds the layers, by default the
+    packaged one.
     """
     contents = read_contents(source)
     training, store = contents.training, contents.store
@@ -378,7 +378,7 @@ def answers(scans: Scans) -> dict[str, tuple[Callable[..., Any], dict[str, Calla
 class _Headers:
     """Adds `_HEADERS` to every response, and `ANSWER_OF` to every response about one of the volumes `ids`.
 
-    It wraps the whole application, because Starlette answers an unexpected error outside of its own middleware.
+    It wraps the whole application, because Starlette answers an unexpected error outside the middleware of the app.
     """
 
     def __init__(self, app: ASGIApp, ids: Collection[str]) -> None:

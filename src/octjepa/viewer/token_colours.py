@@ -44,7 +44,7 @@ class SimilarityRange(Record):
 
 
 class TokenColours:
-    """Colours of the grid of `recipe`; without `encoder` those of masks alone. May be used by several threads."""
+    """Colours of the grid of `recipe`; without `encoder` only those of masks. May be used by several threads."""
 
     def __init__(
         self, store: Store, volumes: VolumeList, recipe: Recipe | None, encoder: PretrainedEncoder | None
@@ -116,7 +116,7 @@ class TokenColours:
     def _components(self) -> tokens.Components:
         """Fitted on the eyes of the report, the first of each device, so that a colour means the same in all volumes.
 
-        Damaged ones are left out. Raises ValueError: the others hold too few tokens.
+        Damaged volumes are left out. Raises ValueError: the others hold too few tokens.
         """
         tissue: list[Any] = []
         rest = self._table

@@ -231,7 +231,7 @@ def _fingerprints(
 
 
 def _report_origins(candidates: Sequence[EmbeddedCandidate], board: Board) -> None:
-    """Notes on encoders of other projects: where they come from, and that leaks cannot be checked."""
+    """Notes on encoders of other projects: their origin, and that leaks cannot be checked."""
     for name, about in {
         candidate.entry.name: candidate.about for candidate in candidates if candidate.about is not None
     }.items():

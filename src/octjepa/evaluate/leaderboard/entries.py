@@ -38,7 +38,8 @@ _TABLE_VERSION = 3
 
 @dataclass(frozen=True)
 class Candidate:
-    """One set of weights to choose among. label: distinguishes it from the entry's other candidates, "" if alone."""
+    """One set of weights to choose among. label: distinguishes it from the entry's other candidates, "" if it is the
+    only candidate."""
 
     source: str
     label: str
@@ -151,7 +152,7 @@ def _candidates(path: str) -> tuple[Candidate, ...]:
 def embed_entries(
     entries: Sequence[Entry], store: Store | None, folder: Path, with_tokens: bool = False
 ) -> list[EmbeddedCandidate]:
-    """The tables of all candidates, and their tokens with `with_tokens`; computed ones are stored in `folder`.
+    """The tables of all candidates, and their tokens with `with_tokens`; computed embeddings are stored in `folder`.
 
     Raises UsageError: an entry needs a store and none was given, tokens of an entry that has none, and what reading and
     embedding raise.

@@ -104,7 +104,7 @@ def en_face(
 def central(tissue: Int[np.ndarray, " n"]) -> int:
     """The slices, of n, to show of a scan that may fill a part of the grid alone, by their amounts of tissue.
 
-    The one nearest to the middle that holds at least half as much as the fullest; the middle if none holds any.
+    The slice nearest to the middle that holds at least half as much as the fullest; the middle if none holds any.
     """
     filled = np.flatnonzero(2 * tissue >= max(int(tissue.max()), 1))
     middle = len(tissue) // 2

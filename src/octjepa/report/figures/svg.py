@@ -1,4 +1,4 @@
-"""Inline SVG for the page: scans with overlays, and matplotlib figures in the page's own colours.
+"""Inline SVG for the page: scans with overlays, and matplotlib charts in the page's own colours.
 
 A scan's pixels are an embedded PNG and its overlays are vector shapes in voxel units. The shown aspect is set by the
 caller, which is how a scan 1 mm deep and 6 mm wide becomes readable; the caption states the stretch.
@@ -143,7 +143,7 @@ def class_overlay(codes: UInt8[np.ndarray, "h w"]) -> Markup:
 
 @contextmanager
 def page_style(name: str, font_size: float) -> Iterator[None]:
-    """matplotlib's settings for a figure of the page; drawing it and `figure_svg` both happen inside."""
+    """matplotlib's settings for a chart of the page; drawing it and `figure_svg` both happen inside."""
     import matplotlib as mpl
 
     with mpl.rc_context(

@@ -1,7 +1,7 @@
 """Token features as colours over the B-scan, by one PCA over all shown eyes together.
 
 Tokens of like colour have like features. The colours are comparable between the shown eyes because the components are
-fitted once over all of them, and the eyes are the first held-out ones of each device by id, not chosen by their looks.
+fitted once over all of them, and the eyes are the first held-out eyes of each device by id, not chosen by their looks.
 """
 
 from __future__ import annotations

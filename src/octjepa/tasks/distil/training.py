@@ -165,7 +165,8 @@ class DistilTask(SupervisedTask[DistilBatch]):
             yield self.batch([self.training_ids[number] for number in chosen], rng)
 
     def batch(self, volume_ids: Sequence[str], rng: np.random.Generator | None) -> DistilBatch:
-        """Tokens of these volumes, of random views, or (None) of centred ones with tokens that are always the same."""
+        """Tokens of these volumes: of random views, or without `rng` of centred views, whose tokens are always the
+        same."""
         samples = [self._sample(volume_id, rng) for volume_id in volume_ids]
         return DistilBatch(*(torch.from_numpy(np.stack(part)) for part in zip(*samples, strict=True)))
 

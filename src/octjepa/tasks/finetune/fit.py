@@ -191,7 +191,7 @@ def _finetune(recipe: FinetuneRecipe, inputs: FinetuneInputs, out: Path, runtime
 
 @dataclass(frozen=True)
 class _TunedRun:
-    """A tuned network: its scores of validation volumes, the decision shifts they gave, and where it was written."""
+    """A tuned network: its folder, its scores of validation volumes, and the decision shifts that follow from them."""
 
     name: str
     network: TunedNetwork

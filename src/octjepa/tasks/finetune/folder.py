@@ -249,7 +249,7 @@ def describe(out: Path) -> dict[str, object]:
 
 
 def _progress(out: Path, recipe: FinetuneRecipe) -> dict[str, object]:
-    """The part in which the run is or stopped; its last update, and the one after which --resume would continue."""
+    """The current part of the run, its last update, and the update after which --resume would continue."""
     part, folder = "tuned", out
     if recipe.scratch and list_checkpoints(out / TUNED):
         part, folder = "tuned from first weights", out / "scratch"

@@ -220,7 +220,8 @@ class TunedNetwork(nn.Module):
         self.pooling.requires_grad_(True)
 
     def groups(self, recipe: FinetuneRecipe) -> list[dict[str, Any]]:
-        """AdamW's groups: `peak` the highest rate, `start` the update at which they begin to learn; no decay of 1-D."""
+        """AdamW's groups. `peak`: the highest rate. `start`: the first update that trains the group. 1-D weights do not
+        decay."""
         depth, learning = self.depth, self.learning_parameters
         last, everything = recipe.starts
         parts = [([*self.heads.parameters(), *self.pooling.parameters()], recipe.head_lr, 0)]

@@ -34,7 +34,7 @@ from octjepa.volume import CanonicalVolume, OCTVolume
 Scan = str | Path | OCTVolume | CanonicalVolume
 VOLUMES_AT_ONCE = 16  # as embedding takes them
 _VOLUMES_FOR_SCALE = 256
-_ENOUGH_HELD_OUT = 20  # volumes of val from which the limit of `TunedNetwork.distance` is taken
+_ENOUGH_HELD_OUT = 20  # validation volumes; the limit of `TunedNetwork.distance` is computed from them
 
 
 def standardise(network: TunedNetwork, data: TuningData, store: Store, runtime: Runtime) -> None:
@@ -91,7 +91,7 @@ def _over_volumes(
 ) -> Float[np.ndarray, "volumes width"]:
     """`compute` of every volume, the same on every rank: each fills its own part, and zeros add nothing.
 
-    Ranks take blocks that do not depend on their number, so that nobody sums in another order.
+    Blocks do not depend on the number of ranks, so the order of the sums does not either.
     """
     table = torch.zeros(len(volume_ids), width, dtype=torch.float64)
     starts = range(runtime.rank * VOLUMES_AT_ONCE, len(volume_ids), runtime.world_size * VOLUMES_AT_ONCE)

@@ -58,9 +58,9 @@ class FinetuneRecipe(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     targets: tuple[str, ...] = ()  # columns of the label table; --target takes precedence
     task: Literal["auto", "binary", "multiclass", "ordinal", "multilabel", "regression"] = "auto"
-    # training people whose labels are known, nobody's of val next to them; null: all labels
+    # use the labels of this many training people and of no validation people; null: all labels
     labelled: Annotated[int, Field(ge=2 * MIN_PEOPLE)] | None = None
-    level: Literal["volume", "eye", "person"] = "volume"  # what a case is; its volumes' scores are averaged
+    level: Literal["volume", "eye", "person"] = "volume"  # the unit of a case, whose volumes' scores are averaged
     metric: str | None = None  # of the paired differences; null: the task's own
     stages: Stages = Stages()
     last_blocks: Positive = 2  # that learn in stage last
@@ -68,7 +68,7 @@ class FinetuneRecipe(Section):
     head_lr: Rate = 1e-3
     encoder_lr: Rate = 5e-4  # the last block learns at encoder_lr x layer_decay, each one below at so much less
     layer_decay: Rate = 0.65
-    warmup: Updates = 20  # of every part, from the update at which it begins to learn
+    warmup: Updates = 20  # of every part, from its first update on
     min_lr_ratio: Share = 0.05  # of the cosine's end to its begin
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
     clip_norm: Annotated[float, Field(gt=0)] = 1.0
@@ -137,13 +137,13 @@ class FinetuneRecipe(Section):
 
     @property
     def starts(self) -> tuple[int, int]:
-        """The updates at which the last blocks and the rest of the encoder begin to learn."""
+        """The first updates that train the last blocks and the rest of the encoder."""
         first = self.stages.head
         return first, first + self.stages.last
 
     @property
     def last_stage(self) -> int:
-        """The update at which the last stage that has any begins: from there on it may end early."""
+        """The first update of the last stage that has updates. From there on the training may end early."""
         stages = (self.stages.all, self.stages.last, self.stages.head)
         return self.stages.updates - next(updates for updates in stages if updates)
 

@@ -128,7 +128,7 @@ def tune(
 
 
 def set_rates(optimizer: torch.optim.Optimizer, recipe: FinetuneRecipe, train: TrainRecipe, update: int) -> None:
-    """One cosine over all updates, which never rises; each group warms up from the update at which it first learns."""
+    """One cosine over all updates, which never rises. Each group warms up from its first update on."""
     cosine = learning_rate(update, recipe.stages.updates, train)
     for group in optimizer.param_groups:
         since = update - group["start"] + 1

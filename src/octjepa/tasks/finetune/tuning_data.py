@@ -58,7 +58,7 @@ class TrainingLabels:
 class TuningData:
     """The evaluation whose targets are tuned for; `labels` what the head of each learns.
 
-    name: the encoder's in the results. metrics: by target, the one that it is compared by.
+    name: the encoder's in the results. metrics: the metric that compares results, by target.
     """
 
     evaluation: Evaluation

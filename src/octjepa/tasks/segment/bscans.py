@@ -25,7 +25,7 @@ PARTS = ("pixels", "true", "predicted")
 
 
 def median_and_lowest(figures: Sequence[float | None]) -> dict[str, int]:
-    """Indices of the median figure (the higher of two) and the lowest; of one figure alone its own; without None."""
+    """Indices of the median value (the higher of two) and of the lowest; None is left out. A single value is "only"."""
     order = [index for _, index in sorted((figure, n) for n, figure in enumerate(figures) if figure is not None)]
     if len(order) < 2:
         return {"only": order[0]} if order else {}

@@ -53,7 +53,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class DecoderHead:
-    """An encoder and the decoder above it. `blind` gives the decoder no token: what the volume alone allows."""
+    """An encoder and the decoder above it. `blind` gives the decoder no token, to measure what the voxels allow."""
 
     def __init__(
         self, network: nn.Module, decoder: Decoder, prior: PositionPrior, recipe: Recipe, blind: bool = False

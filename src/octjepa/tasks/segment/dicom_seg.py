@@ -273,12 +273,13 @@ def _deidentified(scan: Dataset, spacing_mm: tuple[float, float, float]) -> Data
 
 
 def _functional_group(scan: Dataset, frame: int | None, name: str) -> Dataset | None:
-    """A functional group of the scan, shared or of one frame (the first where None); None if it has none."""
+    """A functional group of the scan, shared or of one frame (None: the first); None if it has none."""
     groups: Any = [scan.get("SharedFunctionalGroupsSequence"), scan.get("PerFrameFunctionalGroupsSequence")]
     for sequence, index in zip(groups, (0, frame or 0), strict=True):
         if sequence and index < len(sequence) and name in sequence[index] and len(sequence[index][name].value):
             item = sequence[index][name].value[0]
-            return copy.deepcopy(item) if all(element.value for element in item) else None  # some write empty ones
+            # some programs write empty groups
+            return copy.deepcopy(item) if all(element.value for element in item) else None
     return None
 
 

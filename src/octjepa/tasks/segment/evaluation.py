@@ -35,7 +35,8 @@ METRICS = ("dice", "hd95_mm", "thickness_error_um", "etdrs_error_um")
 
 @dataclass(frozen=True, eq=False)
 class ScanFigures:
-    """One scan: K classes; `counts` (both, predicted, true) in mm3; errors NaN if they do not exist; maps in um."""
+    """A scan of K classes. `counts` (both, predicted, true) are in mm3, maps in um. Errors are NaN if they do not
+    exist."""
 
     counts: Float[np.ndarray, "K 3"]
     errors: Float[np.ndarray, "K 3"]
@@ -69,7 +70,7 @@ def hd95_mm(
     classes: int,
     spacing_mm: tuple[float, float, float],
 ) -> Float[np.ndarray, " K"]:
-    """95th percentile of the surface distance; NaN where a class is on one side alone, or on neither."""
+    """95th percentile of the surface distance. NaN if the class is missing in the prediction, the truth, or both."""
     import torch
 
     predicted = np.where(true == UNLABELLED, np.uint8(0), predicted)

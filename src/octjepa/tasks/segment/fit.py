@@ -1,7 +1,7 @@
 """`octjepa segment RECIPE`: a head is made on training people, chosen on validation people, measured on test people.
 
-Next to it always: the same head on the untrained encoder, on intensity alone (the voxels of the patches; of the decoder
-the volume without tokens), and the position prior, which reads no image.
+Three baselines are always measured: the same head on the untrained encoder, the same head on intensity (the voxels of
+the patches; for the decoder the volume without tokens), and the position prior, which reads no image.
 """
 
 from __future__ import annotations

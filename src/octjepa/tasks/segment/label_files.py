@@ -1,4 +1,4 @@
-"""A folder of label volumes: which file belongs to which scan, and what each voxel is.
+"""A folder of label volumes: finds the label file of each scan, and reads the class of each voxel.
 
 A label volume has the shape of the scan's file: B-scans in the file's order, depth, columns. It is one of
 
@@ -110,7 +110,8 @@ class LabelVolume:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no voxel has a class and no boundary is known: an eye without marks, or one that nobody labelled."""
+        """Whether no voxel has a class and no boundary is known: an eye without marks, or an eye that was not
+        labelled."""
         lacks_boundaries = self.boundaries_px is None or not np.isfinite(self.boundaries_px).any()
         return lacks_boundaries and not ((self.codes != 0) & (self.codes != UNLABELLED)).any()
 
@@ -256,7 +257,7 @@ class LabelFolder:
             return self.path
         if all(file.is_dir() for file in files) and not (self.path / files[0].name / "classes.json").is_file():
             return self.path  # a folder for each class
-        raise UsageError(f"{self.path} holds {len(files)} label files, none of which is called after {scan}")
+        raise UsageError(f"{self.path} holds {len(files)} label files, and none has a name that begins with {scan}")
 
     def source(self, file: Path) -> str:
         """The author of the labels of `file`, as the file or `classes.json` states it; "" if neither does."""
@@ -302,7 +303,7 @@ class LabelFolder:
         return tuple(named.get(code, "") for code in range(1, max(named) + 1))
 
     def names(self, file: Path) -> tuple[str, ...]:
-        """Names of the file's classes, without reading its voxels if that is possible."""
+        """Names of the file's classes. Voxels are read only if the names need them."""
         return tuple(dict.fromkeys(name for part in self.parts(file) for name in self._names_of(part)))
 
     def _names_of(self, file: Path) -> tuple[str, ...]:

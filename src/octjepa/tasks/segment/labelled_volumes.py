@@ -47,8 +47,8 @@ class NativeLabels:
 class LabelledVolumes:
     """The volumes of `store` that have labels; `notes` names what was left out.
 
-    Raises UsageError: no label meets a scan, a label file meets several, an unknown class, nobody in train or test, a
-    class that no training label holds, only one class (background) in all of them.
+    Raises UsageError: no label meets a scan, a label file meets several, an unknown class, no people in train or test,
+    a class that no training label holds, only one class (background) in all of them.
     """
 
     def __init__(self, store: Store, labels: Path, recipe: Recipe, classes: Sequence[str] = ()) -> None:
@@ -105,7 +105,7 @@ class LabelledVolumes:
         return counts
 
     def test_set(self) -> str:
-        """Hash of the test volumes and their labels, by which the ledger knows them."""
+        """Hash of the test volumes and their labels, which identifies the test set in the ledger."""
         digest = hashlib.sha256("\x1f".join(self.classes).encode())
         for volume in self.in_split("test"):
             name = volume.volume_id

@@ -10,8 +10,8 @@ In: a file. Out: `LayerLabels`: rows of up to eight boundaries and masks of lesi
 | `.eye` | layers and voxel maps of eyepy and EyeLab |
 | `.npz` | `layers` [B-scan, 8, column] or `rows` [8, B-scan, column], `fluid` [B-scan, depth, column] |
 
-A boundary is the row at which the layer below it begins. Nothing is assumed about columns without a row: they are not
-labelled, and neither is the fluid in them.
+A boundary is the first row of the layer below it. Columns without a row are not labelled, and neither is the fluid in
+them.
 """
 
 from __future__ import annotations
@@ -134,13 +134,13 @@ def _boundaries(values: np.ndarray, names: Sequence[str], where: str) -> Float[n
 
 
 def _mask(values: np.ndarray, where: str) -> UInt8[np.ndarray, "N R C"]:
-    """0, 1 and 255 of a mask whose marked voxels are not zero and whose unlabelled ones are NaN or 255."""
+    """0, 1 and 255 of a mask whose marked voxels are not zero and whose unlabelled voxels are NaN or 255."""
     if values.ndim != 3:
         raise UsageError(f"{where} has {values.ndim} axes: expected B-scans, depth, columns")
     numbers = np.asarray(values, np.float32)
     unknown = ~np.isfinite(numbers)
     several = bool(((numbers != 0) & (numbers != UNLABELLED) & ~unknown).any())
-    if several:  # alone, 255 is how many programs write "marked"
+    if several:  # without other numbers, 255 means "marked" in many programs
         unknown |= numbers == UNLABELLED
     return np.where(unknown, UNLABELLED, np.where(numbers != 0, 1, 0)).astype(np.uint8)
 

@@ -1,8 +1,8 @@
 """The linear head: ridge regression from a token, and its position, to every cell of its patch; in closed form.
 
 Cells are coarse along the columns (a few together), whole along slices and depth. In flattened volumes the position
-alone predicts most layers (`PositionPrior`, measured next to the heads); a token is to add to that, so every linear
-head knows the position. What no token covers takes the prior.
+predicts most layers (`PositionPrior`, measured next to the heads). A token should add to that, so every linear head
+knows the position. Cells without a token take the prior.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Ridge:
 
 
 def with_intercept(features: Float[np.ndarray, "k dim"]) -> Float[np.ndarray, "k dim+1"]:
-    """The features with a column of ones."""
+    """The features with a constant column of 1."""
     return np.concatenate([features.astype(np.float64), np.ones((len(features), 1))], axis=1)
 
 

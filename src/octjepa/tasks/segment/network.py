@@ -1,7 +1,8 @@
 """The decoder's network: a small U-Net of the voxels, into whose lowest level the tokens come.
 
 After UNETR (Hatamizadeh et al. 2022) and the U-Net (Ronneberger et al. 2015). B-scans lie farther apart than voxels
-within one, so resolution falls within B-scans alone, and only the lowest level, at a quarter of it, looks across them.
+within one, so resolution falls only within B-scans. Only the lowest level, at a quarter of the resolution, looks across
+B-scans.
 """
 
 from __future__ import annotations

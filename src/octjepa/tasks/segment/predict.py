@@ -1,7 +1,7 @@
 """`octjepa segment HEAD`: what a head predicts for whole scans, back in the geometry of their files.
 
 A scan wider than the encoder's view is prepared whole and read window by window. Per scan: NIfTI, DICOM-SEG where the
-scan is DICOM, thickness and ETDRS tables and a figure. Per single B-scan: PNG (`single_bscans`). Names are hashes of
+scan is DICOM, thickness and ETDRS tables and a picture. Per single B-scan: PNG (`single_bscans`). Names are hashes of
 the scan's pixels, never the file's.
 """
 

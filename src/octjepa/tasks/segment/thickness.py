@@ -1,8 +1,9 @@
-"""Thickness of each class in micrometres at every A-scan, its mean in the nine ETDRS sectors, and a figure of both.
+"""Thickness of each class in micrometres at every A-scan, its mean in the nine ETDRS sectors, and a picture of both.
 
 ETDRS (Early Treatment Diabetic Retinopathy Study report 7, 1991): circles of 1, 3 and 6 mm across about the fovea; the
 two rings are cut by the diagonals into superior, nasal, inferior and temporal. In a right eye nasal is towards higher
-columns of the scan, in a left eye towards lower ones; superior is towards higher B-scans where the first is the lowest.
+columns of the scan, in a left eye towards lower columns. Superior is towards higher B-scans if the first B-scan is the
+lowest.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def window_slices(corner: Corner, recipe: Recipe) -> tuple[slice, slice, slice]:
 
 @dataclass(frozen=True)
 class Cut:
-    """Where a window is cut, whether it is mirrored, and how its voxels are changed; training alone does the latter."""
+    """Where a window is cut, whether it is mirrored, and how its voxels are changed (only in training)."""
 
     transform: ViewTransform
     light: intensity.IntensityAugmentation | None = None
@@ -142,7 +142,7 @@ class PositionPrior:
         """`classes` counts the background. A voxel without a label has no vote; a depth without any is background.
 
         The shares at each depth count as `_PROFILE_VOLUMES` volumes more at every position of it, so that the lesions
-        of a few labelled eyes are not taken for their positions in every eye.
+        of a few labelled eyes do not become the expected positions in every eye.
         """
         votes: np.ndarray | None = None
         for volume in labels:

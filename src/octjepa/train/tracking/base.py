@@ -1,8 +1,8 @@
 """The protocol of a tracker, and the data that it receives from a run.
 
-What leaves the machine is the recipe's science fields (no paths), the run's hash, metrics and, where the recipe
-allows it, pictures. Everything that the libraries of trackers send of their own accord (host, user, command line, code,
-console, usage statistics) is switched off.
+Only the recipe's science fields (no paths), the run's hash, metrics and, if the recipe allows it, pictures leave the
+machine. Everything else that the libraries of trackers would send (host, user, command line, code, console, usage
+statistics) is switched off.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """The data that a tracker receives from a run; `folder` is where it may store what it needs.
+    """The data that a tracker receives from a run. It may store files in `folder`.
 
     `first` counts the updates done before; `pictures`: whether pictures may be sent to servers.
     """

@@ -1,7 +1,7 @@
 """The pretext task as a picture: of a few samples, what the student sees and what it must predict; and their folder.
 
-Two strips a sample. Above, the context view as the student sees it: context tokens alone. Below, the target view, with
-target tokens in orange, other hidden ones in blue, and tokens that no encoder sees left dark. A column is the middle
+Two strips a sample. Above, the context view as the student sees it: only context tokens. Below, the target view, with
+target tokens in orange, other hidden tokens in blue, and tokens that no encoder sees left dark. A column is the middle
 B-scan of a slab of patches; long grids show a few slabs, evenly spread.
 """
 
@@ -43,7 +43,7 @@ def _draw_sample(batch: Batch, sample: int, recipe: Recipe, slabs: np.ndarray) -
     visible = np.isin(np.arange(len(index)), context)
     predicted = np.isin(np.arange(len(index)), target)
     p, q, r = recipe.tokens.patch_size
-    # [k, q, r]: the middle B-scan of each patch alone, for a whole sample has tens of millions of voxels
+    # [k, q, r]: only the middle B-scan of each patch, because a whole sample has tens of millions of voxels
     views = [
         view[sample].reshape(-1, p, q, r)[:, p // 2].float().cpu().numpy()
         for view in (batch.context_view, batch.target_view)

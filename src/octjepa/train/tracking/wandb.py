@@ -73,7 +73,7 @@ class Wandb:
         except wandb.errors.Error as error:
             _log.warning("W&B takes no run now (%s): it is recorded offline. %s", in_one_line(error), _SYNC)
             self._run = begin("offline")
-        # Steps of our own: W&B drops what it is sent for a step gone by, and a resumed run repeats a few updates.
+        # We count steps ourselves: W&B drops values for a past step, and a resumed run repeats a few updates.
         self._run.define_metric("update")
         self._run.define_metric("*", step_metric="update")
 
