@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 
 from octjepa.model.boundary_unet import decode_boundaries, segmentation_loss
+from octjepa.model.bscan_inference import bscan_logits, with_statistics
 from octjepa.phantom.random_scene import AS_IS, MODERATE, SHIFTED, STRONG, draw_scene
 from octjepa.tasks.segmenter.adapt import AdaptSettings, AdaptTask, Sample, split_samples, train
 from octjepa.tasks.segmenter.calibrate import PhantomEye, phantom_eye
 from octjepa.tasks.segmenter.image_formation import ROW_UM, Draws, form_batch
-from octjepa.tasks.segmenter.inference import Segmenter, bscan_logits, load_segmenter, with_statistics
+from octjepa.tasks.segmenter.inference import Segmenter, load_segmenter
 from octjepa.tasks.segmenter.scene_pool import ScenePool
 from octjepa.tasks.segmenter.validation import average_precision
 from octjepa.train.learner import Learner

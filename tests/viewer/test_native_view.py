@@ -20,6 +20,7 @@ from pydicom.uid import ExplicitVRLittleEndian, JPEG2000Lossless, RLELossless
 
 from oct_dicom import make_dataset, retina, save, use_syntax
 from octjepa import load_encoder
+from octjepa.checkpoint.boundary_unet import PACKAGED
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.ingest.build import build_store
 from octjepa.phantom import write_cohort
@@ -29,7 +30,6 @@ from octjepa.record import to_json
 from octjepa.store import Store
 from octjepa.tasks.nifti import write_nifti
 from octjepa.tasks.segment.dicom_seg import write_segmentation
-from octjepa.tasks.segmenter.inference import PACKAGED
 from octjepa.tasks.segmenter.retained_layers import LayerCache, RetainedLayers
 from octjepa.viewer.listing import MAX_PAGE, VolumeList
 from octjepa.viewer.live import Alarm, LiveRun

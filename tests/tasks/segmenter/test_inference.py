@@ -10,15 +10,9 @@ import torch
 from torch import nn
 
 from octjepa.errors import OctjepaError
+from octjepa.model.bscan_inference import Calibration, near_bscans
 from octjepa.tasks.segmenter.evaluation import pooled_score, score_eye
-from octjepa.tasks.segmenter.inference import (
-    Calibration,
-    Segmentation,
-    Segmenter,
-    load_segmenter,
-    near_bscans,
-    without_fill,
-)
+from octjepa.tasks.segmenter.inference import Segmentation, Segmenter, load_segmenter, without_fill
 
 
 class BrightRow(nn.Module):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import octjepa
-from octjepa.tasks.segmenter.inference import near_bscans
+from octjepa.model.bscan_inference import near_bscans
 from octjepa.tasks.segmenter.outer_boundaries import outer_boundaries, with_outer_boundaries
 from octjepa.volume import OCTVolume
 

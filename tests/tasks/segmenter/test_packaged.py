@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import octjepa
+from octjepa.checkpoint.boundary_unet import PACKAGED
 from octjepa.phantom import DEVICES, make_eye
 from octjepa.phantom.random_scene import BOUNDARY_SURFACES
 from octjepa.tasks.segmenter.evaluation import score_eye
-from octjepa.tasks.segmenter.inference import PACKAGED, Segmenter
+from octjepa.tasks.segmenter.inference import Segmenter
 from octjepa.tasks.segmenter.validation import dice_at
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -31,21 +31,12 @@ from octjepa.distributed.runtime import Runtime
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.keys import key
 from octjepa.model.boundary_unet import STRIDE, BoundaryUNet, NetworkSize, boundary_loss, decode_boundaries
+from octjepa.model.bscan_inference import Calibration, bscan_logits, near_bscans, resampled, with_statistics
 from octjepa.phantom.random_scene import BOUNDARIES, CLASSES
 from octjepa.record import Record
 from octjepa.tasks.segment.layer_names import ANY_CLASS, FLUID, SUB_RPE
 from octjepa.tasks.segmenter.image_formation import ROW_UM, SIZE, Draws
-from octjepa.tasks.segmenter.inference import (
-    Calibration,
-    Segmenter,
-    bscan_logits,
-    load_segmenter,
-    near_bscans,
-    network_shape,
-    resampled,
-    with_statistics,
-    without_fill,
-)
+from octjepa.tasks.segmenter.inference import Segmenter, load_segmenter, network_shape, without_fill
 from octjepa.train.learner import Learner
 from octjepa.train.optimizer import set_learning_rate
 from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervised

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import UInt8
 from safetensors.torch import save
 
+from octjepa.checkpoint.boundary_unet import PACKAGED
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.files import write_atomic
 from octjepa.ingest.source_file import SourceFile
@@ -32,7 +33,7 @@ from octjepa.tasks.segment.label_files import UNLABELLED, LabelFolder, LabelVolu
 from octjepa.tasks.segment.labelled_volumes import frames_reversed
 from octjepa.tasks.segment.layer_names import ANY_CLASS, KNOWN_NAMES, class_set
 from octjepa.tasks.segmenter.adapt import AdaptSettings, Candidate, LabelledScan, adapt, as_record
-from octjepa.tasks.segmenter.inference import PACKAGED, Segmenter, load_segmenter
+from octjepa.tasks.segmenter.inference import Segmenter, load_segmenter
 from octjepa.volume import OCTVolume, volume_id
 
 WEIGHTS: Final = "segmenter.safetensors"

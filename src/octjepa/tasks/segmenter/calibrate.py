@@ -27,9 +27,10 @@ from torch.nn import functional
 
 from octjepa.files import write_atomic
 from octjepa.model.boundary_unet import decode_boundaries
+from octjepa.model.bscan_inference import Calibration
 from octjepa.phantom.random_scene import SHIFTED, Scene, draw_scene
 from octjepa.tasks.segmenter.image_formation import ROW_UM, SIZE, Draws, Scenes, form_batch
-from octjepa.tasks.segmenter.inference import Calibration, Segmenter, adapted_logits, load_segmenter
+from octjepa.tasks.segmenter.inference import Segmenter, adapted_logits, load_segmenter
 from octjepa.tasks.segmenter.validation import average_precision, dice_at
 
 SEED: Final = 70_001

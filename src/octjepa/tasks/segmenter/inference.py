@@ -3,18 +3,11 @@
 In: pixels `[D, H, W]` with their spacing. Out: a `Segmentation`: boundaries in rows and um, probabilities of classes,
 and a confidence for each. The scan is resampled to the network's in-plane spacing, cleaned of registration fill,
 segmented B-scan by B-scan with the neighbours that are near enough, and mapped back.
-
-Batch normalisation may use statistics of the scan itself (`adapt=True`), which moves a network that was trained on
-phantoms towards the contrast of this scan without any label (Schneider et al. 2020, "Improving robustness against
-common corruptions by covariate shift adaptation").
 """
 
 from __future__ import annotations
 
-import copy
-import json
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -22,40 +15,29 @@ from typing import Final
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from octjepa.errors import OctjepaError, UsageError
-from octjepa.model.boundary_unet import STRIDE, BoundaryUNet, NetworkSize, decode_boundaries
+from octjepa.checkpoint.boundary_unet import read_boundary_unet
+from octjepa.errors import OctjepaError
+from octjepa.model.boundary_unet import STRIDE, decode_boundaries
+from octjepa.model.bscan_inference import (
+    BATCH,
+    Calibration,
+    bscan_logits,
+    near_bscans,
+    resampled,
+    spread_bscans,
+    stack_neighbours,
+    with_statistics,
+)
 from octjepa.phantom.random_scene import BOUNDARIES, CLASSES, COLUMN_MM, ROW_MM
 from octjepa.read.reader import read_volume
 from octjepa.tasks.segmenter.outer_boundaries import with_outer_boundaries
 from octjepa.volume import OCTVolume
 
-PACKAGED: Final = Path(__file__).parents[2] / "weights" / "segmenter"
-NEIGHBOUR_MM: Final = 0.3  # farther B-scans are not shown to the network; training had pitches of 0.03 to 0.4 mm
-_BATCH: Final = 8
 _LARGEST_COLUMNS: Final = 2048  # of the resampled B-scan
 _LARGEST_ROWS: Final = 1024
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Settings that were chosen on validation phantoms: see `octjepa.tasks.segmenter.calibrate`.
-
-    `boundary_temperature` divides the logits of each boundary and `class_temperature` those of the classes;
-    `fluid_threshold` is for the sum of the probabilities of intraretinal and subretinal fluid.
-    `spread_factor` turns the standard deviation of a boundary's distribution into an expected absolute error.
-    """
-
-    boundary_temperature: tuple[float, ...] = (1.0,) * 8
-    spread_factor: tuple[float, ...] = (1.0,) * 8
-    class_temperature: float = 1.0
-    fluid_threshold: float = 0.5
-    sub_rpe_threshold: float = 0.5
-    adapt: float = 0.0  # share of the scan's own statistics in batch normalisation
-    flip: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,11 +119,11 @@ class Segmenter:
         out = _Result.empty(pixels.shape)
         with (
             torch.inference_mode(),
-            with_statistics(self.network, _spread_bscans(images, near), self.calibration.adapt) as network,
+            with_statistics(self.network, spread_bscans(images, near), self.calibration.adapt) as network,
         ):
-            for start in range(0, len(pixels), _BATCH):
-                index = np.arange(start, min(start + _BATCH, len(pixels)))
-                logits = bscan_logits(network, _stacked(images, near, index), self.calibration.flip)
+            for start in range(0, len(pixels), BATCH):
+                index = np.arange(start, min(start + BATCH, len(pixels)))
+                logits = bscan_logits(network, stack_neighbours(images, near, index), self.calibration.flip)
                 out.fill(index, logits, shape, spacing_mm[1], self.calibration)
                 if advance is not None:
                     advance(int(index[-1]) + 1)
@@ -149,27 +131,8 @@ class Segmenter:
 
 
 def load_segmenter(folder: str | Path | None = None) -> Segmenter:
-    """The packaged network, or the network in `folder`.
-
-    Loads `segmenter.safetensors` and `segmenter.json`. Raises OctjepaError if a file is missing or damaged; UsageError
-    if that is in `folder`.
-    """
-    error_class = OctjepaError if folder is None else UsageError
-    folder = PACKAGED if folder is None else Path(folder)
-    try:
-        tensors = load_file(folder / "segmenter.safetensors")
-        record = json.loads((folder / "segmenter.json").read_text())
-        network = BoundaryUNet(NetworkSize())
-        network.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in tensors.items()})
-        stored = record.get("calibration", {})
-        stored = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()}
-        calibration = Calibration(**stored)
-    except (OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
-        raise error_class(
-            f"{folder} holds no segmentation network that can be read ({type(error).__name__}): expected "
-            "segmenter.safetensors and segmenter.json as `octjepa segment adapt` writes them"
-        ) from None
-    return Segmenter(network, calibration)
+    """The packaged network, or the network in `folder`. Raises what `read_boundary_unet` raises."""
+    return Segmenter(*read_boundary_unet(folder))
 
 
 def _check(pixels: np.ndarray, spacing_mm: tuple[float, float, float]) -> None:
@@ -201,18 +164,6 @@ def near_bscans_of(volume: OCTVolume) -> np.ndarray:
     """`near_bscans` of a volume."""
     alone = bscans_alone(volume)
     return near_bscans(len(volume.pixels), volume.spacing_mm[0], volume.slice_positions_mm, alone)
-
-
-def near_bscans(count: int, pitch_mm: float, positions_mm: np.ndarray | None, sparse: bool) -> np.ndarray:
-    """`[D, 3]`: index of the previous B-scan, of the B-scan itself and of the next one; -1 for none that is near."""
-    index = np.arange(count)
-    near = np.stack([index - 1, index, index + 1], 1)
-    near[near >= count] = -1
-    steps = np.full(max(count - 1, 0), pitch_mm) if positions_mm is None else np.abs(np.diff(positions_mm))
-    far = (steps > NEIGHBOUR_MM) | sparse
-    near[1:, 0][far] = -1
-    near[:-1, 2][far] = -1
-    return near
 
 
 def without_fill(bscan: Float[np.ndarray, "H W"]) -> Float[np.ndarray, "H W"]:
@@ -247,63 +198,13 @@ def _prepared(pixels: np.ndarray, shape: tuple[int, int]) -> Float[Tensor, "D H 
     return out
 
 
-def resampled(image: Float[Tensor, "1 1 H W"], shape: tuple[int, int]) -> Float[Tensor, "1 1 h w"]:
-    """Area average when it shrinks, which also averages speckle, and linear interpolation when it grows."""
-    return functional.interpolate(image, shape, mode="bilinear", antialias=True, align_corners=False)
-
-
-def _stacked(images: Tensor, near: np.ndarray, index: np.ndarray) -> Float[Tensor, "N 3 H W"]:
-    chosen = near[index]
-    out = images[torch.from_numpy(np.maximum(chosen, 0))]
-    out[torch.from_numpy(chosen < 0)] = 0
-    return out
-
-
-def bscan_logits(network: nn.Module, stacked: Tensor, flip: bool) -> Float[Tensor, "N O H W"]:
-    """Logits of prepared B-scans, optionally averaged with those of the mirrored B-scans."""
-    with torch.autocast(stacked.device.type, torch.bfloat16):
-        logits = network(stacked.contiguous(memory_format=torch.channels_last)).float()
-        if flip:
-            mirrored = stacked.flip(3).contiguous(memory_format=torch.channels_last)
-            logits = 0.5 * (logits + network(mirrored).float().flip(3))
-    return logits
-
-
-@contextmanager
-def with_statistics(network: nn.Module, bscans: Iterable[Tensor], share: float) -> Iterator[nn.Module]:
-    """The network with a `share` of the statistics of `bscans` `[N, 3, H, W]` in its batch normalisation."""
-    if share <= 0:
-        yield network
-        return
-    adapted = copy.deepcopy(network)
-    norms = [module for module in adapted.modules() if isinstance(module, nn.BatchNorm2d)]
-    before = [(norm.running_mean.clone(), norm.running_var.clone()) for norm in norms]  # type: ignore[union-attr]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # a cumulative mean over the batches
-        norm.train()
-    for batch in bscans:
-        bscan_logits(adapted, batch, flip=False)
-    for norm, (mean, variance) in zip(norms, before, strict=True):
-        norm.running_mean = (1 - share) * mean + share * norm.running_mean  # type: ignore[operator]
-        norm.running_var = (1 - share) * variance + share * norm.running_var  # type: ignore[operator]
-    yield adapted.eval()
-
-
-def _spread_bscans(images: Tensor, near: np.ndarray) -> Iterator[Tensor]:
-    """At most 16 B-scans with their neighbours, evenly spread over the scan, in batches."""
-    spread = np.unique(np.linspace(0, len(images) - 1, 16).astype(int))
-    for start in range(0, len(spread), _BATCH):
-        yield _stacked(images, near, spread[start : start + _BATCH])
-
-
 def adapted_logits(segmenter: Segmenter, images: Float[Tensor, "D H W"], share: float) -> Float[Tensor, "D O H W"]:
     """Logits of standardised neighbouring B-scans at the network's spacing, with a `share` of the statistics of these
     B-scans.
     """
     near = near_bscans(len(images), 0.0, None, sparse=False)
-    with torch.inference_mode(), with_statistics(segmenter.network, _spread_bscans(images, near), share) as network:
-        return bscan_logits(network, _stacked(images, near, np.arange(len(images))), segmenter.calibration.flip)
+    with torch.inference_mode(), with_statistics(segmenter.network, spread_bscans(images, near), share) as network:
+        return bscan_logits(network, stack_neighbours(images, near, np.arange(len(images))), segmenter.calibration.flip)
 
 
 @dataclass(eq=False)

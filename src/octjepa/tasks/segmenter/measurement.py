@@ -19,13 +19,14 @@ from jaxtyping import Bool, Float, UInt8
 from octjepa.canonical.pipeline import SPARSE_FRAMES, SPARSE_GAP_MM
 from octjepa.canonical.plausibility import DOUBTFUL_NOTE
 from octjepa.errors import counted_are
+from octjepa.model.bscan_inference import NEIGHBOUR_MM
 from octjepa.notes import SPARSE_NOTE, Note, read_notes
 from octjepa.phantom.random_scene import CLASSES
 from octjepa.store.index import IndexEntry
 from octjepa.tasks.segment.layer_names import LAYERS as LAYERS
 from octjepa.tasks.segment.thickness import MIN_AREA_SHARE, SECTORS, ScanOrientation, sector_areas_mm2, sector_at
 from octjepa.tasks.segmenter.fovea import ScanCentre, find_centre
-from octjepa.tasks.segmenter.inference import NEIGHBOUR_MM, Segmentation
+from octjepa.tasks.segmenter.inference import Segmentation
 from octjepa.tasks.segmenter.retained_layers import RetainedLayers
 from octjepa.volume import OCTVolume
 

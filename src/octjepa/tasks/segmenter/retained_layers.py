@@ -20,10 +20,11 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float, UInt8
 
+from octjepa.checkpoint.boundary_unet import PACKAGED
 from octjepa.errors import OctjepaError
 from octjepa.files import write_atomic
 from octjepa.remote.cache import cache_folder
-from octjepa.tasks.segmenter.inference import PACKAGED, Segmentation, Segmenter
+from octjepa.tasks.segmenter.inference import Segmentation, Segmenter
 from octjepa.volume import OCTVolume
 
 _METHOD: Final = 2  # changes whenever the same weights give other boundaries

@@ -1,0 +1,104 @@
+"""Runs the segmentation network on B-scans with their neighbours, and adapts its batch normalisation to a scan.
+
+Batch normalisation may use statistics of the scan itself, which moves a network that was trained on phantoms towards
+the contrast of this scan without any label (Schneider et al. 2020, "Improving robustness against common corruptions by
+covariate shift adaptation").
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+NEIGHBOUR_MM: Final = 0.3  # farther B-scans are not shown to the network; training had pitches of 0.03 to 0.4 mm
+BATCH: Final = 8  # B-scans
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Settings that were chosen on validation phantoms: see `octjepa.tasks.segmenter.calibrate`.
+
+    `boundary_temperature` divides the logits of each boundary and `class_temperature` those of the classes;
+    `fluid_threshold` is for the sum of the probabilities of intraretinal and subretinal fluid.
+    `spread_factor` turns the standard deviation of a boundary's distribution into an expected absolute error.
+    """
+
+    boundary_temperature: tuple[float, ...] = (1.0,) * 8
+    spread_factor: tuple[float, ...] = (1.0,) * 8
+    class_temperature: float = 1.0
+    fluid_threshold: float = 0.5
+    sub_rpe_threshold: float = 0.5
+    adapt: float = 0.0  # share of the scan's own statistics in batch normalisation
+    flip: bool = True
+
+
+def near_bscans(count: int, pitch_mm: float, positions_mm: np.ndarray | None, sparse: bool) -> np.ndarray:
+    """`[D, 3]`: index of the previous B-scan, of the B-scan itself and of the next one; -1 for none that is near."""
+    index = np.arange(count)
+    near = np.stack([index - 1, index, index + 1], 1)
+    near[near >= count] = -1
+    steps = np.full(max(count - 1, 0), pitch_mm) if positions_mm is None else np.abs(np.diff(positions_mm))
+    far = (steps > NEIGHBOUR_MM) | sparse
+    near[1:, 0][far] = -1
+    near[:-1, 2][far] = -1
+    return near
+
+
+def resampled(image: Float[Tensor, "1 1 H W"], shape: tuple[int, int]) -> Float[Tensor, "1 1 h w"]:
+    """Area average when it shrinks, which also averages speckle, and linear interpolation when it grows."""
+    return functional.interpolate(image, shape, mode="bilinear", antialias=True, align_corners=False)
+
+
+def stack_neighbours(images: Float[Tensor, "D H W"], near: np.ndarray, index: np.ndarray) -> Float[Tensor, "N 3 H W"]:
+    """The B-scans `index` with their neighbours by `near_bscans`; a missing neighbour is all zero."""
+    chosen = near[index]
+    out = images[torch.from_numpy(np.maximum(chosen, 0))]
+    out[torch.from_numpy(chosen < 0)] = 0
+    return out
+
+
+def bscan_logits(network: nn.Module, stacked: Tensor, flip: bool) -> Float[Tensor, "N O H W"]:
+    """Logits of prepared B-scans, optionally averaged with those of the mirrored B-scans."""
+    with torch.autocast(stacked.device.type, torch.bfloat16):
+        logits = network(stacked.contiguous(memory_format=torch.channels_last)).float()
+        if flip:
+            mirrored = stacked.flip(3).contiguous(memory_format=torch.channels_last)
+            logits = 0.5 * (logits + network(mirrored).float().flip(3))
+    return logits
+
+
+@contextmanager
+def with_statistics(network: nn.Module, bscans: Iterable[Tensor], share: float) -> Iterator[nn.Module]:
+    """The network with a `share` of the statistics of `bscans` `[N, 3, H, W]` in its batch normalisation."""
+    if share <= 0:
+        yield network
+        return
+    adapted = copy.deepcopy(network)
+    norms = [module for module in adapted.modules() if isinstance(module, nn.BatchNorm2d)]
+    before = [(norm.running_mean.clone(), norm.running_var.clone()) for norm in norms]  # type: ignore[union-attr]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # a cumulative mean over the batches
+        norm.train()
+    for batch in bscans:
+        bscan_logits(adapted, batch, flip=False)
+    for norm, (mean, variance) in zip(norms, before, strict=True):
+        norm.running_mean = (1 - share) * mean + share * norm.running_mean  # type: ignore[operator]
+        norm.running_var = (1 - share) * variance + share * norm.running_var  # type: ignore[operator]
+    yield adapted.eval()
+
+
+def spread_bscans(images: Tensor, near: np.ndarray) -> Iterator[Tensor]:
+    """At most 16 B-scans with their neighbours, evenly spread over the scan, in batches."""
+    spread = np.unique(np.linspace(0, len(images) - 1, 16).astype(int))
+    for start in range(0, len(spread), BATCH):
+        yield stack_neighbours(images, near, spread[start : start + BATCH])
