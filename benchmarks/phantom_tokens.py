@@ -46,6 +46,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from octjepa.encoders import PretrainedEncoder, load_encoder
+from octjepa.encoders.locate import open_encoder
 from octjepa.encoders.pooling import DEFAULT_POOL, TokenFeatures, pool_tokens
 from octjepa.phantom import LESIONS
 from octjepa.phantom.random_scene import SHIFTED
@@ -258,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     for argument in options.encoders:
         name, _, path = argument.partition("=")
-        makers[name] = lambda path=path: of_encoder(load_encoder(path))  # type: ignore[misc]
+        makers[name] = lambda path=path: of_encoder(open_encoder(path, packaged.preprocessing))  # type: ignore[misc]
     cohorts = {"exam": lambda: exam_cohort(options.work, packaged), "shifted": lambda: shifted_cohort(packaged)}
     out: dict[str, dict[str, dict[str, Value]]] = {}
     for name in options.cohorts:

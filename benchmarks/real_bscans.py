@@ -45,6 +45,7 @@ from sklearn.model_selection import GroupKFold
 from octjepa.canonical.native_mapping import NativeMap
 from octjepa.canonical.single_bscan import bscan_range, canonicalise_bscan
 from octjepa.encoders import PretrainedEncoder, load_encoder
+from octjepa.encoders.locate import open_encoder
 from octjepa.files import write_json
 from octjepa.progress import bar
 from octjepa.read.single_bscan import ASSUMED_MM, SLICE_MM

@@ -58,6 +58,7 @@ from scipy.stats import t as student
 from sklearn.metrics import average_precision_score
 
 from octjepa.encoders import PretrainedEncoder, load_encoder
+from octjepa.encoders.locate import open_encoder
 from octjepa.encoders.pooling import TokenFeatures
 from octjepa.errors import UsageError
 from octjepa.recipe import Preprocessing
@@ -294,7 +295,7 @@ def main() -> None:
         }
         for argument in arguments.encoders:
             name, _, path = argument.partition("=")
-            makers[name] = lambda path=path: of_encoder(load_encoder(path))  # type: ignore[misc]
+            makers[name] = lambda path=path: of_encoder(open_encoder(path, packaged.preprocessing))  # type: ignore[misc]
         if arguments.only:
             makers = {name: make for name, make in makers.items() if name in arguments.only}
         rows = rows_of(makers, flat, tilted if not arguments.no_surfaces else [], packaged)

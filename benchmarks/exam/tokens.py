@@ -16,6 +16,7 @@ from scipy.ndimage import gaussian_filter
 
 from octjepa.embed.shard import patch_intensity
 from octjepa.encoders import PretrainedEncoder
+from octjepa.encoders.base import FrozenEncoder
 from octjepa.encoders.pooling import TokenFeatures, pool_tokens
 from octjepa.progress import bar
 from octjepa.views import geometry, intensity
@@ -177,7 +178,7 @@ def patches_of(
     return np.asarray(tiles.reshape(int(np.prod(grid)), -1), np.float32)
 
 
-def of_encoder(encoder: PretrainedEncoder) -> Featurise:
+def of_encoder(encoder: FrozenEncoder) -> Featurise:
     """Frozen tokens of a network."""
     encoder.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     return encoder.encode_volumes

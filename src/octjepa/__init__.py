@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from octjepa.encoders import load_encoder
     from octjepa.encoders.external import load_external
     from octjepa.encoders.hub import from_pretrained
+    from octjepa.encoders.locate import open_encoder
     from octjepa.model import VJEPA3D
     from octjepa.read.reader import read_volume
     from octjepa.store import Store
@@ -29,6 +30,7 @@ __all__ = [
     "load_encoder",
     "load_external",
     "load_segmenter",
+    "open_encoder",
     "read_volume",
 ]
 
@@ -41,6 +43,7 @@ _MODULES = {
     "load_encoder": "octjepa.encoders",
     "load_external": "octjepa.encoders.external",
     "load_segmenter": "octjepa.tasks.segmenter.inference",
+    "open_encoder": "octjepa.encoders.locate",
     "read_volume": "octjepa.read.reader",
 }
 

@@ -28,11 +28,10 @@ from octjepa.embed.leakage import count_leaked_people, recorded_training_set, wa
 from octjepa.embed.parts import PART_VOLUMES, lock_outputs, parts_folder, read_part, remove_parts
 from octjepa.embed.shard import Embedder, EmbeddingOptions, Job, job_key
 from octjepa.embed.table import FEATURE_COLUMNS, UNPOOLED, TableFacts, write_bscan_table, write_embeddings
-from octjepa.encoders.base import FrozenEncoder
+from octjepa.encoders.base import FrozenEncoder, GridEncoder
 from octjepa.encoders.external import ExternalEncoder
 from octjepa.encoders.external.prepared import PreparedExternal
 from octjepa.encoders.locate import open_encoder, prepare_external
-from octjepa.encoders.pretrained import PretrainedEncoder
 from octjepa.errors import ContractError, OctjepaError, UsageError
 from octjepa.progress import bar
 from octjepa.record import Record
@@ -213,7 +212,7 @@ def require_same_contract(encoder: FrozenEncoder, store: Store, weights: str | P
 
 def _check_bscans(encoder: FrozenEncoder, store: Store) -> None:
     """Raises ContractError if a single B-scan of the store does not fill the patches of an encoder of octjepa."""
-    slices = encoder.recipe.tokens.patch_size[0] if isinstance(encoder, PretrainedEncoder) else 1
+    slices = encoder.recipe.tokens.patch_size[0] if isinstance(encoder, GridEncoder) else 1
     if store.bscan_slices % slices:
         raise ContractError(
             f"the B-scans of {store.location} fill {store.bscan_slices} slices each, and a patch of {encoder.name} "

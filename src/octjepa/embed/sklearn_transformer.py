@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from jaxtyping import Float
@@ -20,7 +20,10 @@ from sklearn.utils.validation import check_is_fitted
 
 from octjepa.distributed.runtime import Runtime
 from octjepa.embed.embedding import require_same_contract
-from octjepa.encoders import PretrainedEncoder, load_encoder, pooling
+from octjepa.encoders import load_encoder, pooling
+from octjepa.encoders.base import GridEncoder
+from octjepa.encoders.dense import is_dense
+from octjepa.encoders.locate import open_encoder
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.progress import bar
 from octjepa.store import Store
@@ -29,6 +32,13 @@ from octjepa.volume import CanonicalVolume, OCTVolume
 _log = logging.getLogger(__name__)
 
 Scan = str | Path | OCTVolume
+
+
+def _opened(source: str | Path, store: Store | None) -> GridEncoder[Any]:
+    """The encoder at `source`; the segmentation network for volumes of `store`."""
+    if not is_dense(source):
+        return load_encoder(source)
+    return cast(GridEncoder[Any], open_encoder(source, None if store is None else store.preprocessing))
 
 
 class VolumeEmbedder(TransformerMixin, BaseEstimator):
@@ -40,12 +50,12 @@ class VolumeEmbedder(TransformerMixin, BaseEstimator):
     store: a store or its location; strings in `X` are then ids of its volumes instead of paths.
     batch: number of scans per batch, which does not change the result.
 
-    Attributes after `fit`: `encoder_`, the loaded `PretrainedEncoder`; `store_`, the opened store or None.
+    Attributes after `fit`: `encoder_`, the loaded encoder; `store_`, the opened store or None.
     """
 
     def __init__(
         self,
-        encoder: str | Path | PretrainedEncoder,
+        encoder: str | Path | GridEncoder[Any],
         *,
         pool: str = pooling.DEFAULT_POOL,
         store: str | Path | Store | None = None,
@@ -65,9 +75,8 @@ class VolumeEmbedder(TransformerMixin, BaseEstimator):
         pooling.check_pools([self.pool])
         if self.batch < 1:
             raise UsageError(f"batch is {self.batch}, expected at least 1 volume")
-        stated_encoder = self.encoder
-        encoder = stated_encoder if isinstance(stated_encoder, PretrainedEncoder) else load_encoder(stated_encoder)
         self.store_ = self.store if isinstance(self.store, Store | None) else Store.open(self.store)
+        encoder = self.encoder if isinstance(self.encoder, GridEncoder) else _opened(self.encoder, self.store_)
         if self.store_ is not None:
             require_same_contract(encoder, self.store_, encoder.name)
         self.encoder_ = encoder.to(Runtime("fp32").device)
@@ -85,7 +94,7 @@ class VolumeEmbedder(TransformerMixin, BaseEstimator):
         with bar("embed", len(scans), "volume") as shown:
             for batch in _batched(scans, self.batch):
                 volumes = [self._canonical(scan, number) for number, scan in batch]
-                seen += sum(volume.volume_id in self.encoder_.trained_on for volume in volumes)
+                seen += sum(volume.volume_id in self.encoder_.recorded_training for volume in volumes)
                 for volume, tokens in zip(volumes, self.encoder_.encode_volumes(volumes), strict=True):
                     rows.append(self.encoder_.pool(volume, tokens, [self.pool]))
                     shown.advance()

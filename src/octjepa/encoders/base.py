@@ -1,7 +1,8 @@
 """The protocol of an encoder of volumes, whoever made it.
 
 `FrozenEncoder` is the protocol that embedding, evaluation and the tasks use. `EncoderBase` implements what all encoders
-share; ours (`pretrained`) and those of other projects (`external.prepared`) add how a volume becomes their input.
+share; ours (`pretrained`, `dense`) and those of other projects (`external.prepared`) add how a volume becomes their
+input.
 """
 
 from __future__ import annotations
@@ -19,8 +20,15 @@ from torch import nn
 
 from octjepa.checkpoint.location import Location
 from octjepa.encoders.module import prepare_volume
-from octjepa.encoders.pooling import TokenFeatures, check_pools, pool_features
-from octjepa.recipe import Preprocessing
+from octjepa.encoders.pooling import (
+    DEFAULT_POOLS,
+    TokenFeatures,
+    check_pools,
+    pool_features,
+    pool_tokens,
+    tissue_layers,
+)
+from octjepa.recipe import Preprocessing, Recipe
 from octjepa.volume import CanonicalVolume, OCTVolume
 
 Scan = str | Path | OCTVolume | CanonicalVolume
@@ -182,6 +190,57 @@ class EncoderBase(ABC, Generic[Input]):
     ) -> Float[np.ndarray, " features"]:
         """The poolings `pools` of the tokens of a volume, one after the other."""
         return np.concatenate([pool_features(features.features, name) for name in pools])
+
+
+class GridEncoder(EncoderBase[Input]):
+    """An encoder whose tokens are patches of a grid, by the preprocessing and the tokens of its `recipe`."""
+
+    recipe: Recipe
+    dim: int
+    default_pools = DEFAULT_POOLS
+    origin: Mapping[str, str] | None = None
+    location: Location | None = None  # what it was loaded from
+
+    @property
+    @abstractmethod
+    def patterns(self) -> Collection[str]:
+        """The scan patterns that it reads."""
+
+    @property
+    @abstractmethod
+    def recorded_training(self) -> frozenset[str]:
+        """All that is recorded of its training volumes, for what is trained or written from it."""
+
+    @abstractmethod
+    def untrained(self) -> Self:
+        """The same architecture with its initial weights, which is the baseline of every probe."""
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """By which its volumes are prepared."""
+        return self.recipe.preprocessing
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """(slices, depth, columns) of the token grid."""
+        return self.recipe.grid
+
+    @property
+    def token_choice(self) -> str:
+        """ "tissue" if it reads the tokens that hold tissue, "all" if it reads every token."""
+        return self.recipe.tokens.select
+
+    def check_pools(self, pools: Sequence[str]) -> tuple[str, ...]:
+        """The names once each. Raises UsageError: none, or an unknown one."""
+        return check_pools(pools)
+
+    def pool(
+        self, volume: CanonicalVolume, features: TokenFeatures, pools: Sequence[str]
+    ) -> Float[np.ndarray, " features"]:
+        """The poolings `pools` of the tokens of a volume, one after the other."""
+        by_layer = "layers" in pools  # the others do not read the layer of a token
+        layers = tissue_layers(volume, self.recipe) if by_layer else np.zeros(self.recipe.grid_tokens, np.int64)
+        return pool_tokens(features, layers[features.grid_index], pools)
 
 
 def hash_weights(network: nn.Module, kind: str = "") -> str:

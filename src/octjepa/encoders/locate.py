@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from octjepa.encoders.base import FrozenEncoder
+from octjepa.encoders.dense import DenseEncoder, is_dense
 from octjepa.encoders.external.base import ExternalEncoder, check_address, is_external, load_external
 from octjepa.encoders.external.prepared import PreparedExternal
 from octjepa.encoders.pretrained import load_encoder
@@ -15,9 +16,12 @@ from octjepa.recipe import Preprocessing
 def open_encoder(location: str | Path, preprocessing: Preprocessing | None = None) -> FrozenEncoder:
     """The encoder at `location`, octjepa's or another project's.
 
-    preprocessing: of the volumes that another project's encoder is to read; ours, and one that was tuned here, have
-    their own. Raises what `load_encoder` and `load_external` raise.
+    location: what `load_encoder` or `load_external` takes, or "phantom-unet", the segmentation network as an encoder.
+    preprocessing: of the volumes that phantom-unet or another project's encoder is to read; others of ours, and one
+    that was tuned here, have their own. Raises what `load_encoder` and `load_external` raise.
     """
+    if is_dense(location):
+        return DenseEncoder.packaged(preprocessing)
     if not is_external(location):
         check_address(location)
         return load_encoder(location)

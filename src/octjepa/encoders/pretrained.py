@@ -7,21 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from octjepa.checkpoint.location import Location, parse_location
+from octjepa.checkpoint.location import parse_location
 from octjepa.checkpoint.weights import Which, read_weights
 from octjepa.cohort.recorded_scans import split_recorded
-from octjepa.encoders.base import EncoderBase
+from octjepa.encoders.base import GridEncoder
+from octjepa.encoders.dense import is_dense
 from octjepa.encoders.module import VolumeEncoder, collate_images
-from octjepa.encoders.pooling import DEFAULT_POOLS, TokenFeatures, check_pools, pool_tokens, tissue_layers
+from octjepa.encoders.pooling import TokenFeatures
+from octjepa.errors import WrongCheckpointError
 from octjepa.model import VJEPA3D, Encoder
-from octjepa.recipe import Preprocessing, Recipe
+from octjepa.recipe import Recipe
 from octjepa.views import geometry, intensity, tokens
 from octjepa.views.sample import select_tissue_tokens, token_positions
 from octjepa.volume import CanonicalVolume
@@ -39,17 +41,13 @@ class SelectedTokens(NamedTuple):
     tissue: Float[np.ndarray, " k"]
 
 
-class PretrainedEncoder(EncoderBase[SelectedTokens]):
+class PretrainedEncoder(GridEncoder[SelectedTokens]):
     """A frozen encoder with its recipe, as `octjepa.load_encoder` returns it. Its protocol is `base.FrozenEncoder`.
 
     Attributes: `dim`, the width of a token's features. `recipe`, its settings. `trained_on`, the content ids of its
     training volumes, and `trained_on_uids`, the `uid_key` of those that have a UID, in newer weights. `which`,
     "target" for the EMA target or "student" for the encoder that was trained.
     """
-
-    default_pools = DEFAULT_POOLS
-    origin = None
-    location: Location | None = None  # what it was loaded from
 
     def __init__(
         self, encoder: Encoder, recipe: Recipe, name: str, trained_on: Collection[str] = (), which: Which = "target"
@@ -69,30 +67,15 @@ class PretrainedEncoder(EncoderBase[SelectedTokens]):
         return self.encoder
 
     @property
-    def preprocessing(self) -> Preprocessing:
-        """By which its volumes are prepared."""
-        return self.recipe.preprocessing
-
-    @property
     def patterns(self) -> Sequence[str]:
         """The scan patterns that it was trained on."""
         return self.recipe.data.patterns
 
-    @property
-    def grid(self) -> tuple[int, int, int]:
-        """(slices, depth, columns) of the token grid."""
-        return self.recipe.grid
-
-    @property
-    def token_choice(self) -> str:
-        """ "tissue" if it reads the tokens that hold tissue, "all" if it reads every token."""
-        return self.recipe.tokens.select
-
-    def untrained(self) -> PretrainedEncoder:
+    def untrained(self) -> Self:
         """The same architecture with its initial weights, which is the baseline of every probe."""
         with torch.random.fork_rng():
             torch.manual_seed(self.recipe.train.seed)
-            return PretrainedEncoder(VJEPA3D.from_recipe(self.recipe).target_encoder, self.recipe, "untrained")
+            return type(self)(VJEPA3D.from_recipe(self.recipe).target_encoder, self.recipe, "untrained")
 
     def module(self, trainable: bool = True) -> VolumeEncoder:
         """The encoder as an `nn.Module` on images `[B, 1, D, H, W]`. It shares the weights of this encoder.
@@ -105,18 +88,6 @@ class PretrainedEncoder(EncoderBase[SelectedTokens]):
     def collate(self, volumes: Sequence[CanonicalVolume]) -> Float[Tensor, "b 1 d h w"]:
         """Batches volumes of a store as images `[B, 1, D, H, W]`: the `collate_fn` of a DataLoader over a `Store`."""
         return collate_images(volumes, self.recipe.preprocessing)
-
-    def check_pools(self, pools: Sequence[str]) -> tuple[str, ...]:
-        """The names once each. Raises UsageError: none, or an unknown one."""
-        return check_pools(pools)
-
-    def pool(
-        self, volume: CanonicalVolume, features: TokenFeatures, pools: Sequence[str]
-    ) -> Float[np.ndarray, " features"]:
-        """The poolings `pools` of the tokens of a volume, one after the other."""
-        by_layer = "layers" in pools  # the others do not read the layer of a token
-        layers = tissue_layers(volume, self.recipe) if by_layer else np.zeros(self.recipe.grid_tokens, np.int64)
-        return pool_tokens(features, layers[features.grid_index], pools)
 
     def select_tokens(self, volume: CanonicalVolume) -> SelectedTokens:
         """The encoder's input for a prepared volume: centre crop, no augmentation, every token that contains tissue.
@@ -170,6 +141,12 @@ def load_encoder(path: str | Path, which: Which | None = None) -> PretrainedEnco
         encoder = octjepa.load_encoder("phantom-truth")
         vector = encoder.embed("scan.dcm", pool="mean_std_max")
     """
+    if is_dense(path):
+        raise WrongCheckpointError(
+            f"{path} is the segmentation network, whose tokens are frozen: `octjepa embed`, `probe` and `leaderboard` "
+            "read it, and octjepa.open_encoder in Python. Fine-tune phantom-truth, or the network itself by "
+            "`octjepa segment adapt`"
+        )
     weights = read_weights(path, which)
     encoder = PretrainedEncoder(weights.network, weights.recipe, weights.name, weights.recorded_training, weights.which)
     encoder.location = parse_location(path)

@@ -22,6 +22,7 @@ from octjepa.encoders import PretrainedEncoder
 from octjepa.encoders.external import ExternalEncoder
 from octjepa.encoders.external.prepared import PATTERNS, PreparedExternal, one_bscan
 from octjepa.encoders.locate import open_encoder
+from octjepa.errors import UsageError
 from octjepa.evaluate.networks import TokenBatch
 from octjepa.metrics.scores import Task
 from octjepa.recipe import DataRecipe, Preprocessing, Recipe, TokenRecipe, TrainRecipe
@@ -106,7 +107,11 @@ def load_start(location: str | Path, preprocessing: Preprocessing | None) -> Tun
     start = open_encoder(location, preprocessing)
     if isinstance(start, PreparedExternal):
         return TunableExternal(start.external, start.preprocessing)
-    assert isinstance(start, PretrainedEncoder)
+    if not isinstance(start, PretrainedEncoder):
+        raise UsageError(
+            f"{location} is the segmentation network, whose tokens are frozen: fine-tune phantom-truth, or train the "
+            "network itself by `octjepa segment adapt`"
+        )
     return start
 
 
