@@ -1,10 +1,12 @@
 """What frozen tokens know of lesions in phantoms, on two cohorts: a small one of the exam's kind, and `shifted`.
 
-`python -m benchmarks.phantom_tokens --work WORK [NAME=ENCODER ...]` prints a JSON object for each cohort. `exam` is
-the cohort `main` of the exam with 40 training and 150 test people and a seed of its own. `shifted` has contrast of
-every layer, reflectivity of fluid, looks and resolution redrawn for each eye
+`python -m benchmarks.phantom_tokens --work WORK [NAME=ENCODER ...]` prints a JSON object for each cohort. Rows are the
+packaged encoders `packaged` (phantom-tiny) and `phantom-unet`, each with random weights too, and hand-made features.
+
+`exam` is the cohort `main` of the exam with 40 training and 150 test people and a seed of its own. `shifted` has
+contrast of every layer, reflectivity of fluid, looks and resolution redrawn for each eye
 (`octjepa.phantom.random_scene.SHIFTED`). Its seeds are used nowhere else; its ranges overlap those of the objective
-`truth` and are those of its validation, so it favours encoders of that objective.
+`truth` and of the segmentation network and are those of the validation of `truth`, so it favours these encoders.
 
 A token is positive when a lesion fills at least 8 % of it. A logistic regression on 128 principal components of the
 features, with the token's position, learns from 30 eyes; with `--readout mlp` a network with one hidden layer does.
@@ -250,9 +252,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--eyes", action="store_true", help="read whole eyes instead of tokens")
     options = parser.parse_args(arguments)
     packaged = load_encoder("phantom-tiny")
+    unet = open_encoder("phantom-unet", packaged.preprocessing)
     makers: dict[str, Callable[[], Featurise]] = {
         "packaged": lambda: of_encoder(packaged),
+        "phantom-unet": lambda: of_encoder(unet),
         "random_init": lambda: of_encoder(packaged.untrained()),
+        "random_unet": lambda: of_encoder(unet.untrained()),
         "intensity": lambda: of_intensity(packaged),
         "context": lambda: of_context(packaged),
         "position": lambda: of_position(packaged),

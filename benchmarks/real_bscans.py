@@ -366,9 +366,10 @@ def page(results: Mapping[str, Any]) -> str:
         f"{', '.join(f'{count} {reason}' for reason, count in results['refused'].items()) or 'none'}.",
         "These are development eyes. Nothing was chosen with them.",
         "",
-        "`phantom-truth` and `phantom-tiny` are the packaged encoders. `segmenter` is the last features of the",
-        "packaged segmentation network, `biomarkers` thickness and fluid by it. `random_segmenter` and `random_init`",
-        "are the same networks with random weights. `context` and `intensity` are hand-made features.",
+        "`phantom-unet`, `phantom-truth` and `phantom-tiny` are the packaged encoders. `phantom-unet` is the",
+        "segmentation network on the volumes of the store; `segmenter` is its last features on the native B-scans,",
+        "`biomarkers` thickness and fluid by it. `random_segmenter` and `random_init` (of `phantom-tiny`) are networks with random",
+        "weights. `context` and `intensity` are hand-made features.",
         "",
     ]
     sections = (
@@ -413,6 +414,7 @@ def main() -> int:
             folder = Path(temporary)
         frames, refused = read_frames(folder, packaged)
     makers = {
+        "phantom-unet": partial(of_encoder, open_encoder("phantom-unet", packaged.preprocessing)),
         "phantom-truth": partial(of_encoder, load_encoder("phantom-truth")),
         "phantom-tiny": partial(of_encoder, packaged),
         "random_init": partial(of_encoder, packaged.untrained()),
@@ -421,7 +423,7 @@ def main() -> int:
     }
     for argument in arguments.encoders:
         name, _, path = argument.partition("=")
-        makers[name] = partial(of_encoder, load_encoder(path))
+        makers[name] = partial(of_encoder, open_encoder(path, packaged.preprocessing))
     rows = {name: tokens_of(make(), frames, name) for name, make in makers.items()}
     like = rows["phantom-tiny"]
     segmenter = with_calibration(load_segmenter(), flip=False)

@@ -1,16 +1,17 @@
 """Task 7 on the real development eyes: what frozen tokens know of fluid and surfaces, beside baselines.
 
 `python -m benchmarks.real_tokens [NAME=ENCODER ...]` reads the five Duke eyes of ../shared on the grid of the packaged
-encoder and prints a JSON object. ENCODER is anything that `octjepa.load_encoder` reads. Rows: `packaged`, its random
-initialisation, the segmentation network's features, and the baselines of the exam (`raw_patches`, `intensity`,
-`context`, `position`).
+encoder and prints a JSON object. ENCODER is anything that `octjepa.open_encoder` reads. Rows: `packaged` (phantom-tiny)
+and `phantom-unet`, each with random weights too, the segmentation network's features on native B-scans, and the
+baselines of the exam (`raw_patches`, `intensity`, `context`, `position`).
 
 Fluid: a token is positive when fluid fills at least 8 % of its graded voxels. A logistic regression on 128 principal
 components of the features, with the token's position, learns from four eyes and is tested on the fifth. Its penalty is
 chosen by leaving out each of the four in turn. `from_one_eye` learns from a single eye and is tested on the other four.
 Surfaces: `benchmarks.exam.surface_head` learns from one eye whose tilt is kept, and is tested on the other four.
 
-Intervals are Student's t over the five eyes. Each row is also compared with `random_init` and `context`, eye by eye.
+Intervals are Student's t over the five eyes. Each row is also compared with `random_init`,
+`random_unet` and `context`, eye by eye.
 Nothing is chosen with these numbers. The segmentation network has no row for surfaces: it finds them itself
 (`benchmarks.real_eyes`).
 """
@@ -280,12 +281,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         work = arguments.work or Path(temporary)
         packaged = load_encoder("phantom-tiny")
+        unet = open_encoder("phantom-unet", packaged.preprocessing)
         unflattened = packaged.preprocessing.model_copy(update={"flatten": "none"})
         flat = read_eyes(work / "flat", data, packaged.preprocessing, DEVELOPMENT_EYES)
         tilted = read_eyes(work / "tilted", data, unflattened, DEVELOPMENT_EYES)
         makers: dict[str, Callable[[], Featurise]] = {
             "packaged": lambda: of_encoder(packaged),
+            "phantom-unet": lambda: of_encoder(unet),
             "random_init": lambda: of_encoder(packaged.untrained()),
+            "random_unet": lambda: of_encoder(unet.untrained()),
             "raw_patches": lambda: of_raw(packaged),
             "intensity": lambda: of_intensity(packaged),
             "context": lambda: of_context(packaged),
@@ -302,7 +306,11 @@ def main() -> None:
     out = {
         "eyes": DEVELOPMENT_EYES,
         "rows": rows,
-        **{f"less_{name}": comparisons(rows, name) for name in ("random_init", "context") if name in rows},
+        **{
+            f"less_{name}": comparisons(rows, name)
+            for name in ("random_init", "random_unet", "context")
+            if name in rows
+        },
     }
     print(json.dumps(out, indent=1, default=vars))
 
