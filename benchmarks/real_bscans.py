@@ -368,8 +368,8 @@ def page(results: Mapping[str, Any]) -> str:
         "",
         "`phantom-unet`, `phantom-truth` and `phantom-tiny` are the packaged encoders. `phantom-unet` is the",
         "segmentation network on the volumes of the store; `segmenter` is its last features on the native B-scans,",
-        "`biomarkers` thickness and fluid by it. `random_segmenter` and `random_init` (of `phantom-tiny`) are networks with random",
-        "weights. `context` and `intensity` are hand-made features.",
+        "`biomarkers` thickness and fluid by it. `random_segmenter` and `random_init` (of `phantom-tiny`) are",
+        "networks with random weights. `context` and `intensity` are hand-made features.",
         "",
     ]
     sections = (

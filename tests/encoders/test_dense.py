@@ -128,6 +128,3 @@ def test_the_commands_read_it_on_the_store_of_another_recipe(tmp_path):
     summary = done.json
     assert summary["rows"] == 6
     assert summary["dim"] == 78
-    refused = call("finetune", "finetune", "--from", NAME, "--store", tmp_path / "store", "--out", tmp_path / "f")
-    assert refused.code == 2
-    assert "tokens are frozen" in refused.err
