@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+SEGMENTER = "phantom-unet"  # the segmentation network as an encoder, which `octjepa.open_encoder` opens
 _FOLDER = Path(__file__).with_name("weights")
 
 
@@ -19,6 +20,11 @@ def shipped(name: str | Path) -> Path | None:
     if str(name) not in shipped_names() or Path(name).exists():
         return None
     return _FOLDER / str(name)
+
+
+def is_segmenter(location: str | Path) -> bool:
+    """Whether `location` is the name of the segmentation network as an encoder, and no path of that name exists."""
+    return str(location) == SEGMENTER and not Path(location).exists()
 
 
 def shipped_files() -> Path:

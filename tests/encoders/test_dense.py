@@ -11,11 +11,12 @@ import torch
 import octjepa
 from command_line import call
 from octjepa.canonical.single_bscan import bscan_range
-from octjepa.encoders.dense import NAME, DenseEncoder
+from octjepa.encoders.dense import DenseEncoder
 from octjepa.errors import UsageError, WrongCheckpointError
 from octjepa.ingest.build import build_store
 from octjepa.phantom import write_cohort
 from octjepa.recipe import Preprocessing
+from octjepa.shipped import SEGMENTER as NAME
 from octjepa.tasks.finetune.external import load_start
 from synthetic import volume
 

@@ -22,10 +22,10 @@ from octjepa.distributed.runtime import Runtime
 from octjepa.embed.embedding import require_same_contract
 from octjepa.encoders import load_encoder, pooling
 from octjepa.encoders.base import GridEncoder
-from octjepa.encoders.dense import is_dense
 from octjepa.encoders.locate import open_encoder
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.progress import bar
+from octjepa.shipped import is_segmenter
 from octjepa.store import Store
 from octjepa.volume import CanonicalVolume, OCTVolume
 
@@ -36,7 +36,7 @@ Scan = str | Path | OCTVolume
 
 def _opened(source: str | Path, store: Store | None) -> GridEncoder[Any]:
     """The encoder at `source`; the segmentation network for volumes of `store`."""
-    if not is_dense(source):
+    if not is_segmenter(source):
         return load_encoder(source)
     return cast(GridEncoder[Any], open_encoder(source, None if store is None else store.preprocessing))
 

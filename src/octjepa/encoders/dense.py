@@ -10,7 +10,6 @@ any spacing are resampled to its own and read by it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 import numpy as np
@@ -35,11 +34,11 @@ from octjepa.model.bscan_inference import (
 )
 from octjepa.phantom.random_scene import COLUMN_MM, ROW_MM
 from octjepa.recipe import Preprocessing, Recipe, TokenRecipe, TrainRecipe
+from octjepa.shipped import SEGMENTER
 from octjepa.views import geometry
 from octjepa.views.sample import select_tissue_tokens
 from octjepa.volume import CanonicalVolume
 
-NAME: Final = "phantom-unet"
 # A token is as large as one of `phantom-truth`: 1.44 x 0.0624 x 0.376 mm.
 _TOKEN_MM: Final = (1.44, 8 * ROW_MM, 16 * COLUMN_MM)
 _FARTHEST: Final = 8.0  # tokens; boundaries beyond it count as that far
@@ -64,7 +63,7 @@ class DenseEncoder(GridEncoder[BScanImages]):
     """
 
     def __init__(
-        self, network: BoundaryUNet, calibration: Calibration, preprocessing: Preprocessing, name: str = NAME
+        self, network: BoundaryUNet, calibration: Calibration, preprocessing: Preprocessing, name: str = SEGMENTER
     ) -> None:
         self._network, self.calibration, self.name = network.eval().requires_grad_(False), calibration, name
         patch = _patch_size(preprocessing)
@@ -203,8 +202,3 @@ def _mean_and_maximum(
         values.permute(0, 2, 3, 1).reshape(d * h * w, count)
         for values in (tiles.mean(dim=(1, 4, 6)), tiles.amax(dim=(1, 4, 6)))
     )
-
-
-def is_dense(location: str | Path) -> bool:
-    """Whether `location` is the name of this encoder and not a path."""
-    return str(location) == NAME and not Path(location).exists()

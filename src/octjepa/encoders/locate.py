@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from octjepa.encoders.base import FrozenEncoder
-from octjepa.encoders.dense import DenseEncoder, is_dense
 from octjepa.encoders.external.base import ExternalEncoder, check_address, is_external, load_external
 from octjepa.encoders.external.prepared import PreparedExternal
 from octjepa.encoders.pretrained import load_encoder
 from octjepa.errors import UsageError
 from octjepa.recipe import Preprocessing
+from octjepa.shipped import is_segmenter
 
 
 def open_encoder(location: str | Path, preprocessing: Preprocessing | None = None) -> FrozenEncoder:
@@ -20,7 +20,9 @@ def open_encoder(location: str | Path, preprocessing: Preprocessing | None = Non
     preprocessing: of the volumes that phantom-unet or another project's encoder is to read; others of ours, and one
     that was tuned here, have their own. Raises what `load_encoder` and `load_external` raise.
     """
-    if is_dense(location):
+    if is_segmenter(location):
+        from octjepa.encoders.dense import DenseEncoder  # it imports the phantoms, which other encoders do without
+
         return DenseEncoder.packaged(preprocessing)
     if not is_external(location):
         check_address(location)

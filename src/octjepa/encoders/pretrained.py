@@ -18,12 +18,12 @@ from octjepa.checkpoint.location import parse_location
 from octjepa.checkpoint.weights import Which, read_weights
 from octjepa.cohort.recorded_scans import split_recorded
 from octjepa.encoders.base import GridEncoder
-from octjepa.encoders.dense import is_dense
 from octjepa.encoders.module import VolumeEncoder, collate_images
 from octjepa.encoders.pooling import TokenFeatures
 from octjepa.errors import WrongCheckpointError
 from octjepa.model import VJEPA3D, Encoder
 from octjepa.recipe import Recipe
+from octjepa.shipped import is_segmenter
 from octjepa.views import geometry, intensity, tokens
 from octjepa.views.sample import select_tissue_tokens, token_positions
 from octjepa.volume import CanonicalVolume
@@ -141,7 +141,7 @@ def load_encoder(path: str | Path, which: Which | None = None) -> PretrainedEnco
         encoder = octjepa.load_encoder("phantom-truth")
         vector = encoder.embed("scan.dcm", pool="mean_std_max")
     """
-    if is_dense(path):
+    if is_segmenter(path):
         raise WrongCheckpointError(
             f"{path} is the segmentation network, whose tokens are frozen: `octjepa embed`, `probe` and `leaderboard` "
             "read it, and octjepa.open_encoder in Python. Fine-tune phantom-truth, or the network itself by "
