@@ -305,9 +305,7 @@ def test_wrong_requests_of_the_command(tmp_path: Path) -> None:
 
     out = ("--out", tmp_path / "network")
     assert "name labelled scans and their labels" in message("adapt", scan, *out)
-    assert "and none has a name that begins with" in message(
-        "adapt", scan, "--labels", labels, *out
-    )
+    assert "and none has a name that begins with" in message("adapt", scan, "--labels", labels, *out)
     (labels / "b.npz").unlink()
     assert "a.npz holds boundaries of 3 B-scans" in message("adapt", scan, "--labels", labels, *out)
     assert "adapt takes scans and --labels, not --store" in message("adapt", scan, "--store", labels, *out)
