@@ -130,9 +130,9 @@ def read_recipe(folder: Location) -> Recipe:
     return stored_recipe(stored, f"of checkpoint {folder}")
 
 
-def differences(saved: Recipe, given: Recipe) -> list[str]:
+def differences(saved: Recipe, requested: Recipe) -> list[str]:
     """Science fields that differ, as `section.key: checkpoint's, recipe's`."""
-    saved_fields, given_fields = _flat(science(saved)), _flat(science(given))
+    saved_fields, given_fields = _flat(science(saved)), _flat(science(requested))
     return [
         f"{key}: checkpoint {saved_fields.get(key)!r}, recipe {given_fields.get(key)!r}"
         for key in sorted(saved_fields.keys() | given_fields.keys())

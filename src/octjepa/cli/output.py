@@ -273,67 +273,67 @@ def _print_notes_and_refused(results: ConvertedScans | SegmentedScans) -> None:
         print(f"refused {refused.scan}: {refused.reason}: {refused.detail}; {refused.to_do}")
 
 
-def print_converted(made: ConvertedScans) -> None:
+def print_converted(converted: ConvertedScans) -> None:
     """Prints a line for each scan, its notes below it, and the refused scans."""
     lines: list[Sequence[str]] = [("file", "shape", "spacing mm", "eye", "device")]
-    for scan in made.scans:
+    for scan in converted.scans:
         shape = " x ".join(map(str, scan.shape))
         lines.append((scan.file, shape, ", ".join(f"{mm:.4g}" for mm in scan.spacing_mm), scan.eye or "-", scan.device))
-    if made.scans:
+    if converted.scans:
         print_table(lines)
-    _print_notes_and_refused(made)
+    _print_notes_and_refused(converted)
     sys.stdout.flush()
 
 
-def print_segmented(made: SegmentedScans, page: Path) -> None:
+def print_segmented(segmented: SegmentedScans, page: Path) -> None:
     """Prints a line for each scan, its notes below it, the refused scans, and where the page is."""
     lines: list[Sequence[str]] = [("scan", "eye", "central um", "intraretinal mm3", "subretinal mm3", "sub-RPE mm3")]
-    for scan in made.scans:
+    for scan in segmented.scans:
         central = scan.thickness_um["central"]
         volumes = ["-" if value is None else f"{value:.3f}" for value in scan.fluid_mm3.values()]
         lines.append((scan.scan, scan.eye or "-", "-" if central is None else f"{central:.0f}", *volumes))
-    if made.scans:
+    if segmented.scans:
         print_table(lines)
-    _print_notes_and_refused(made)
-    for note in made.notes:
+    _print_notes_and_refused(segmented)
+    for note in segmented.notes:
         print(f"note: {note}")
     print(f"page  {page}", flush=True)
 
 
-def print_adapted(made: AdaptedFolder, as_json: bool) -> None:
+def print_adapted(adapted: AdaptedFolder, as_json: bool) -> None:
     """Prints the scores of the networks on the held-out B-scans, the notes, and how to use the adapted network."""
     if as_json:
-        print_result(made.to_json(), as_json)
+        print_result(adapted.to_json(), as_json)
         return
     lines: list[Sequence[str]] = [("network", "mean um", "fluid Dice", "step", "CPU seconds")]
-    for candidate in made.candidates:
+    for candidate in adapted.candidates:
         um, dice = (math.nan, math.nan) if candidate.score is None else (candidate.score.mean_um, candidate.score.dice)
         shown = (f"{um:.1f}" if math.isfinite(um) else "-", f"{dice:.3f}" if math.isfinite(dice) else "-")
         lines.append((candidate.name, *shown, str(candidate.step), f"{candidate.cpu_seconds:.0f}"))
     print_table(lines)
-    learned = counted(made.training_bscans, "B-scan")
-    print(f"learned from {learned}; measured on {made.held_out_bscans} that were held out")
-    for note in made.notes:
+    learned = counted(adapted.training_bscans, "B-scan")
+    print(f"learned from {learned}; measured on {adapted.held_out_bscans} that were held out")
+    for note in adapted.notes:
         print(f"note: {note}")
-    print(f"use it: octjepa segment SCAN... --model {made.folder} --out DIR", flush=True)
+    print(f"use it: octjepa segment SCAN... --model {adapted.folder} --out DIR", flush=True)
 
 
-def print_segmented_bscans(made: SegmentedBScans) -> None:
+def print_segmented_bscans(segmented: SegmentedBScans) -> None:
     """Prints the first lines of the table, each note with its number of B-scans, the refused images, and the table."""
     lines: list[Sequence[str]] = [("image", "retina", "fluid share", "measured")]
-    for image in made.images[:_MOST_TARGETS]:
+    for image in segmented.images[:_MOST_TARGETS]:
         retina = f"{image.thickness['retina']:.0f} {image.unit}"
         lines.append((image.image, retina, f"{image.fluid_share:.1%}", f"{image.measured_share:.0%}"))
-    if made.images:
+    if segmented.images:
         print_table(lines)
-    if (more := len(made.images) - _MOST_TARGETS) > 0:
+    if (more := len(segmented.images) - _MOST_TARGETS) > 0:
         print(f"... and {more} more")
-    notes = Counter(note.partition(":")[0] for image in made.images for note in image.notes)
+    notes = Counter(note.partition(":")[0] for image in segmented.images for note in image.notes)
     for note, count in notes.most_common():
-        print(f"note on {count} of {len(made.images)}: {note}")
-    for refused in made.refused:
+        print(f"note on {count} of {len(segmented.images)}: {note}")
+    for refused in segmented.refused:
         print(f"refused {refused.scan}: {refused.reason}: {refused.detail}; {refused.to_do}")
-    print(f"table  {made.table}", flush=True)
+    print(f"table  {segmented.table}", flush=True)
 
 
 def print_table(lines: Iterable[Sequence[str]]) -> None:

@@ -56,8 +56,8 @@ def embed(
         return
     if (per_bscan or engine != "local") and is_external(checkpoint):
         raise ours_alone(checkpoint)
-    made = embed_store(checkpoint, Store.open(store), out, pool or (), tokens, per_bscan, Division(engine, workers))
-    print_result(made.to_json(), as_json)
+    embedded = embed_store(checkpoint, Store.open(store), out, pool or (), tokens, per_bscan, Division(engine, workers))
+    print_result(embedded.to_json(), as_json)
 
 
 def _embed_biomarkers(store: str, out: Path, scans: list[str]) -> dict[str, int | str]:
@@ -102,14 +102,14 @@ def visits(
     check_output_file(out)
     if (labels is None) == bool(target):
         raise UsageError("--labels and --target belong together: name the file and at least one of its columns")
-    made = pair_visits(read_embeddings(embeddings), read_visit_order(visit_order), pairing)
-    payload: dict[str, object] = {"pairs": len(made.pairs), "changes": str(out), "notes": list(made.notes)}
+    paired = pair_visits(read_embeddings(embeddings), read_visit_order(visit_order), pairing)
+    payload: dict[str, object] = {"pairs": len(paired.pairs), "changes": str(out), "notes": list(paired.notes)}
     if labels is not None:
-        text = format_table(*change_labels(made.pairs, read_labels(labels, target or []), target or []))
+        text = format_table(*change_labels(paired.pairs, read_labels(labels, target or []), target or []))
         table = out.with_suffix(".labels.tsv")
         write_atomic(table, lambda file: file.write(text.encode()))
         payload["labels"] = str(table)
-    write_table(out, made.table)
+    write_table(out, paired.table)
     print_result(payload, as_json)
 
 

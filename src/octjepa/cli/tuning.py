@@ -138,8 +138,8 @@ def predict(
     parse = parse_image_spacing if images else parse_spacing
     spacing_mm = None if spacing is None else parse(spacing)
     try:
-        made = predict_scans(tuned, sources or (), out, level, workers, max_lost, spacing_mm, images)
-        print_result(made.to_json(), as_json)
+        result = predict_scans(tuned, sources or (), out, level, workers, max_lost, spacing_mm, images)
+        print_result(result.to_json(), as_json)
     except TooManyLostError as error:
         print_result(error.summary, as_json)  # the work is done: its numbers come before the exit code
         raise
@@ -294,8 +294,8 @@ def segment(
     if scan:
         raise UsageError("--scan is for a head that is made: name its folder instead of a recipe")
     chosen = [] if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
-    made = segment_store(settings, checkpoint, Store.open(store), labels[0], out, chosen, ledger)
-    values = made.to_json()
+    result = segment_store(settings, checkpoint, Store.open(store), labels[0], out, chosen, ledger)
+    values = result.to_json()
     parts = ("faults", "metrics", "checkpoint", "etdrs", "figure", "notes")
     print_result(values if as_json else {key: values[key] for key in parts}, as_json)
 

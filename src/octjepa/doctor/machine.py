@@ -75,10 +75,10 @@ def _bf16(device: torch.device, expected: str, to_do: str, requested: str | None
     norm = gradient_norm(device, "bf16", load_recipe("smoke_test"))
     faster, _ = bf16_is_faster(device)
     chosen, reason = choose_precision(AUTO, device)
-    name, found = f"bf16 on {device}", f"gradient norm {norm:.3g}; {reason}: train.precision=auto is {chosen}"
+    name, measured = f"bf16 on {device}", f"gradient norm {norm:.3g}; {reason}: train.precision=auto is {chosen}"
     if math.isfinite(norm) and norm > 0 and (faster or requested != "bf16"):
-        return [Check(name, "ok", found, expected)]
-    return [Check(name, "warning", found, expected, to_do)]
+        return [Check(name, "ok", measured, expected)]
+    return [Check(name, "warning", measured, expected, to_do)]
 
 
 def gradient_norm(device: torch.device, precision: str, recipe: Recipe) -> float:
@@ -121,11 +121,11 @@ def choice_checks(setup: Setup) -> Iterator[Check]:
         yield Check(name.replace("_", " "), state, f"{choice.text}: {choice.reason}", _EXPECTED[name], choice.to_do)
 
 
-def _enough(name: str, found: str, enough: bool, expected: str, to_do: str, required: bool) -> Check:
+def _enough(name: str, amount: str, enough: bool, expected: str, to_do: str, required: bool) -> Check:
     """Too little is a failure where the run is known to need it, else a warning."""
     if enough:
-        return Check(name, "ok", found, expected)
-    return Check(name, "failed" if required else "warning", found, expected, to_do)
+        return Check(name, "ok", amount, expected)
+    return Check(name, "failed" if required else "warning", amount, expected, to_do)
 
 
 @register("memory", "what the recipe plans")

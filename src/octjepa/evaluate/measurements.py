@@ -66,7 +66,7 @@ def estimate_metric(
     def statistic(weights: Weights) -> Figures:
         return np.asarray(np.mean([metric_of(scores, weights) for scores in fits], axis=0))
 
-    scale = scale_of(metric, np.concatenate([one.scores for one in fits]))
+    scale = scale_of(metric, np.concatenate([fit.scores for fit in fits]))
     return draws.estimate(statistic, list(people), label_hash, centred=metric == "ece", scale=scale)
 
 

@@ -155,8 +155,8 @@ def mlp(space: FeatureSpace, target: Target, selection: Selection, smoothing: fl
     position = np.zeros(volumes.max() + 1, np.int64)
     position[volumes] = np.arange(len(volumes))
 
-    def read(some: Volumes) -> Tensor:
-        return torch.from_numpy(table[position[some]])
+    def read(volumes: Volumes) -> Tensor:
+        return torch.from_numpy(table[position[volumes]])
 
     train = np.sort(target.indices["train"])
 

@@ -163,7 +163,7 @@ def _bruch_depth(
     )
 
 
-def draw_vessels(u: Map, v: Map, traits: np.ndarray, own: np.random.Generator) -> Map:
+def draw_vessels(u: Map, v: Map, traits: np.ndarray, generator: np.random.Generator) -> Map:
     """Large retinal vessels: two arcades from the disc (about 4.2 mm nasal) and their branches towards the fovea."""
     out = np.zeros_like(u)
     disc_u, disc_v = 4.2 + 0.2 * float(traits[10]), 0.4
@@ -176,20 +176,22 @@ def draw_vessels(u: Map, v: Map, traits: np.ndarray, own: np.random.Generator) -
                 + side * reach * (1 - np.exp(-run / 1.5))
                 - side * 0.035 * np.maximum(run - 4, 0) ** 2
             )
-            arc = arc + 0.05 * np.sin(u * own.uniform(3, 6) + own.uniform(0, 6))
-            _draw(out, v - arc, np.gradient(arc, axis=1) / _pitch(u), own.uniform(0.10, 0.15))
+            arc = arc + 0.05 * np.sin(u * generator.uniform(3, 6) + generator.uniform(0, 6))
+            _draw(out, v - arc, np.gradient(arc, axis=1) / _pitch(u), generator.uniform(0.10, 0.15))
             for _ in range(3):
-                start = own.uniform(-2.0, 3.0)
-                fall = own.uniform(0.6, 1.3)
+                start = generator.uniform(-2.0, 3.0)
+                fall = generator.uniform(0.6, 1.3)
                 fan = np.maximum(start - u, 0)
-                branch = arc - side * fall * fan**0.85 + 0.06 * np.sin(u * own.uniform(4, 9) + own.uniform(0, 6))
+                branch = (
+                    arc - side * fall * fan**0.85 + 0.06 * np.sin(u * generator.uniform(4, 9) + generator.uniform(0, 6))
+                )
                 visible = (fan > 0) & (side * branch > 0.45)
                 slope = np.gradient(branch, axis=1) / _pitch(u)
-                _draw(out, np.where(visible, v - branch, 9.0), slope, own.uniform(0.05, 0.09))
-                rise = own.uniform(-0.5, 0.5)
-                stem = start - 0.3 + rise * (np.abs(v) - reach) + 0.05 * np.sin(v * own.uniform(4, 8))
+                _draw(out, np.where(visible, v - branch, 9.0), slope, generator.uniform(0.05, 0.09))
+                rise = generator.uniform(-0.5, 0.5)
+                stem = start - 0.3 + rise * (np.abs(v) - reach) + 0.05 * np.sin(v * generator.uniform(4, 8))
                 outside = (side * v > 0.9) & (side * v < side * arc)
-                _draw(out, np.where(outside, u - stem, 9.0), 0.0, own.uniform(0.05, 0.09))
+                _draw(out, np.where(outside, u - stem, 9.0), 0.0, generator.uniform(0.05, 0.09))
     return np.minimum(out, 1)
 
 

@@ -12,18 +12,18 @@ from octjepa.tasks.segment.thickness import SECTORS
 from octjepa.tasks.segmenter.scan_segmentation import SegmentedScans
 
 
-def write_page(made: SegmentedScans, out: Path) -> Path:
+def write_page(segmented: SegmentedScans, out: Path) -> Path:
     """Writes `index.html` into `out`; the pictures are embedded, so the page needs no other file."""
     pictures = {
         scan.scan: "data:image/png;base64," + base64.b64encode(Path(scan.files["picture"]).read_bytes()).decode()
-        for scan in made.scans
+        for scan in segmented.scans
     }
     page = render_template(
         "segmented_scans.html.j2",
-        made=made,
+        made=segmented,
         pictures=pictures,
         sectors=SECTORS,
-        files={scan.scan: {kind: Path(path).name for kind, path in scan.files.items()} for scan in made.scans},
+        files={scan.scan: {kind: Path(path).name for kind, path in scan.files.items()} for scan in segmented.scans},
         version=version("octjepa"),
     )
     path = out / "index.html"

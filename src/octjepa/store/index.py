@@ -321,12 +321,12 @@ def _checked(data: object, texts: Sequence[str], where: str) -> dict[str, Any]:
     return data
 
 
-def merge_participants(known: pd.DataFrame, added: list[dict[str, object]]) -> pd.DataFrame:
+def merge_participants(stored: pd.DataFrame, added: list[dict[str, object]]) -> pd.DataFrame:
     """One entry per person, sorted by id; the last one counts. Warns where entries of one person differ."""
     import pandas as pd
 
     columns = list(PARTICIPANT_COLUMNS)
-    merged = pd.DataFrame([*known.to_dict("records"), *added], columns=columns)
+    merged = pd.DataFrame([*stored.to_dict("records"), *added], columns=columns)
     changed = int((merged.astype(str).drop_duplicates().groupby("person_id").size() > 1).sum())
     if changed:
         _log.warning(

@@ -87,19 +87,19 @@ class BatchSums:
     def total(self, share: float) -> Total:
         """The function that replaces the sums of a part with `share` of the global batch."""
 
-        def replace(own: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        def replace(part: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
             term = self._calls % self._terms
             self._calls += 1
-            detached = own.detach()
+            detached = part.detach()
             if self._collecting:
                 if term < len(self._sums):
                     self._sums[term] += detached
                 else:
                     self._sums.append(detached.clone())
-                return own
+                return part
             if self._exchanges < self._terms:
                 self._sums.append(self._exchange(detached.clone()))
-            return self._sums[term] + (own - detached) / share
+            return self._sums[term] + (part - detached) / share
 
         return replace
 

@@ -61,17 +61,17 @@ class Corrections:
             rows = self._read(volume_id, volume)
         return [] if rows is None else _labelled(rows)
 
-    def applied(self, volume_id: str, volume: OCTVolume, found: RetainedLayers) -> RetainedLayers:
-        """`found` with the saved rows in place of those of the network. Raises UsageError as `slices` does."""
+    def applied(self, volume_id: str, volume: OCTVolume, layers: RetainedLayers) -> RetainedLayers:
+        """`layers` with the saved rows in place of those of the network. Raises UsageError as `slices` does."""
         with self._lock:
             rows = self._read(volume_id, volume)
         if rows is None:
-            return found
+            return layers
         is_saved = np.isfinite(rows)
         return replace(
-            found,
-            boundaries_px=np.where(is_saved, rows, found.boundaries_px),
-            expected_error_um=np.where(is_saved, np.float32(0), found.expected_error_um),
+            layers,
+            boundaries_px=np.where(is_saved, rows, layers.boundaries_px),
+            expected_error_um=np.where(is_saved, np.float32(0), layers.expected_error_um),
         )
 
     def save(self, volume_id: str, volume: OCTVolume, number: int, boundaries: object) -> list[int]:

@@ -120,17 +120,17 @@ class VolumeList:
         for name, value in (("device", device), ("split", split)):
             if value:
                 chosen &= self.table[name] == ("" if value == _NONE else value)
-        found = self.table[chosen]
+        matching = self.table[chosen]
         if order == "worst":
-            found = found.sort_values("quality", kind="stable", na_position="first")
+            matching = matching.sort_values("quality", kind="stable", na_position="first")
         elif order == "doubt":
-            found = found.sort_values(["doubt", "quality"], ascending=[False, True], kind="stable")
+            matching = matching.sort_values(["doubt", "quality"], ascending=[False, True], kind="stable")
         limit = max(1, min(limit, MAX_PAGE))
-        if around and (found["volume_id"] == around).any():
-            offset = int((found["volume_id"] == around).to_numpy().argmax()) // limit * limit
+        if around and (matching["volume_id"] == around).any():
+            offset = int((matching["volume_id"] == around).to_numpy().argmax()) // limit * limit
         offset = max(0, offset)
-        volumes = [self._facts(entry) for entry in entries_of(found.iloc[offset : offset + limit])]
-        return VolumePage(len(self.table), len(found), offset, volumes)
+        volumes = [self._facts(entry) for entry in entries_of(matching.iloc[offset : offset + limit])]
+        return VolumePage(len(self.table), len(matching), offset, volumes)
 
     def facts(self, volume_id: str) -> VolumeFacts:
         """The facts that the page shows about one volume."""

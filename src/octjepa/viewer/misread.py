@@ -69,7 +69,7 @@ class CasePredictions:
             raise KeyError(target)
         rows = self._frame[self._frame["target"] == target]
         has_classes = bool(len(rows["classes"].iloc[0]))
-        found = []
+        cases = []
         for row in rows.to_dict("records"):
             if has_classes:
                 if row["truth"] == row["predicted"]:
@@ -82,9 +82,9 @@ class CasePredictions:
             )
             name = str(row["volume_id"])
             person, is_shown = self._people.get(name, 0), name in self._people
-            found.append(MisreadCase(name, person, str(row["eye"]), truth, predicted, round(score, 3), is_shown))
-        found.sort(key=lambda case: -abs(case.score))
-        return MisreadCases(has_classes, len(rows), len(found), found[:MOST])
+            cases.append(MisreadCase(name, person, str(row["eye"]), truth, predicted, round(score, 3), is_shown))
+        cases.sort(key=lambda case: -abs(case.score))
+        return MisreadCases(has_classes, len(rows), len(cases), cases[:MOST])
 
 
 def _read(path: Path) -> pd.DataFrame:

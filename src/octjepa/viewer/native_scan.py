@@ -40,8 +40,8 @@ class NativeScan:
         axis = AXES.index(plane)
         if not 0 <= index < self.volume.shape[axis]:
             raise IndexError(index)
-        found = np.moveaxis(self.volume.pixels, axis, 0)[index]
-        return found.T if plane == "column" else found
+        pixels = np.moveaxis(self.volume.pixels, axis, 0)[index]
+        return pixels.T if plane == "column" else pixels
 
     @cached_property
     def opening_slice(self) -> int:

@@ -168,41 +168,41 @@ def measured(
     return measure(volume, retained, Preparation.of_entry(entry), chosen_mm)
 
 
-def sectors(made: Measurement, layer: str = "retina") -> SectorMeans:
+def sectors(measured: Measurement, layer: str = "retina") -> SectorMeans:
     """The ETDRS means of `layer`. Raises KeyError: no such layer."""
     if layer not in LAYER_NAMES:
         raise KeyError(layer)
-    up, nasal = made.orientation.signs
-    means = made.etdrs_um[LAYER_NAMES.index(layer)]
-    low, high = map_range(made, layer)
-    slice_index = np.interp(made.centre.slice_mm, made.slice_mm, np.arange(len(made.slice_mm)))
-    column_index = np.interp(made.centre.column_mm, made.column_mm, np.arange(len(made.column_mm)))
+    up, nasal = measured.orientation.signs
+    means = measured.etdrs_um[LAYER_NAMES.index(layer)]
+    low, high = map_range(measured, layer)
+    slice_index = np.interp(measured.centre.slice_mm, measured.slice_mm, np.arange(len(measured.slice_mm)))
+    column_index = np.interp(measured.centre.column_mm, measured.column_mm, np.arange(len(measured.column_mm)))
     return SectorMeans(
         layer=layer,
         sectors={
             name: round(float(value), 1) if np.isfinite(value) else None
             for name, value in zip(SECTORS, means, strict=True)
         },
-        measured={name: round(float(share), 3) for name, share in zip(SECTORS, made.coverage, strict=True)},
-        sector_notes=dict(zip(SECTORS, made.sector_notes, strict=True)),
-        fluid_mm3={name: None if v is None else round(v, 4) for name, v in made.fluid_mm3.items()},
-        notes=made.notes,
-        has_area=made.has_area,
+        measured={name: round(float(share), 3) for name, share in zip(SECTORS, measured.coverage, strict=True)},
+        sector_notes=dict(zip(SECTORS, measured.sector_notes, strict=True)),
+        fluid_mm3={name: None if v is None else round(v, 4) for name, v in measured.fluid_mm3.items()},
+        notes=measured.notes,
+        has_area=measured.has_area,
         centre=(float(slice_index), float(column_index)),
-        centre_from=made.centre.kind,
-        certainty=made.centre.certainty,
+        centre_from=measured.centre.kind,
+        certainty=measured.centre.certainty,
         superior=up,
-        nasal=nasal if made.orientation.eye else 0,
+        nasal=nasal if measured.orientation.eye else 0,
         low_um=round(low),
         high_um=round(high),
     )
 
 
-def map_range(made: Measurement, layer: str) -> tuple[float, float]:
+def map_range(measured: Measurement, layer: str) -> tuple[float, float]:
     """Thickness in um of the first and last colour: always the same for the retina, so that eyes can be compared."""
     if layer == "retina":
         return THICKNESS_UM
-    values = made.layers_um[LAYER_NAMES.index(layer)]
-    known = values[np.isfinite(values)]
-    low, high = (float(value) for value in np.percentile(known, [2, 98])) if known.size else (0.0, 1.0)
+    values = measured.layers_um[LAYER_NAMES.index(layer)]
+    finite = values[np.isfinite(values)]
+    low, high = (float(value) for value in np.percentile(finite, [2, 98])) if finite.size else (0.0, 1.0)
     return low, max(high, low + 1)

@@ -255,15 +255,15 @@ class Scans:
 
     def first(self, volume_id: str) -> FirstBscan:
         """The B-scan that can be shown before the file is read as a whole."""
-        found = self._first(volume_id)
-        return FirstBscan(None if found is None else found[0])
+        first = self._first(volume_id)
+        return FirstBscan(None if first is None else first[0])
 
     def first_png(self, volume_id: str) -> bytes:
         """The B-scan that `first` names, not checked yet. Raises KeyError: there is none."""
-        found = self._first(volume_id)
-        if found is None:
+        first = self._first(volume_id)
+        if first is None:
             raise KeyError("first")
-        return found[1]
+        return first[1]
 
     def _read_native(self, volume_id: str) -> NativeScan:
         volume = self.files.read(self.volumes.entry(volume_id))
@@ -346,21 +346,21 @@ class Scans:
         """Thickness of a layer in colours, a pixel per A-scan. Waits for the layers. Raises KeyError: no such layer."""
         if layer not in LAYER_NAMES:
             raise KeyError(layer)
-        made = self._measured(volume_id)
-        return png(coloured(made.layers_um[LAYER_NAMES.index(layer)], *map_range(made, layer), 255))
+        measured = self._measured(volume_id)
+        return png(coloured(measured.layers_um[LAYER_NAMES.index(layer)], *map_range(measured, layer), 255))
 
     def etdrs(self, volume_id: str, slice_index: float = -1, column: float = -1, layer: str = "retina") -> SectorMeans:
         """ETDRS means of a layer about an A-scan, by default about the fovea, with fluid volumes and notes.
 
         Waits for the layers. Raises KeyError: no such layer. UsageError: the layers cannot be found.
         """
-        made = self._measured(volume_id)
+        measured = self._measured(volume_id)
         if slice_index >= 0 and column >= 0:
-            at_slice = np.interp(slice_index, np.arange(len(made.slice_mm)), made.slice_mm)
-            at_column = np.interp(column, np.arange(len(made.column_mm)), made.column_mm)
-            made = self._measured(volume_id, (float(at_slice), float(at_column)))
+            at_slice = np.interp(slice_index, np.arange(len(measured.slice_mm)), measured.slice_mm)
+            at_column = np.interp(column, np.arange(len(measured.column_mm)), measured.column_mm)
+            measured = self._measured(volume_id, (float(at_slice), float(at_column)))
         corrected = 0 if self.corrections is None else len(self.corrected(volume_id).slices)
-        return replace(sectors(made, layer), corrected=corrected)
+        return replace(sectors(measured, layer), corrected=corrected)
 
     def surface_lines(
         self, volume_id: str, plane: Literal["slice", "depth", "column"], index: int
@@ -406,8 +406,10 @@ class Scans:
 
     def legend(self, volume_id: str, layer: str) -> Legend:
         """The caption, names and colours of a layer of classes. Raises KeyError; UsageError: labels that do not fit."""
-        found = self._class_map(volume_id, layer)
-        return Legend(found.caption, [ClassColour(*pair) for pair in zip(found.names, found.colours, strict=False)])
+        class_map = self._class_map(volume_id, layer)
+        return Legend(
+            class_map.caption, [ClassColour(*pair) for pair in zip(class_map.names, class_map.colours, strict=False)]
+        )
 
 
 def png(pixels: np.ndarray) -> bytes:

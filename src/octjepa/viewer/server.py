@@ -204,7 +204,7 @@ def _model(contents: Contents, store: Store, head: Callable[[], Any] | None, nam
     source = named or (training.path if training is not None else None)
     if source is None:
         missing = contents.missing_parts("the run")
-        return None, None, "; ".join(f"{one.part}: {one.reason}" for one in missing) or "there is no run"
+        return None, None, "; ".join(f"{part.part}: {part.reason}" for part in missing) or "there is no run"
     recipe = None if training is None else training.recipe
     try:
         encoder = head().encoder if head is not None else load_encoder(source)
@@ -239,18 +239,20 @@ def app(scans: Scans, key: str = "") -> ASGIApp:
     def answer(make: Callable[..., Any], query: Mapping[str, Callable[[str], Any]]) -> Callable[[Request], Any]:
         """`make(**path parameters, **query)` as PNG or JSON; `query` names the parameters it takes and their types."""
         required = [
-            name for name, one in signature(make).parameters.items() if name in query and one.default is Parameter.empty
+            name
+            for name, parameter in signature(make).parameters.items()
+            if name in query and parameter.default is Parameter.empty
         ]
 
         async def respond(request: Request) -> Response:
             volume_id = request.path_params.get("volume_id")
             if volume_id is not None and volume_id not in scans.ids:
                 return PlainTextResponse("no such volume", 404)
-            given = {name: value for name, value in request.query_params.items() if name in query}
-            if missing := [name for name in required if name not in given]:
+            texts = {name: value for name, value in request.query_params.items() if name in query}
+            if missing := [name for name in required if name not in texts]:
                 return PlainTextResponse(f"the request lacks the parameter {missing[0]}", 400)
             try:
-                values = {**request.path_params, **{name: query[name](value) for name, value in given.items()}}
+                values = {**request.path_params, **{name: query[name](value) for name, value in texts.items()}}
             except ValueError:
                 return PlainTextResponse("a parameter is not a number", 400)
             if not all(_is_small(value) for value in values.values() if not isinstance(value, str)):

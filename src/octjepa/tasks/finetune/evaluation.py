@@ -50,17 +50,17 @@ def evaluate(
     table: Embeddings,
     tuned: dict[str, tuple[Scores, Shifts]],
     test_set: TestSet,
-    found: ProbeResult,
+    probe_result: ProbeResult,
 ) -> list[TunedPaired]:
-    """Fills the results in `found`; returns the paired differences, tuned minus each reference.
+    """Fills the results in `probe_result`; returns the paired differences, tuned minus each reference.
 
     `tuned`: name -> test scores and decision shifts; the first is the network in question. `table`: the frozen
     encoder's embeddings of the volumes of `data`.
     """
-    predicted, measured = test_set.measure(_candidates(data, table, tuned, found), None, found)
-    found.rows, found.confusions, estimates = measured.rows, measured.confusions, measured.estimates
-    no_majority = {key: made for key, made in predicted.items() if key.probe != "constant"}
-    found.subgroups = measure_subgroups(no_majority, data.evaluation.groups, test_set.people, test_set.draws)
+    predicted, measured = test_set.measure(_candidates(data, table, tuned, probe_result), None, probe_result)
+    probe_result.rows, probe_result.confusions, estimates = measured.rows, measured.confusions, measured.estimates
+    no_majority = {key: predictions for key, predictions in predicted.items() if key.probe != "constant"}
+    probe_result.subgroups = measure_subgroups(no_majority, data.evaluation.groups, test_set.people, test_set.draws)
     metrics = dict(data.metrics)
     if any(row.target == MACRO for row, _ in estimates) and set(metrics.values()) == {"auroc"}:
         metrics = {MACRO: "auroc", **metrics}
@@ -73,7 +73,7 @@ def evaluate(
 
 
 def _candidates(
-    data: TuningData, table: Embeddings, tuned: dict[str, tuple[Scores, Shifts]], found: ProbeResult
+    data: TuningData, table: Embeddings, tuned: dict[str, tuple[Scores, Shifts]], probe_result: ProbeResult
 ) -> Iterator[Candidate]:
     """The tuned networks, then frozen linear probes of the encoder, the same network randomly initialised,
     intensities and covariates, and the majority."""
@@ -86,7 +86,7 @@ def _candidates(
     def frozen(key: ResultKey, target: PreparedTarget, features: np.ndarray) -> Candidate:
         probed: ProbeFit = fit_linear(feature_space(features, target.fit_target), target.fit_target, target.selection)
         by, unconverged = target.selection.by, probed.unconverged
-        found.choices.append(Choice(**vars(key), setting=probed.setting, by=by, unconverged=unconverged))
+        probe_result.choices.append(Choice(**vars(key), setting=probed.setting, by=by, unconverged=unconverged))
         return Candidate.of_fit(key, target, probed.predictions)
 
     # One thread, as for the probes: the result then does not depend on the number of cores.
@@ -98,7 +98,7 @@ def _candidates(
         for target in data.targets:
             features, notes = covariate_features(data.frame, target.fit_target)
             for text in notes:
-                found.add_note(text)
+                probe_result.add_note(text)
             yield frozen(ResultKey("covariates", target.name, "linear", "none"), target, features)
             key = ResultKey("majority", target.name, "constant", "none")
             yield Candidate(key, target, majority_predictions(target.test_target))

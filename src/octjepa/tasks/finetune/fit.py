@@ -257,9 +257,9 @@ def _measured(data: TuningData, tuned: Sequence[_TunedRun], table: Embeddings) -
 
 
 def _result(
-    data: TuningData, found: ProbeResult, paired: Sequence[TunedPaired], saved: Path, out: Path
+    data: TuningData, probe_result: ProbeResult, paired: Sequence[TunedPaired], saved: Path, out: Path
 ) -> FinetuneResult:
-    tuned_rows = [row for row in found.rows if row.name == data.name and row.probe == TUNED]
+    tuned_rows = [row for row in probe_result.rows if row.name == data.name and row.probe == TUNED]
     one_target = len(data.targets) == 1
     metrics = {
         row.metric if one_target or row.target == MACRO else f"{row.metric}_{row.target}": row.measured()
@@ -270,16 +270,16 @@ def _result(
         metrics=metrics,
         checkpoint=str(saved),
         paired=tuple(paired),
-        faults=tuple(found.faults),
-        notes=tuple(found.notes),
-        uses=tuple(found.uses),
-        rows=tuple(found.rows),
-        baselines=tuple(found.baselines),
-        choices=tuple(found.choices),
-        confusions=tuple(found.confusions),
-        targets=tuple(found.targets),
-        protocol=found.protocol,
-        subgroups=tuple(found.subgroups),
+        faults=tuple(probe_result.faults),
+        notes=tuple(probe_result.notes),
+        uses=tuple(probe_result.uses),
+        rows=tuple(probe_result.rows),
+        baselines=tuple(probe_result.baselines),
+        choices=tuple(probe_result.choices),
+        confusions=tuple(probe_result.confusions),
+        targets=tuple(probe_result.targets),
+        protocol=probe_result.protocol,
+        subgroups=tuple(probe_result.subgroups),
         predictions=str(out / _PREDICTIONS),
         results=str(out / RESULTS),
     )

@@ -67,7 +67,7 @@ def predict_split(
     if not len(volumes):
         return [np.zeros((0, width)) for width in widths]
     outputs = _over_volumes(
-        lambda some: torch.cat(network.predict(some), dim=1),
+        lambda batch: torch.cat(network.predict(batch), dim=1),
         store,
         data.volume_ids(split),
         sum(widths),

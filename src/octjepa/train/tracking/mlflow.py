@@ -31,8 +31,8 @@ class Mlflow:
         self._client = MlflowClient(tracking_uri=server or (run.folder.resolve() / "mlflow").as_uri())
         run_id = run.stored_id("mlflow")
         if run_id is None:
-            known = self._client.get_experiment_by_name(run.project)
-            experiment = known.experiment_id if known else self._client.create_experiment(run.project)
+            existing = self._client.get_experiment_by_name(run.project)
+            experiment = existing.experiment_id if existing else self._client.create_experiment(run.project)
             run_id = str(self._client.create_run(experiment, run_name=run.name).info.run_id)
             run.store_id("mlflow", run_id)
             params = [Param(key, str(value)) for key, value in run.config.items()]
