@@ -48,7 +48,8 @@ LESIONS = ("drusen", "intraretinal_fluid", "subretinal_fluid", "geographic_atrop
 
 @dataclass(frozen=True)
 class Schedule:
-    """How many updates the training takes, its seconds, and those of the stages after it, as expected beforehand."""
+    """How many updates the training takes, its seconds, and those of the stages after it, as expected before the
+    run."""
 
     updates: int
     training_seconds: float
@@ -127,7 +128,7 @@ def segment_cohort(cohort: Path, out: Path) -> PackagedSegmenter:
 
 
 def choose_schedule(minutes: float, elapsed: float, update_seconds: float, packaged_seconds: float = 0.0) -> Schedule:
-    """The longest training with which the demo ends after `minutes`, if that is possible.
+    """The longest training that lets the demo end after `minutes`, if that is possible.
 
     `elapsed`: seconds of all stages so far, of which `packaged_seconds` for the packaged models; `update_seconds`: of
     one update. A fast machine makes at most `UPDATES_PER_MINUTE`. A slow machine makes at least `FEWEST_UPDATES`,

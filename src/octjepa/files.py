@@ -43,7 +43,7 @@ def _write_error(error: OSError, path: Path) -> OctjepaError:
 
 
 def open_temporary(path: Path) -> IO[bytes]:
-    """The file `path`, empty and for this process alone until it is closed; what a killed process left is replaced.
+    """The file `path`, empty and reserved for this process until it is closed; what a killed process left is replaced.
 
     It follows no link: whatever is there and is not a plain file with one name is removed. Of two processes that
     write the same file the second waits for the first. Raises OSError.
@@ -191,7 +191,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class Journal:
-    """A file of JSON lines to which entries are appended; an entry is handed to the system when `append` returns."""
+    """A file of JSON lines that grows by entries; an entry is handed to the system when `append` returns."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

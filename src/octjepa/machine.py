@@ -1,6 +1,6 @@
 """The processor and the memory that this process may use: cores, instruction sets, memory limit, free and used memory.
 
-Every other module asks here instead of reading /proc, cgroups or resource limits itself. Accelerators, which only torch
+Every other module asks here and does not read /proc, cgroups or resource limits itself. Accelerators, which only torch
 knows, are in `octjepa.distributed.runtime`; this module needs no torch, because ingest uses it as well.
 """
 

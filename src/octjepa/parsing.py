@@ -222,7 +222,7 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None, filters: Any 
 
     Its memory is bounded by `PARQUET_FREE_BYTES` and `PARQUET_EXPANSION` times its size: a file of 3 MB whose columns
     repeat one long text would take 8 GB. The headers of its pages may not contradict its footer
-    (`octjepa.parquet_layout`). filters: as in pyarrow, applied to the table that was read. Raises Malformed: damaged,
+    (`octjepa.parquet_layout`). filters: as in pyarrow, applied to the table that was read. Raises Malformed: damaged or
     too large, a column is absent; OSError.
     """
     table = read_arrow(path, columns)
@@ -257,7 +257,8 @@ def read_arrow(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
             texts = _check_declared(groups, table_file.schema, budget)
             _check_pages(file, groups, table_file.schema)
             file.seek(0)
-            # Texts are read as numbers into a list of different ones: a million equal ones take the memory of one.
+            # Texts are read as numbers into a list of different texts: a million equal texts take the memory of one
+            # text.
             table = pq.ParquetFile(file, read_dictionary=texts, **limits).read(wanted)
             return _without_dictionaries(table, budget)
         except Malformed:

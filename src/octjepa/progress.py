@@ -87,7 +87,7 @@ class Bar:
 
 @contextmanager
 def bar(what: str, total: int | None, unit: str = "it", done: int = 0) -> Iterator[Bar]:
-    """A bar for `total` steps of `unit`, of which `done` were finished before this call."""
+    """A bar for `total` steps of `unit`; `done` of them were finished before this call."""
     if _quiet:
         yield Bar(None, total, what)
         return

@@ -147,7 +147,7 @@ def list_checkpoints(parent: Location) -> list[Location]:
 def load_newest(parent: Location, load: Callable[[Location], Loaded]) -> Loaded | None:
     """The result of `load` for the newest checkpoint under `parent`; None if there is no checkpoint.
 
-    A damaged one is logged, and the one before it is loaded. Raises CheckpointError if none is whole, and
+    A damaged checkpoint is logged, and the previous checkpoint is loaded. Raises CheckpointError if none is whole, and
     WrongCheckpointError as `load` does.
     """
     checkpoints = list_checkpoints(parent)
@@ -181,7 +181,7 @@ def _score(folder: Location) -> float | None:
 def prune(parent: Location, keep_last: int, keep_every: int | None = None) -> None:
     """Removes all checkpoints except the `keep_last` newest, the best, and those of every `keep_every`-th update.
 
-    Incomplete ones older than the newest, left by killed uploads, are removed too.
+    Incomplete checkpoints older than the newest, left by killed uploads, are removed too.
     """
     complete, incomplete = split_folders(parent)
     best = best_checkpoint(parent) if len(complete) > keep_last else None
@@ -195,7 +195,7 @@ def prune(parent: Location, keep_last: int, keep_every: int | None = None) -> No
 
 
 def remove_later(parent: Location, update: int) -> None:
-    """Removes the checkpoints of updates after `update`, to which a run has returned."""
+    """Removes the checkpoints of updates after `update`, because the run has returned to `update`."""
     for folder in list_checkpoints(parent):
         if update_number(folder) > update:
             remove(folder)

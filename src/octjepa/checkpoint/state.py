@@ -72,8 +72,8 @@ class Record:
 
     recipe: that of the run. skipped_updates: how many were not taken. trained_on: ids (content hashes) of the training
     volumes, and the `uid_key` of those that have a UID; they are stored with the weights, so that no encoder is tested
-    on eyes it was trained on. score: the online probe's, by which the best checkpoint is kept. encoder: the one that
-    the checkpoint is loaded as, target or student.
+    on eyes it was trained on. score: the online probe's, which chooses the best checkpoint. encoder: the encoder that
+    is loaded, target or student.
     """
 
     recipe: Recipe

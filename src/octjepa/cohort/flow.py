@@ -45,7 +45,7 @@ class Stage(Record):
 
 @dataclass(frozen=True)
 class CohortFlow:
-    """The stages of a selection, the whole store first; each stage is a subset of the one before."""
+    """The stages of a selection, the whole store first; each stage is a subset of the previous stage."""
 
     stages: tuple[Stage, ...]
 

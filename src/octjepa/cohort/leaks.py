@@ -48,7 +48,7 @@ class PretrainingLeak(Record):
 
 @dataclass(frozen=True)
 class SeenInSplit(Record):
-    """People and volumes of a split of which the pretraining had anything."""
+    """People and volumes of a split that the pretraining has seen in part or whole."""
 
     people: int
     volumes: int

@@ -1,6 +1,6 @@
 """The record that weights keep of the scans that they learned from: content ids, and hashes of SOP instance UIDs.
 
-Hashes alone, so that weights name no scan to who does not hold it.
+Only hashes are stored, so the weights do not reveal which scans were used.
 """
 
 from __future__ import annotations

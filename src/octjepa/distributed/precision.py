@@ -2,7 +2,7 @@
 
 An x86 CPU without AMX-BF16 or AVX512-BF16 emulates bf16 products: an update took 2 to 12 times as long as in fp32 on
 such machines (docs/performance), so `auto` is fp32 there. The instruction sets of a CPU are
-confirmed by timing a product in both types, for the casts of an update have to be paid for as well: where AVX512-BF16
+confirmed by timing a product in both types, because the casts of an update take time as well: where AVX512-BF16
 multiplied at 0.9 times the rate of fp32, an update in bf16 took 1.5 times as long. On other CPUs, such as those of ARM,
 only the products decide. CUDA needs compute capability 8.0; a TPU always computes in bf16.
 

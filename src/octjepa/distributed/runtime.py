@@ -27,7 +27,7 @@ from octjepa.machine import cores, free_memory_bytes, process_memory_bytes
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-TIMEOUT = timedelta(minutes=10)  # a rank that sends nothing for so long is taken for dead
+TIMEOUT = timedelta(minutes=10)  # a rank that sends nothing for so long is regarded as dead
 HEARTBEAT_SECONDS = 60.0  # between two messages of a rank 0 that works while the others wait
 _BUSY = "busy"  # the message of rank 0 while it works
 _BUCKET_BYTES = 64 << 20  # gradients that are summed over the ranks at once

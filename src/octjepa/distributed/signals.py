@@ -1,4 +1,4 @@
-"""Signals that end a run between two updates, and the flags on which all ranks agree before every update.
+"""Signals that end a run between two updates, and the flags that all ranks agree on before every update.
 
 Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end a run after the current update, with a checkpoint; a second Ctrl-C ends it at
 once. Schedulers send SIGUSR1 some time before they take a machine away, and a terminal that is closed sends SIGHUP (not

@@ -5,8 +5,9 @@ its shapes. So an update has fixed shapes and ends in `sync`, and nothing is rea
 runs the graph that leads to it, and `sync` runs that part again. Numbers such as the learning rate are
 inputs of the graph.
 
-torch_xla is used where PJRT_DEVICE, its own variable, says TPU or CPU; it needs torch 2.9.0, hence an environment of
-its own (docs/launch.md). `device` comes before the first backward pass, even one on the CPU: torch counts devices then.
+torch_xla is used where PJRT_DEVICE, its own variable, says TPU or CPU; it needs torch 2.9.0, hence a separate
+environment (docs/launch.md). `device` comes before the first backward pass, even one on the CPU: torch counts devices
+then.
 """
 
 from __future__ import annotations

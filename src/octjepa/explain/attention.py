@@ -51,7 +51,8 @@ def write_attention(path: Path, rows: Sequence[VolumeAttention]) -> None:
 
 
 def read_attention(path: Path, volume_ids: Sequence[str]) -> dict[str, list[TokenAttention]]:
-    """The maps of `volume_ids` in a file of `octjepa probe --attention`, of its first encoder and that one's twin.
+    """The maps of `volume_ids` in a file of `octjepa probe --attention`, of its first encoder and the random
+    initialisation of that encoder.
 
     Raises UsageError: no such file, or none of the volumes is in it.
     """

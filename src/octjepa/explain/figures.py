@@ -1,4 +1,4 @@
-"""The figures of one eye: occlusion and similarity, and where an attentive probe or a tuned head looks."""
+"""The pictures of one eye: occlusion and similarity, and where an attentive probe or a tuned head looks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _PICTURE: dict[str, Any] = {"cmap": "magma", "vmin": 0.0, "interpolation": "near
 
 
 def write_attention_maps(writer: NativeWriter, maps: Sequence[TokenAttention]) -> None:
-    """`ID.attention.TARGET.nii.gz` and `.png` of every target; that of the randomly initialised encoder is only in
-    the figure.
+    """`ID.attention.TARGET.nii.gz` and `.png` of every target; that of the randomly initialised encoder is only in the
+    picture.
 
     The file holds multiples of an even share. Raises UsageError: the maps are of another token grid.
     """
@@ -95,7 +95,7 @@ def _what_changes(eye: OccludedVolume) -> str:
 def write_figure(
     writer: NativeWriter, volumes: dict[str, Float[np.ndarray, "N R C"]], token: tuple[int, int, int]
 ) -> None:
-    """The en face map, and both maps over the B-scan of `token`, with which others are compared, in mm."""
+    """The en face map, and both maps over the B-scan of `token`, that others are compared with, in mm."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 

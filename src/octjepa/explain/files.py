@@ -1,7 +1,7 @@
 """Occlusion and token similarity of the eyes of a page, saved in the geometry of the scan as it came.
 
-For each eye two NIfTI files, a value at every voxel of the scan and NaN if there is no token of tissue, and a
-figure. The files of `octjepa segment` have the same axes and order of B-scans, so that one can be laid on the other.
+For each eye two NIfTI files, a value at every voxel of the scan and NaN if there is no token of tissue, and a picture.
+The files of `octjepa segment` have the same axes and order of B-scans, so that one can be laid on the other.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ prediction would change because of what was put there ("missingness bias", Jain 
 lessens). Nor is the budget filled up again: patches that were not selected would add information. What the
 smaller number of tokens does by itself is measured next to the maps (`Occlusion.scattered`).
 
-Neighbouring tokens repeat what one token holds, so a region is at least `REGION_MM` wide. Layers at one position do so,
-too: the en face map leaves out whole columns over the full depth; then the B-scans of the strongest column are searched
-in depth. Encoders of objectives that hide tokens from the context encoder have learned to do without some;
+Neighbouring tokens repeat what one token holds, so a region is at least `REGION_MM` wide. Layers at one position do so
+as well: the en face map leaves out whole columns over the full depth; then the B-scans of the strongest column are
+searched in depth. Encoders of objectives that hide tokens from the context encoder have learned to do without some;
 `normalized_mse` and the heads of a fine-tuning have only been trained on whole sets.
 
 A map shows what a prediction depends on, not why, nor what training contributed: that of an untrained encoder peaks at
@@ -73,7 +73,7 @@ class Occlusion:
 
 
 def encoder_occlusion(encoder: PretrainedEncoder, volume: CanonicalVolume) -> Occlusion:
-    """Cosine distances by which the embedding of `volume` moves. Raises UsageError as `occlude`."""
+    """Cosine distances that the embedding of `volume` moves. Raises UsageError as `occlude`."""
 
     def predict(patches: Tensor, positions: Tensor) -> Tensor:
         return pooled(encoder.encoder(patches, positions).float())

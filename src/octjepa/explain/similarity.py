@@ -22,7 +22,7 @@ def cosine_with(features: Float[np.ndarray, "k dim"], number: int) -> Float[np.n
 def similarity_grid(
     encoder: FrozenEncoder, volume: CanonicalVolume, token: tuple[int, int, int]
 ) -> Float[np.ndarray, "d h w"]:
-    """The cosine of every token of tissue with the one at `token` (slice, depth, column of the token grid); else NaN.
+    """The cosine of every token of tissue with the token at `token` (slice, depth, column of the token grid); else NaN.
 
     Raises UsageError: no token of tissue is there.
     """

@@ -70,7 +70,7 @@ class NativeWriter:
         return (0.0, columns * dx, slices * dz, 0.0), (0.0, columns * dx, depth * dy, 0.0)
 
     def write_figure(self, figure: object, kind: str = "") -> None:
-        """Writes a matplotlib figure as `ID.png` or `ID.KIND.png`."""
+        """Writes a matplotlib chart as `ID.png` or `ID.KIND.png`."""
         name = f"{self.eye.row.volume_id}.{kind}.png" if kind else f"{self.eye.row.volume_id}.png"
         self.paths.append(self.folder / name)
         write_atomic(self.paths[-1], lambda file: figure.savefig(file, format="png"))  # type: ignore[attr-defined]

@@ -30,7 +30,7 @@ class TransformerPredictor(nn.Module):
     `in_features` and `out_features` are the widths of a context feature and of a prediction: the encoder's width times
     the supervised depths, or a patch's voxels. `fusion` is the width of the hidden layer of an MLP that fuses several
     depths of a context feature; None: one linear layer. `visible_head`: visible positions have a separate last
-    layer (both as in V-JEPA 2.1), instead of that of hidden ones.
+    layer (both as in V-JEPA 2.1), instead of that of hidden tokens.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class TransformerPredictor(nn.Module):
         context_positions: Float[Tensor, "b n 3"],
         target_positions: Float[Tensor, "b m 3"],
     ) -> tuple[Float[Tensor, "b n f"] | None, Float[Tensor, "b m f"]]:
-        """Predictions at the visible positions (None without a head for them) and at the hidden ones, fp32."""
+        """Predictions at the visible positions (None without a head for them) and at the hidden tokens, fp32."""
         embedded = self.enter(context).float()  # [b, n, w]
         masks = self.mask_token.expand(embedded.shape[0], target_positions.shape[1], -1)
         tokens = torch.cat([embedded, masks], dim=1)  # [b, n + m, w]

@@ -1,7 +1,7 @@
 """VJEPA3D: context encoder, EMA target encoder and predictor as one module, without any training logic.
 
 All objectives (`octjepa.objectives`) share it, with one recipe and one data order. With V-JEPA 2 (Assran et al.
-2025) the context encoder E is given the visible tokens x_C alone, a narrow transformer P predicts at the positions of
+2025) the context encoder E is given only the visible tokens x_C, a narrow transformer P predicts at the positions of
 the hidden tokens, and the target is what the EMA encoder E' makes of all tokens of the second view:
 
     loss = mean | P(E(x_C), positions of mask) - LayerNorm(E'(x'))_mask |

@@ -48,12 +48,12 @@ class Prediction(NamedTuple):
 class Objective:
     """Base of all objectives; the attributes are the defaults of V-JEPA 2.
 
-    `predictor` "transformer": the encoder sees visible tokens alone, and a transformer predicts at hidden positions.
+    `predictor` "transformer": the encoder sees only visible tokens, and a transformer predicts at hidden positions.
     "mlp": the encoder sees every position, hidden patches replaced by a learned mask token, and an MLP predicts each
     token by itself. "projector": nothing is predicted. The visible and the hidden tokens of each mask are two views of
-    the volume, an MLP projects the mean token of each view, and `loss` compares the projections `[r, 2, p]` with their
-    mean over the views of the volume. No target encoder exists. `predictor_width` and `predictor_depth` replace those
-    of the model's size, unless a recipe does.
+    the volume. An MLP projects the mean token of each view. `loss` compares the projections `[r, 2, p]` with their mean
+    over the views of the volume. No target encoder exists. `predictor_width` and `predictor_depth` replace those of the
+    model's size, unless a recipe does.
     """
 
     predictor: ClassVar[Literal["transformer", "mlp", "projector"]] = "transformer"
@@ -61,7 +61,7 @@ class Objective:
     predictor_depth: ClassVar[int | None] = None
     target_depths: ClassVar[int] = 1  # depths of the encoder that are predicted, spread evenly, the last included
     predicts_pixels: ClassVar[bool] = False  # targets are voxels; otherwise features of the EMA target encoder
-    exported_encoder: ClassVar[Literal["target", "student"]] = "target"  # the one that a checkpoint is loaded as
+    exported_encoder: ClassVar[Literal["target", "student"]] = "target"  # the encoder that a checkpoint is loaded as
     supervises_visible: ClassVar[bool] = False  # a loss at visible tokens as well, by `visible_loss`
     needs_halves: ClassVar[bool] = False  # views of two halves of the B-scans: one view would be its own target
     # the loss of always predicting zero, which training must come below; None: it depends on the targets

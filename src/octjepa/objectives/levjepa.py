@@ -1,7 +1,7 @@
 """LeVJEPA (arXiv 2608.27395): one encoder, one projector, and no target encoder, predictor or stop-gradient.
 
-Views of a volume are random shares of its tokens: the visible and the hidden tokens of each mask, the hidden ones from
-the second view of the volume (other intensity changes, or the other half of the B-scans). An MLP projects the mean
+Views of a volume are random shares of its tokens: the visible and the hidden tokens of each mask, the hidden tokens
+from the second view of the volume (other intensity changes, or the other half of the B-scans). An MLP projects the mean
 token of each view. The projections of one volume should be equal (invariance), and those of different volumes should
 follow a standard normal distribution (SIGReg, which `octjepa.objectives.loss` adds). Without SIGReg a constant encoder
 would be the best one.

@@ -47,9 +47,9 @@ def lidar(groups: Float[Tensor, "volumes views w"]) -> float:
     W^-1/2 B W^-1/2, W the covariance within volumes, B that of the volumes' means. 0 if nothing separates them.
 
     The paper has 1,000 samples of 50 views and adds 1e-4 to W's diagonal. With 32 of 3 that would make a full rank of
-    noise alone, for W has no more than 64 directions and the means carry a third of the noise. So W is shrunk, and of
-    each eigenvalue only what exceeds the largest that noise would give counts (the edge of Marchenko and Pastur); how
-    much noise whitening leaves is estimated from one half's W in units of the other's. NaN for fewer than two
+    only noise, because W has no more than 64 directions and the means carry a third of the noise. So W is shrunk, and
+    of each eigenvalue only what exceeds the largest that noise would give counts (the edge of Marchenko and Pastur);
+    how much noise whitening leaves is estimated from one half's W in units of the other's. NaN for fewer than two
     volumes or views.
     """
     values = groups.double()

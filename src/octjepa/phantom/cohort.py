@@ -148,8 +148,8 @@ def write_cohort(
     """Writes the eyes of `people` persons, spread evenly over `devices`, as `design` says.
 
     Returns {"people", "volumes", "files", "broken"}: volumes are the good files, files all of retinal_oct.
-    Raises UsageError: no person, too many for 4-digit ids, unknown device or size, shares that do not sum to 1, neither
-    one nor two eyes, a negative visit, or an `out` that is a file or holds something already.
+    Raises UsageError: no person, more people than 4-digit ids, unknown device or size, shares that do not sum to 1,
+    neither one nor two eyes, a negative visit, or an `out` that is a file or holds something already.
     """
     check_request(out, people, devices, size, split_shares, workers, design.broken)
     if design.eyes_per_person not in (1, 2) or design.visit < 0:

@@ -158,7 +158,7 @@ DIALECTS: Final = {dialect.device: dialect for dialect in _DEVICES}
 
 
 def dialect_of(device: str) -> Dialect:
-    """The dialect called `device`. Raises UsageError naming the known ones."""
+    """The dialect called `device`. Raises UsageError naming the known devices."""
     if device not in DIALECTS:
         raise UsageError(f"device {device!r} is unknown to the phantom: expected one of {', '.join(DEVICES)}")
     return DIALECTS[device]

@@ -1,4 +1,4 @@
-"""One synthetic eye: pixels as an instrument gives them, and the truth about it: in memory, in a file, in figures.
+"""One synthetic eye: pixels as an instrument gives them, and the truth about it: in memory, in a file, in pictures.
 
 A truth file holds the surfaces in 16 bit (1/64 voxel, 1/16 in deep scans) and the lesion masks as packed bits.
 `np.load` reads it without pickle. Zip members have a fixed date, so equal truths are equal bytes.
@@ -100,9 +100,9 @@ def make_eye(
     """The eye `laterality` of person number `person` of the cohort `seed`, as `device` sees it.
 
     A pure function: equal arguments give equal bytes. The two eyes of a person share anatomy and disease to the degree
-    that real ones do. At a later `visit` the same eye with the same lesions is scanned on another day: position, tilt,
-    motion, speckle and light are new. The eye is then the one that `visit.home_device` saw at visit 0.
-    Raises UsageError for an unknown device, size or difficulty, a negative visit, or a person beyond the 4-digit ids.
+    that real eyes do. At a later `visit` the same eye with the same lesions is scanned on another day: position, tilt,
+    motion, speckle and light are new. The eye is then the eye that `visit.home_device` saw at visit 0. Raises
+    UsageError for an unknown device, size or difficulty, a negative visit, or a person beyond the 4-digit ids.
     """
     whole = make_person(seed, person, difficulty, group_effect)
     home = dialect_of(visit.home_device or DEVICES[person % len(DEVICES)])

@@ -104,7 +104,7 @@ def _drusen(disease: Disease, anatomy: Anatomy, severity: float, rng: np.random.
 
 
 def lift_rpe(disease: Disease, height: Map) -> None:
-    """Puts deposits of `height` um on Bruch's membrane; the layers above rise with them, the upper ones less."""
+    """Puts deposits of `height` um on Bruch's membrane; the layers above rise with them, the upper layers less."""
     disease.drusen_um = height
     surfaces = disease.surfaces_um
     for k, share in ((RPE, 1.0), (EZ, 0.97), (ELM, 0.92), (OPL_ONL, 0.5), (INL_OPL, 0.35), (IPL_INL, 0.25)):

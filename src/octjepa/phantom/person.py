@@ -1,7 +1,7 @@
 """Draws people: site, study group, age, and the lesions of each eye with their frequency and size.
 
 Lesions follow a liability model: a person's general burden (higher study group, greater age), a part per lesion shared
-by the two eyes, and a part of the eye alone. An eye has a lesion where its liability exceeds the threshold that gives
+by the two eyes, and a part of each eye. An eye has a lesion where its liability exceeds the threshold that gives
 the intended prevalence, so eyes of one person agree more often than chance and higher groups have more lesions.
 
 Lesions of difficulty `plain` are what the demo and the tests draw: each in three eyes of ten and over millimetres, so

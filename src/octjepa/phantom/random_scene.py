@@ -9,7 +9,7 @@ Everything that a disease or an eye can vary is drawn from `SceneRanges`: thickn
 layers, curvature and tilt, oedema (diffuse swelling, lakes in the outer nuclear layer with septa, cysts in the inner
 nuclear layer, a central cyst that fills the foveal pit, fluid of free shape), subretinal fluid, drusen and detachments
 of the pigment epithelium, atrophy, membranes, lost photoreceptors, exudates with shadows, hyperreflective foci, and the
-edge of the optic disc. A network that saw only one kind of eye fails on real ones; measurements are in
+edge of the optic disc. A network that saw only one kind of eye fails on real eyes; measurements are in
 `lab/2026-11.md`.
 """
 

@@ -167,7 +167,7 @@ class MaskRecipe(Section):
 class ViewRecipe(Section):
     """Random augmentations. Geometry is shared by the two views; photometric changes differ. 0 switches a change off.
 
-    The default crops and flips alone, as V-JEPA 2 does: where each view has another gain or blur, the encoder is taught
+    The default only crops and flips, as V-JEPA 2 does: where each view has another gain or blur, the encoder is taught
     to ignore brightness, which tells of disease.
     """
 

@@ -60,7 +60,7 @@ def _known_tracker(name: str) -> str:
 
 
 class TrackingRecipe(Section):
-    """Where figures and pictures go next to the run folder; docs/report.md. Nothing leaves the machine by default."""
+    """Where metrics and pictures go next to the run folder; docs/report.md. Nothing leaves the machine by default."""
 
     backends: Annotated[tuple[Annotated[str, AfterValidator(_known_tracker)], ...], AfterValidator(without_repeats)] = (
         machine(())
@@ -188,7 +188,7 @@ class Recipe(Section):
         """The base of all rotary frequencies, or by axis the fastest and the slowest, in radians a unit of position.
 
         By axis the fastest pair turns by 1 radian a token step, so that neighbours differ, and the slowest by a quarter
-        turn over the grid, so that its cosine falls all the way: no pair stands still, none repeats alone.
+        turn over the grid, so that its cosine falls all the way: no pair stands still, and none repeats by itself.
         """
         if self.model.rope_base is not None or self.model.positions != "rope":
             return self.model.rope_base or ROPE_BASE
@@ -206,7 +206,7 @@ class Recipe(Section):
 
     @property
     def exported_encoder(self) -> str:
-        """target, student, or validation: the one that the monitor prefers at each checkpoint."""
+        """target, student, or validation: the encoder that the monitor prefers at each checkpoint."""
         if self.objective.teacher is not None:
             return "student"
         exported: str = self.checkpoint.export or objective_facts(self.objective.name).exported_encoder

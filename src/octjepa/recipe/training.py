@@ -36,7 +36,7 @@ SIZES: dict[str, ModelSize] = {
 
 
 class ModelRecipe(Section):
-    """The encoder: a preset `size`, of which `width`, `depth` and `heads` replace single numbers (null: the preset's).
+    """The encoder: a preset `size`; `width`, `depth` and `heads` replace single numbers (null: the preset's).
 
     `predictor_*` replace what the objective asks for, or else the preset's.
     """
@@ -215,7 +215,7 @@ class TrainRecipe(Section):
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
     clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
-    spike_factor: Annotated[float, Field(gt=1)] | None = 10.0  # times the median norm; larger ones are skipped
+    spike_factor: Annotated[float, Field(gt=1)] | None = 10.0  # times the median norm; larger norms are skipped
     precision: Precision = "auto"
     seed: Annotated[int, Field(ge=0)] = 0
 

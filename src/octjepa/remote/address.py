@@ -32,7 +32,7 @@ def is_remote(location: str | PurePath) -> bool:
     """True for gs:// and s3://, False for a local path.
 
     Raises UsageError for another scheme, and for an address that went through a Path, which makes "s3:/" of "s3://":
-    taken for a folder it would be created on the local disk without a word.
+    read as a folder it would be created on the local disk without a word.
     """
     text = str(location)
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/(/?)", text)

@@ -1,9 +1,8 @@
 """Objects in buckets: listed, looked up, downloaded, written and removed, each call retried after transient failures.
 
-The requests are those of fsspec's s3fs and gcsfs; their own retries are off, so that this package alone decides and
-logs them.
-Endpoint and credentials come from the environment only: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL and the usual AWS
-variables. STORAGE_EMULATOR_HOST and the usual Google ones. OCTJEPA_ANONYMOUS=1 signs nothing.
+The requests are those of fsspec's s3fs and gcsfs; their own retries are off, so that only this package decides and logs
+them. Endpoint and credentials come from the environment only: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL and the usual AWS
+variables. STORAGE_EMULATOR_HOST and the usual variables of Google. OCTJEPA_ANONYMOUS=1 signs nothing.
 """
 
 from __future__ import annotations
@@ -123,7 +122,7 @@ def connection(scheme: str, policy: RetryPolicy) -> Any:
 
 @atexit.register
 def disconnect() -> None:
-    """Closes all connections of this process; the next call opens new ones."""
+    """Closes all connections of this process; the next call opens new connections."""
     if not _connections:
         return  # fsspec is not loaded, and at the end of the process can no longer be
     from fsspec.asyn import sync
@@ -176,7 +175,7 @@ def _object(address: Address, entry: dict[str, Any]) -> RemoteObject:
 
 
 def list_objects(url: str, recursive: bool = True) -> list[RemoteObject]:
-    """Objects below `url`, sorted by url; the one that `url` names; none if there is none.
+    """Objects below `url`, sorted by url, or the object that `url` names. Empty if there is none.
 
     Raises UsageError: no such bucket, no access, no credentials. OctjepaError: the store does not answer.
     """

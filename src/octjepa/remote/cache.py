@@ -5,7 +5,7 @@
 A body is downloaded to a temporary folder, compared with the store's own length and checksum, and renamed. `digest` is
 that of the content: a copy that was damaged later is detected and fetched again. Whoever uses a copy holds a shared
 lock on it (flock, which the kernel releases when a process dies); the least recently used copies without a lock make
-room for new ones.
+room for new copies.
 
 The order of use and the removal of unfinished downloads do not rely on the time of day, which may be set forwards or
 back: uses are numbered from the last one on, and a folder in use is locked.
@@ -53,7 +53,7 @@ def cache_root() -> Path:
 
 
 def cache_folder(*parts: str) -> Path:
-    """The folder `parts` below the cache's root, made if it is absent; the root is its owner's alone.
+    """The folder `parts` below the cache's root, made if it is absent; only its owner may open the root.
 
     Raises OctjepaError: it cannot be made.
     """

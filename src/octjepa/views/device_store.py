@@ -1,6 +1,6 @@
 """The stored voxels of a run on its device, as uint8: views are cut, flipped and z-scored there.
 
-A batch then sends its tokens and masks alone: a few kilobytes a volume in place of megabytes. 2 GB hold 6,000 volumes
+A batch then sends only its tokens and masks: a few kilobytes a volume in place of megabytes. 2 GB hold 6,000 volumes
 of the default size. Rotation, zoom, blur, speckle and halves are left to the host.
 """
 

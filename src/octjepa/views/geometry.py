@@ -71,7 +71,7 @@ def strided_view(
 
 
 def moved_view(voxels: np.ndarray, transform: ViewTransform, size: tuple[int, int, int]) -> np.ndarray:
-    """The crop and flips alone, without a copy, of what lies on a stored volume [..., D, H, W], as labels do.
+    """Only the crop and flips, without a copy, of what lies on a stored volume [..., D, H, W], as labels do.
 
     Raises ValueError where the crop leaves the volume.
     """
