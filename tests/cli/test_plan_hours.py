@@ -12,7 +12,7 @@ import torch
 from command_line import call
 from octjepa import store
 from octjepa.canonical import grid_coverage
-from octjepa.cli.training import _duration
+from octjepa.cli.training import rough_duration
 from octjepa.config import load_recipe
 from octjepa.errors import UsageError
 from octjepa.train import data
@@ -92,4 +92,4 @@ def test_small_recipes_are_quick_to_time_and_large_ones_are_not(monkeypatch: pyt
     [(0.001, "about 1 minute"), (0.15, "about 9 minutes"), (2.13, "about 2.1 hours"), (300, "about 12 days")],
 )
 def test_a_duration_has_a_unit_that_suits_it(hours: float, text: str) -> None:
-    assert _duration(hours) == text
+    assert rough_duration(hours) == text

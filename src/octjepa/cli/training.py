@@ -127,12 +127,12 @@ def _verdict(timing: Timing | None, validation_volumes: int | None, store: str |
     if validation_volumes == 0:
         return f"the run cannot be validated: no validation people; octjepa split {store} --by stratified"
     if timing is not None:
-        return f"takes {_duration(timing.hours)} on this machine"
+        return f"takes {rough_duration(timing.hours)} on this machine"
     how = "add --store STORE" if store is None else "leave out --no-measure"
     return f"no hours: {how} to time a few updates; all values: octjepa -v plan"
 
 
-def _duration(hours: float) -> str:
+def rough_duration(hours: float) -> str:
     """`9 minutes`, `2.1 hours`, `12 days`."""
     if hours < 1:
         return f"about {counted(max(1, round(60 * hours)), 'minute')}"
