@@ -101,7 +101,7 @@ def test_what_to_do_next_follows_from_what_was_measured() -> None:
     assert "octjepa probe run/embeddings.parquet" in following([NONE], **embedded)[1]
     assert following([replace(OPEN, too_few_people=True)], **measured)[0] == "Label"
     assert "octjepa leaderboard run" in following([GOOD], **measured)[1]
-    assert "phantom-truth" in following([BAD], **measured)[1]
+    assert "phantom-unet" in following([BAD], **measured)[1]
 
 
 def test_a_site_that_few_test_people_lack_by_chance_breaks_nothing() -> None:

@@ -122,7 +122,7 @@ def _verdict(timing: Timing | None, validation_volumes: int | None, store: str |
     if validation_volumes == 0 and people < FEWEST_PEOPLE:
         few = f"{store} has {counted(people, 'person')}, and pretraining needs at least {FEWEST_PEOPLE}"
         return (
-            f"the run cannot be validated: {few}. The packaged encoder needs no training: octjepa embed phantom-truth"
+            f"the run cannot be validated: {few}. The packaged encoder needs no training: octjepa embed phantom-unet"
         )
     if validation_volumes == 0:
         return f"the run cannot be validated: no validation people; octjepa split {store} --by stratified"
@@ -187,7 +187,7 @@ def _warn_of_few_people(store: Store) -> None:
     if people < FEWEST_PEOPLE:
         _log.warning(
             "%s has %s, and an encoder needs at least %d to learn anything and to be validated. Add scans, or use "
-            "the packaged encoder: octjepa embed phantom-truth --store %s --out embeddings.parquet",
+            "the packaged encoder: octjepa embed phantom-unet --store %s --out embeddings.parquet",
             *(store.location, counted(people, "person"), FEWEST_PEOPLE, store.location),
         )
 

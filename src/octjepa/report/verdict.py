@@ -145,10 +145,10 @@ def _next_answer(
         text = f"Label more people, until at least {FEWEST_TEST_PEOPLE} of them are test people."
         return Answer(question, text, (), ("octjepa split STORE --by stratified --shares 0.6,0.1,0.3",))
     if training.answer.startswith("Yes"):
-        commands = (f"octjepa leaderboard {run} phantom-truth --store STORE --labels LABELS --target TARGET",)
+        commands = (f"octjepa leaderboard {run} phantom-unet --store STORE --labels LABELS --target TARGET",)
         return Answer(question, "Compare the encoder with others, or fine-tune it.", (), commands)
     text = "Train longer (train.max_updates) or on more people. The packaged encoder needs no training."
-    commands = ("octjepa embed phantom-truth --store STORE --out embeddings.parquet",)
+    commands = ("octjepa embed phantom-unet --store STORE --out embeddings.parquet",)
     return Answer(question, text, (), commands)
 
 
