@@ -121,9 +121,7 @@ def _verdict(timing: Timing | None, validation_volumes: int | None, store: str |
     """Whether the run can be validated, and what to do next."""
     if validation_volumes == 0 and people < FEWEST_PEOPLE:
         few = f"{store} has {counted(people, 'person')}, and pretraining needs at least {FEWEST_PEOPLE}"
-        return (
-            f"the run cannot be validated: {few}. The packaged encoder needs no training: octjepa embed phantom-unet"
-        )
+        return f"the run cannot be validated: {few}. The packaged encoder needs no training: octjepa embed phantom-unet"
     if validation_volumes == 0:
         return f"the run cannot be validated: no validation people; octjepa split {store} --by stratified"
     if timing is not None:

@@ -209,7 +209,7 @@ class GridEncoder(EncoderBase[Input]):
     @property
     @abstractmethod
     def recorded_training(self) -> frozenset[str]:
-        """All that is recorded of its training volumes, for what is trained or written from it."""
+        """Everything that is recorded of its training volumes. What is trained or written from it inherits the record."""
 
     @abstractmethod
     def untrained(self) -> Self:

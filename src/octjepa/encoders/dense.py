@@ -58,8 +58,8 @@ class BScanImages(NamedTuple):
 class DenseEncoder(GridEncoder[BScanImages]):
     """The segmentation network for volumes of one preprocessing.
 
-    A token has `2 C + 2 (K - 1) + B` features, of C feature maps, K classes and B boundaries. It is trained on
-    phantoms alone, and frozen: `octjepa segment adapt` trains the network itself.
+    A token has `2 C + 2 (K - 1) + B` features, of C feature maps, K classes and B boundaries. It learned
+    from phantoms only. It is frozen: `octjepa segment adapt` trains the network itself.
     """
 
     def __init__(
@@ -119,8 +119,8 @@ class DenseEncoder(GridEncoder[BScanImages]):
     def encode_tokens(self, selected: Sequence[BScanImages]) -> list[TokenFeatures]:
         """The features of several volumes, one after the other: memory is that of one volume."""
         return [
-            TokenFeatures(self._features(one), one.grid_index, self.grid, one.tissue.astype(np.float32))
-            for one in selected
+            TokenFeatures(self._features(bscans), bscans.grid_index, self.grid, bscans.tissue.astype(np.float32))
+            for bscans in selected
         ]
 
     @torch.inference_mode()
@@ -164,13 +164,13 @@ class DenseEncoder(GridEncoder[BScanImages]):
 
 def _patch_size(preprocessing: Preprocessing) -> tuple[int, int, int]:
     """The voxels of a token: along each axis the divisor of the image's size that is nearest to `_TOKEN_MM`."""
-    found = []
+    sizes = []
     for size, spacing_mm, token_mm in zip(
         preprocessing.image_size, preprocessing.target_spacing_mm, _TOKEN_MM, strict=True
     ):
         divisors = [n for n in range(1, size + 1) if size % n == 0]
-        found.append(min(divisors, key=lambda n: abs(np.log(n * spacing_mm / token_mm))))
-    return found[0], found[1], found[2]
+        sizes.append(min(divisors, key=lambda n: abs(np.log(n * spacing_mm / token_mm))))
+    return sizes[0], sizes[1], sizes[2]
 
 
 def _image_shape(preprocessing: Preprocessing, grid: tuple[int, int, int]) -> tuple[int, int]:

@@ -192,7 +192,7 @@ def _list_scans(path: Path, name: str) -> tuple[str, ...] | None:
     try:
         with _parsing:
             return formats.list_scans(path)
-    except VolumeRejected:  # reading it raises the same, for the quarantine
+    except VolumeRejected:  # the reader raises the same, for the quarantine
         return None
     except Exception as error:  # vendors' libraries raise whatever a damaged file makes of their parser
         _log.warning("the scans in %s cannot be listed: %s", name, error_origin(error))
@@ -209,7 +209,7 @@ def _list_scans_of_object(file: SourceFile) -> tuple[str, ...] | None:
                 members = _list_scans(path, file.name)
         except ResourceError:
             raise
-        except OctjepaError:  # reading it raises the same, for the quarantine
+        except OctjepaError:  # the reader raises the same, for the quarantine
             return None, False
         return members, members is not None
 
