@@ -209,7 +209,7 @@ class GridEncoder(EncoderBase[Input]):
     @property
     @abstractmethod
     def recorded_training(self) -> frozenset[str]:
-        """Everything that is recorded of its training volumes. What is trained or written from it inherits the record."""
+        """All that is recorded of its training volumes. What is made from it inherits the record."""
 
     @abstractmethod
     def untrained(self) -> Self:
