@@ -128,7 +128,7 @@ def test_an_overlay_in_the_bit_above_the_pixels_is_masked(syntax: UID, tmp_path:
 
 
 @pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, JPEG2000Lossless])
-def test_bits_above_the_pixels_without_an_overlay_group_are_told_by_content(syntax: UID, tmp_path: Path) -> None:
+def test_bits_above_the_pixels_without_an_overlay_group_are_recognised_by_content(syntax: UID, tmp_path: Path) -> None:
     """A drawing leaves the lower bits as they are; intensities of 13 bit under a header of 12 bit do not."""
     drawn = PIXELS.astype(np.uint16) * 16
     drawn[:, 60:120, 40:120] |= 1 << 12

@@ -58,6 +58,12 @@ def test_a_file_that_is_not_a_scan_is_refused_with_the_reason(tmp_path: Path) ->
         pass
 
 
+def test_a_path_with_nothing_names_a_scan_among_the_sources(tmp_path: Path) -> None:
+    message = r"no file or folder at .*: name a scan, a folder of scans"
+    with pytest.raises(UsageError, match=message), opened_source(tmp_path / "nothing"):
+        pass
+
+
 @pytest.mark.slow
 def test_the_answers_of_segment_are_shown_with_their_scans(eyes: Path, tmp_path: Path) -> None:
     outcome = call("segment", eyes / "OS.dcm", "--out", tmp_path / "answers", "--quiet", "--json")

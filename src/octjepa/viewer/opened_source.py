@@ -57,13 +57,18 @@ def _without_warnings() -> Iterator[None]:
 def scans_without_store(source: str | Path, scans: Sequence[str] = ()) -> list[str]:
     """The scans that `source` stands for if it is a scan, a folder of scans or of answers; [] for anything else.
 
-    Raises UsageError: `source` holds answers, and neither `scans` nor this machine's notes say where the scans are.
+    Raises UsageError: nothing is at `source`, or it holds answers, and neither `scans` nor this machine's notes say
+    where the scans are.
     """
     if is_remote(source):
         return []
     path = Path(source)
     if path.is_file():
         return [str(path)]
+    if not path.exists():
+        raise UsageError(
+            f"no file or folder at {source}: name a scan, a folder of scans, the result of segment, a store or a run"
+        )
     if not path.is_dir() or holds_contents(path):
         return []
     if (path / _ANSWERS).is_file() and any(path.glob("*_boundaries.npz")):

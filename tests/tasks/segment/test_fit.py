@@ -159,12 +159,12 @@ def test_a_head_finds_the_encoder_that_it_notes(line: Line, tmp_path: Path) -> N
     assert "which is not there: name it with --from" in absent.err
 
 
-def test_a_head_opens_no_place_that_the_user_did_not_name(line: Line, tmp_path: Path) -> None:
+def test_a_head_opens_no_path_that_the_user_did_not_name(line: Line, tmp_path: Path) -> None:
     shutil.copytree(line.out / "head", tmp_path / "out" / "head")
     manifest = next((tmp_path / "out" / "head").glob("*/manifest.json"))
     about = json.loads(manifest.read_text())
-    for place in (str(line.encoder), "gs://bucket/encoder.safetensors"):
-        manifest.write_text(json.dumps({**about, "encoder_from": place}))
+    for path in (str(line.encoder), "gs://bucket/encoder.safetensors"):
+        manifest.write_text(json.dumps({**about, "encoder_from": path}))
         with pytest.raises(OutsideError, match="--allow-outside"):
             load_head(tmp_path / "out", None)
     manifest.write_text(json.dumps({key: value for key, value in about.items() if key != "encoder_from"}))

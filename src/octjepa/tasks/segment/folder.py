@@ -86,7 +86,7 @@ def save_head(
         tensors[ENCODER_FILE] = dict(head.network.state_dict())
     about = {
         "kind": KIND,
-        "encoder_from": _place_of_encoder(checkpoint, out),
+        "encoder_from": _encoder_path(checkpoint, out),
         "classes": list(classes),
         "settings": recipe.model_dump(mode="json"),
         "contract": contract_of(encoder),
@@ -98,7 +98,7 @@ def save_head(
     )
 
 
-def _place_of_encoder(checkpoint: str | Path, out: Path) -> str:
+def _encoder_path(checkpoint: str | Path, out: Path) -> str:
     """The name, address or path of an encoder as the manifest of a head in `out` notes it; "" if it is unknown."""
     if not checkpoint or is_remote(checkpoint) or shipped(checkpoint) is not None:
         return str(checkpoint)
@@ -110,13 +110,13 @@ def _noted_encoder(folder: Path, out: Path, about: dict[str, Any]) -> str | Path
 
     Raises UsageError: none is noted, or it is not there any more. OutsideError: a place that the user did not allow.
     """
-    place = about.get("encoder_from")
+    noted = about.get("encoder_from")
     how = "name it with --from"
-    if not isinstance(place, str) or not place:
+    if not isinstance(noted, str) or not noted:
         raise UsageError(f"the head {out} was made on a frozen encoder: {how}")
-    if place in shipped_names():
-        return place
-    location = named_by(folder.parent.parent, f"{HEAD_FOLDER}/{folder.name}/manifest.json", place)
+    if noted in shipped_names():
+        return noted
+    location = named_by(folder.parent.parent, f"{HEAD_FOLDER}/{folder.name}/manifest.json", noted)
     if isinstance(location, Path) and not location.exists():
         raise UsageError(f"the head {out} was made on the frozen encoder {location}, which is not there: {how}")
     return location
@@ -155,9 +155,9 @@ def load_head(path: str | Path, checkpoint: str | None) -> SavedHead:
         encoder = PretrainedEncoder(VJEPA3D.from_recipe(pretraining).target_encoder, pretraining, pretraining.name)
         load_weights(encoder.encoder, read_tensors(folder, ENCODER_FILE), folder)
     else:
-        place = _noted_encoder(folder, Path(path), about) if checkpoint is None else checkpoint
-        encoder = load_encoder(place)
-        require_same_encoder(about["contract"], contract_of(encoder), str(path), str(place))
+        source = _noted_encoder(folder, Path(path), about) if checkpoint is None else checkpoint
+        encoder = load_encoder(source)
+        require_same_encoder(about["contract"], contract_of(encoder), str(path), str(source))
     encoder = encoder.to(Runtime("fp32").device)
     return SavedHead(_head(folder, about, recipe, encoder), tuple(about["classes"]), recipe, encoder)
 
