@@ -100,7 +100,7 @@ def _candidates(key: UInt32[np.ndarray, " N"]) -> Iterator[tuple[np.ndarray, np.
     """(i, j), i != j, in batches: all pairs with equal keys, each once."""
     order = np.argsort(key, kind="stable")
     ordered = key[order]
-    later = np.searchsorted(ordered, ordered, "right") - np.arange(len(key)) - 1  # equal ones that follow each
+    later = np.searchsorted(ordered, ordered, "right") - np.arange(len(key)) - 1  # equal keys that follow each
     ends = np.cumsum(later)
     start = 0
     while start < len(key):

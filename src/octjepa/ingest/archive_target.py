@@ -109,7 +109,7 @@ class FolderTarget:
 class BucketTarget:
     """Objects below a url, with the methods of `FolderTarget`.
 
-    They are written atomically by the store; one of the member's size is taken for the member.
+    They are written atomically by the store; an object of the member's size counts as the member.
     """
 
     def __init__(self, url: str) -> None:

@@ -75,7 +75,7 @@ class DuplicateCheck:
 
     A content counts as present where its file is among this run's `files` and is not read again: a volume from
     elsewhere may have moved here, and the same pixels then take over its entry. Other pixels under its SOP UID are
-    refused, for it may still be there.
+    refused, because that file may still be there.
     """
 
     def __init__(self, store: Store, files: Sequence[SourceFile], todo: Sequence[SourceFile]) -> None:

@@ -42,8 +42,8 @@ class RefusedFiles:
 class SourceFlow:
     """From the files found to the volumes accepted: found = ignored + refused + accepted files.
 
-    `ignored` counts side files (tables, pictures, hidden ones) by kind. Device and site of refused files are known only
-    as far as their path names them.
+    `ignored` counts side files (tables, pictures, hidden files) by kind. Device and site of refused files are known
+    only as far as their path names them.
     """
 
     ignored: dict[str, int]

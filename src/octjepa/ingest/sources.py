@@ -68,7 +68,7 @@ def discover(sources: Sequence[str | Path], single_bscans: bool = False) -> Disc
 
 
 def _add_list(source: str, disk: Search, bucket: Search, objects: BucketListing) -> None:
-    """The entries of a list of files; relative ones are relative to the list's folder."""
+    """The entries of a list of files; relative entries are relative to the list's folder."""
     if remote.is_remote(source):
         folder = source.rpartition("/")[0]
         entries = read_list(remote.read_bytes(source), source)
@@ -106,7 +106,7 @@ def _sort(discovery: Discovery) -> None:
     """Each file once, in the order of names; a file found with a manifest row takes precedence over one without.
 
     Of a file and a link to it the file is read, for its path may state person and eye; the other names are counted.
-    DICOM comes first: of one scan in two formats, the one whose header knows more enters the store. Files whose name
+    DICOM comes first: of one scan in two formats, the file whose header knows more enters the store. Files whose name
     or folder says that they are copies come last, so that the original is stored and the copy refused.
     """
 

@@ -1,7 +1,7 @@
 """The vocabulary of devices: known instruments by the words of their headers, every other one under its own name.
 
 A device is named `make_model` in lower case (`zeiss_cirrus`, `optovue_avanti`). The vocabulary is open: a model that is
-not listed becomes the words of Manufacturer and ManufacturerModelName, and is never taken for another device.
+not listed becomes the words of Manufacturer and ManufacturerModelName, and is never assigned to another device.
 Source of models and methods: the makers' product pages and DICOM conformance statements.
 """
 

@@ -1,4 +1,4 @@
-"""Opens DICOM files from outside: the one place where pydicom parses a file that octjepa did not write.
+"""Opens DICOM files from outside: the only place where pydicom parses a file that octjepa did not write.
 
 In: a path. Out: a `DicomStream`, from which the header and the pixel data are read as pydicom datasets.
 

@@ -249,7 +249,7 @@ def _without_copies(headers: Sequence[Dataset]) -> list[Dataset]:
 
 
 def _joined(headers: Sequence[Dataset], numbers: Sequence[int]) -> Dataset:
-    """One multi-frame dataset of single-frame ones. Raises VolumeRejected: truncated, wrong_transfer_syntax."""
+    """One multi-frame dataset of single-frame datasets. Raises VolumeRejected: truncated, wrong_transfer_syntax."""
     from pydicom.encaps import encapsulate
 
     order = np.argsort(numbers, kind="stable")

@@ -187,7 +187,7 @@ _ALLOWED_BESIDE_IMAGES = ("nifti", "metaimage", "npy", "npz", "mat", "tiff")  # 
 
 @cache
 def all_formats() -> tuple[Format, ...]:
-    """Every format, the built-in ones first, in the order in which their signatures are checked."""
+    """Every format, the built-in formats first, in the order in which their signatures are checked."""
     built_in = [format.name for format in _BUILT_IN]
     return tuple(FORMATS.get(name) for name in dict.fromkeys((*built_in, *FORMATS.names())))
 

@@ -1,9 +1,9 @@
 """Decide which axis of an array is slice, depth and column: stated, decided by spacing and content, or refused; never
 guessed.
 
-A file that states its axes is believed. A spacing leaves some orders: those in which every axis has a plausible spacing
-and the scan the extent of an OCT scan. A header's spacing that leaves one order, and none if it is read backwards, is
-believed; so is a spacing that leaves the format's own order and none that content speaks for. The note
+If a file states its axes, that order is used. A spacing leaves some orders: those in which every axis has a plausible
+spacing and the scan the extent of an OCT scan. A header's spacing that leaves one order, and none if it is read
+backwards, is believed; so is a spacing that leaves the format's own order and none that content speaks for. The note
 `axes_unlike_content` then says that content speaks against it.
 
 Depth is the axis along which the mean intensity has a profile: dark vitreous, bright layers, fading choroid. Of the
