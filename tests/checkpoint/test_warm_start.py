@@ -23,7 +23,7 @@ from octjepa.recipe import Recipe
 from octjepa.train import loop
 from octjepa.train.loop import pretrain
 from octjepa.train.optimizer import update_target
-from synthetic import MemoryStore, small_recipe
+from synthetic import TEST_SIZE, MemoryStore, small_recipe
 
 PATCH = (4, 16, 16)
 
@@ -53,7 +53,7 @@ def vjepa2_folder(folder: Path, colours: int = 3, tubelet: int = 2, shards: bool
 @pytest.mark.parametrize("shards", [False, True])
 def test_both_encoders_start_from_the_video_weights(shards: bool, tmp_path: Path) -> None:
     weights = vjepa2_folder(tmp_path / "hf", shards=shards)
-    recipe = small_recipe(model={"warm_start": str(tmp_path / "hf"), "positions": "rope_tiled"})
+    recipe = small_recipe(model={**TEST_SIZE, "warm_start": str(tmp_path / "hf"), "positions": "rope_tiled"})
     model = VJEPA3D.from_recipe(recipe)
     warm_start(model, recipe)
     expected = from_vjepa2(weights, PATCH)
@@ -71,7 +71,8 @@ def test_a_run_trains_on_from_one_of_ours(tmp_path: Path) -> None:
     store = MemoryStore(first.preprocessing)
     pretrain(first, store, tmp_path / "first")
     second = small_recipe(
-        model={"warm_start": str(tmp_path / "first")}, train={"max_updates": 1, "global_batch": 4, "base_lr": 1e-9}
+        model={"warm_start": str(tmp_path / "first")},
+        train={"max_updates": 1, "global_batch": 4, "base_lr": 1e-9},
     )
     pretrain(second, store, tmp_path / "second")
     old, new = (load_encoder(tmp_path / name).encoder.state_dict() for name in ("first", "second"))
@@ -160,11 +161,11 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 def test_the_layouts_are_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     vjepa2_folder(tmp_path / "hf")
-    recipe = small_recipe(model={"warm_start": str(tmp_path / "hf")})
+    recipe = small_recipe(model={**TEST_SIZE, "warm_start": str(tmp_path / "hf")})
     warm_start(VJEPA3D.from_recipe(recipe), recipe)
     assert "model.positions=rope_tiled, the recipe says rope" in caplog.text
     assert "position_unit" not in caplog.text
-    recipe = small_recipe(model={"warm_start": str(tmp_path / "hf"), "position_unit": "mm"})
+    recipe = small_recipe(model={**TEST_SIZE, "warm_start": str(tmp_path / "hf"), "position_unit": "mm"})
     warm_start(VJEPA3D.from_recipe(recipe), recipe)
     assert "model.position_unit=index, the recipe says mm" in caplog.text
 
@@ -182,7 +183,7 @@ def test_heads_are_compared_though_no_shape_tells_them(
     vjepa2_folder(tmp_path / "hf")
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, "num_attention_heads": heads}))
-    recipe = small_recipe(model={"warm_start": str(tmp_path / "hf")})
+    recipe = small_recipe(model={**TEST_SIZE, "warm_start": str(tmp_path / "hf")})
     with pytest.raises(error, match=result):
         warm_start(VJEPA3D.from_recipe(recipe), recipe)
 
@@ -193,11 +194,11 @@ def test_weights_that_do_not_fit_are_reported(tmp_path: Path) -> None:
         ({"model": {"size": "reference"}}, "of another size"),
         ({"tokens": {"patch_size": [4, 8, 8], "budget": 24}}, "its patches are 16 x 16"),
     ):
-        model = {"warm_start": str(tmp_path / "hf"), **section.get("model", {})}
+        model = {**TEST_SIZE, "warm_start": str(tmp_path / "hf"), **section.get("model", {})}
         recipe = small_recipe(**{**section, "model": model})
         with pytest.raises(UsageError, match=match):
             warm_start(VJEPA3D.from_recipe(recipe), recipe)
-    recipe = small_recipe(model={"warm_start": str(tmp_path / "hf")})
+    recipe = small_recipe(model={**TEST_SIZE, "warm_start": str(tmp_path / "hf")})
     (tmp_path / "hf" / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(CheckpointError, match=r"cannot be read as weights|is damaged: it is shorter"):
         warm_start(VJEPA3D.from_recipe(recipe), recipe)
@@ -213,7 +214,7 @@ def test_the_released_shape_starts_model_size_large(tmp_path: Path) -> None:
     from transformers import VJEPA2Config, VJEPA2Model
 
     config = VJEPA2Config()  # its defaults are those of the released ViT-L
-    recipe = small_recipe(model={"size": "large", "positions": "rope_tiled", "warm_start": str(tmp_path)})
+    recipe = small_recipe(model={**TEST_SIZE, "size": "large", "positions": "rope_tiled", "warm_start": str(tmp_path)})
     with torch.device("meta"):
         shapes = {name: value.shape for name, value in VJEPA2Model(config).state_dict().items()}
         model = VJEPA3D.from_recipe(recipe)
@@ -245,7 +246,7 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_warm_again(
 ) -> None:
     vjepa2_folder(tmp_path / "hf")
     recipe = small_recipe(
-        model={"warm_start": str(tmp_path / "hf"), "positions": "rope_tiled"},
+        model={**TEST_SIZE, "warm_start": str(tmp_path / "hf"), "positions": "rope_tiled"},
         train={"max_updates": 2, "global_batch": 4},
         monitor={"every_updates": None},
     )

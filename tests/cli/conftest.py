@@ -13,6 +13,7 @@ import pytest
 
 from command_line import call
 from flat_layers import FlatLayers
+from narrow import OVERRIDES
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Line:
         self.results[verb] = outcome.json
 
 
-FAST = ("tokens.select=tissue", "tokens.budget=32", "train.max_updates=4", "checkpoint.every_updates=2")
+FAST = ("tokens.select=tissue", "tokens.budget=32", "train.max_updates=4", "checkpoint.every_updates=2", *OVERRIDES)
 
 
 @pytest.fixture(scope="session")

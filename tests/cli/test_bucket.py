@@ -11,6 +11,8 @@ import pytest
 
 from bucket_servers import Bucket, bucket_of, s3_server
 from command_line import call
+from flat_layers import FlatLayers
+from narrow import OVERRIDES
 from octjepa.remote import bucket_lock, info, join, list_objects, put_bytes, remove
 
 pytestmark = pytest.mark.slow
@@ -28,7 +30,8 @@ def done(*words: object) -> dict:
     return outcome.json
 
 
-def test_every_verb_takes_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
+def test_every_verb_takes_a_bucket(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octjepa.report.store_layers.LayerCache", FlatLayers)  # a network takes seconds for every scan
     store, saves, run = join(bucket.url, "store"), join(bucket.url, "saves"), tmp_path / "run"
     done("phantom", tmp_path / "eyes", "--people", 4, "--devices", "topcon_maestro2", "--workers", 1)
     assert done("ingest", tmp_path / "eyes", "--store", store, "--workers", 1)["accepted"] == 8
@@ -37,7 +40,7 @@ def test_every_verb_takes_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
     result = done("inspect", store, "--verify")
     assert (result["kind"], result["volumes"], result["damaged"]) == ("store", 8, [])
     made = done(
-        "pretrain", "tiny_cpu", "train.max_updates=2", "train.global_batch=2", "machine.loader_workers=1",
+        "pretrain", "tiny_cpu", "train.max_updates=2", "train.global_batch=2", "machine.loader_workers=1", *OVERRIDES,
         f"checkpoint.dir={saves}", "--store", store, "--out", run,
     )  # fmt: skip
     assert made["checkpoint"] == join(saves, "step-00000002")

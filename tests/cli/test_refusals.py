@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from command_line import Outcome, call
+from narrow import OVERRIDES
 
-FAST = ("tokens.select=tissue", "tokens.budget=32", "train.max_updates=4", "checkpoint.every_updates=2")
+FAST = ("tokens.select=tissue", "tokens.budget=32", "train.max_updates=4", "checkpoint.every_updates=2", *OVERRIDES)
 
 
 def refused(result: Outcome, code: int, *words: str) -> None:

@@ -17,6 +17,7 @@ import scipy.linalg
 import torch
 from safetensors.torch import save_file
 
+from narrow import SIZE
 from octjepa.checkpoint.folder import write_folder
 from octjepa.embed import embedding, shard
 from octjepa.embed.embedding import Division, embed_store
@@ -29,6 +30,8 @@ from octjepa.evaluate.probe import run_probes
 from octjepa.model import VJEPA3D
 from synthetic import MemoryStore, small_recipe
 from worker_tasks import embed_after_a_kill
+
+WIDTH = SIZE["width"]
 
 
 def weights_file(path: Path, trained_on: list[str], seed: int = 7) -> Path:
@@ -65,10 +68,10 @@ def test_every_raster_volume_once_with_its_keys(run, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         figures = embed_store(run, store, tmp_path / "e.parquet")
     assert "device maestro2 is lost: none of its 1 volumes is raster" in caplog.text
-    assert (figures.rows, figures.missing, figures.dim) == (18, 2, 192)
+    assert (figures.rows, figures.missing, figures.dim) == (18, 2, WIDTH)
     table = read_embeddings(tmp_path / "e.parquet")
     assert table.pools == pooling.DEFAULT_POOLS == ("mean_std_max", "zones_whitened")
-    assert table.vector.shape == table.untrained.shape == (18, (3 + 48) * 192)
+    assert table.vector.shape == table.untrained.shape == (18, (3 + 48) * WIDTH)
     keyed = table.frame.set_index("volume_id")
     assert keyed.loc["volume0001", ["person_id", "content_hash", "split", "age", "clinical_site"]].tolist() == [
         "1001",
@@ -116,32 +119,32 @@ def test_the_rows_are_what_the_encoder_says_of_each_volume(run, tmp_path):
     assert np.allclose(table.features("vector", "mean")[row], one.features.mean(axis=0), atol=1e-6)
     assert np.allclose(table.features("vector", "mean_std_max")[row], encoder.embed(volume, "mean_std_max"), atol=1e-6)
     four = table.features("vector", "mean_std_max_min")[row]
-    assert np.allclose(four[: 3 * 192], encoder.embed(volume, "mean_std_max"), atol=1e-6)
-    assert np.allclose(four[3 * 192 :], one.features.min(axis=0), atol=1e-6)
+    assert np.allclose(four[: 3 * WIDTH], encoder.embed(volume, "mean_std_max"), atol=1e-6)
+    assert np.allclose(four[3 * WIDTH :], one.features.min(axis=0), atol=1e-6)
     weighted = (one.features * one.tissue[:, None]).sum(axis=0) / one.tissue.sum()
     assert np.allclose(table.features("vector", "tissue_mean")[row], weighted, atol=1e-5)
     layers = pooling.tissue_layers(volume, encoder.recipe)[one.grid_index]
     inner = one.features[layers == 1].mean(axis=0)
     assert (layers == 1).any()
-    assert np.allclose(table.features("vector", "layers")[row][192:384], inner, atol=1e-6)
-    by_zone = table.features("vector", "zones")[row].reshape(16, 2, 192)
+    assert np.allclose(table.features("vector", "layers")[row][WIDTH : 2 * WIDTH], inner, atol=1e-6)
+    by_zone = table.features("vector", "zones")[row].reshape(16, 2, WIDTH)
     zones = pooling.token_regions(one.grid_index, one.grid)
     for zone in range(16):
         some = one.features[zones == zone]
-        expected = [some.mean(axis=0), some.max(axis=0)] if len(some) else np.zeros((2, 192))
+        expected = [some.mean(axis=0), some.max(axis=0)] if len(some) else np.zeros((2, WIDTH))
         assert np.allclose(by_zone[zone], expected, atol=1e-6)
     assert 1 < len(set(zones.tolist())) < 16  # some hold tissue, and some none
     depth, centered = np.unravel_index(one.grid_index, one.grid)[1], one.features.astype(float)
     for at in set(depth.tolist()):
         centered[depth == at] -= one.features[depth == at].mean(axis=0, dtype=float)
     covariance = centered.T @ centered / len(centered)
-    shrunk = (covariance + np.trace(covariance) / 192 * np.eye(192)) / 2
+    shrunk = (covariance + np.trace(covariance) / WIDTH * np.eye(WIDTH)) / 2
     white = centered @ np.linalg.inv(scipy.linalg.sqrtm(shrunk).real)
     for pool, tokens in (("zones_centered", centered), ("zones_whitened", white)):
-        by_zone = table.features("vector", pool)[row].reshape(16, 3, 192)
+        by_zone = table.features("vector", pool)[row].reshape(16, 3, WIDTH)
         for zone in range(16):
             some = tokens[zones == zone]
-            three = [some.mean(axis=0), some.max(axis=0), some.min(axis=0)] if len(some) else np.zeros((3, 192))
+            three = [some.mean(axis=0), some.max(axis=0), some.min(axis=0)] if len(some) else np.zeros((3, WIDTH))
             assert np.allclose(by_zone[zone], three, atol=1e-4)
     with pytest.raises(
         UsageError, match="mean_std_max_min, tissue_mean, layers, zones, zones_centered, zones_whitened"
@@ -328,12 +331,12 @@ def test_another_contract_is_refused_by_field(run, tmp_path):
 
 def test_a_checkpoint_of_another_task_is_refused(tmp_path):
     about = {"octjepa": json.dumps({"recipe": small_recipe().model_dump(mode="json")})}
-    save_file({"head.weight": torch.zeros(2, 192)}, tmp_path / "head.safetensors", about)
+    save_file({"head.weight": torch.zeros(2, WIDTH)}, tmp_path / "head.safetensors", about)
     with pytest.raises(
         WrongCheckpointError, match=r"head\.safetensors holds other weights, no pretrained encoder: give"
     ):
         embed_store(tmp_path / "head.safetensors", store_of(), tmp_path / "e.parquet")
-    tensors = {"head.safetensors": {"weights": torch.zeros(2, 192)}}
+    tensors = {"head.safetensors": {"weights": torch.zeros(2, WIDTH)}}
     step = write_folder(tmp_path / "head", 3, tensors, {"kind": "segmentation head", "trained_on": []})
     with pytest.raises(WrongCheckpointError, match="is a segmentation head, no pretrained encoder") as raised:
         embed_store(step, store_of(), tmp_path / "e.parquet")

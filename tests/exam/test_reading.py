@@ -20,6 +20,7 @@ from benchmarks.exam.results import READINGS, Results, RowName
 from benchmarks.exam.settings import REAL_EYES, RECIPE, TUNED, Settings
 
 from examined_eyes import eye_table
+from narrow import OVERRIDES
 from octjepa.cohort.recorded_scans import uid_key
 from octjepa.config import load_recipe
 from octjepa.encoders import PretrainedEncoder
@@ -31,7 +32,7 @@ ROW = RowName("mine", (4, 8, 8))
 
 
 def encoder(overrides: tuple[str, ...] = (), trained_on: tuple[str, ...] = ()) -> PretrainedEncoder:
-    recipe = load_recipe(RECIPE, [*overrides, "model.predictor_depth=1"])
+    recipe = load_recipe(RECIPE, [*OVERRIDES, *overrides, "model.predictor_depth=1"])
     torch.manual_seed(0)
     return PretrainedEncoder(VJEPA3D.from_recipe(recipe).target_encoder, recipe, "mine", trained_on)
 

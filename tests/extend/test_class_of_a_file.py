@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from command_line import call, run
+from narrow import OVERRIDES
 from octjepa.config import load_recipe
 from octjepa.errors import UsageError
 from octjepa.objectives.base import get_objective
@@ -111,7 +112,7 @@ def test_a_run_is_trained_embedded_and_reported(folder: Path) -> None:
     write_cohort(folder / "eyes", people=3)
     assert call("ingest", "eyes", "--store", "store", "--quiet").code == 0
     assert call("split", "store", "--by", "stratified").code == 0
-    small = ("train.max_updates=2", "train.global_batch=4", "--store", "store", "--out", "run", "--quiet")
+    small = ("train.max_updates=2", "train.global_batch=4", *OVERRIDES, "--store", "store", "--out", "run", "--quiet")
     trained = call("pretrain", "tiny_cpu_vjepa", named, *small)
     assert trained.code == 0, trained.err
     embed = ("embed", "run", "--store", "store", "--out", "eyes.parquet", "--quiet")

@@ -121,7 +121,7 @@ def test_a_collapsed_encoder_trips_an_alarm_and_has_a_large_sigreg() -> None:
     model = VJEPA3D.from_recipe(recipe).to(runtime.device)
     chosen = MonitorSet.choose(store, recipe, list(store.volumes), 8)
     alarm = "constant_solution"
-    bias = torch.randn(192)
+    bias = torch.randn(recipe.model.encoder_size.width)
     healthy = run_monitor(model, runtime, chosen, 0)
     for encoder in (model.context_encoder, model.target_encoder):
         with torch.no_grad():

@@ -13,6 +13,7 @@ import torch
 
 from bucket_servers import Bucket, bucket_of, s3_server
 from faulty_proxy import Fault
+from narrow import SIZE
 from oct_dicom import make_dataset, retina, save
 from octjepa.config import PRETRAINING
 from octjepa.files import read_json_lines
@@ -35,6 +36,7 @@ def recipe_of(**machine: Any) -> Recipe:
     return PRETRAINING.read(
         {
             "name": "failing",
+            "model": SIZE,
             "data": {"strategy": "multi_domain", "min_quality": None},  # tiny eyes without layers
             "preprocessing": {"image_size": [8, 64, 64], "margin": [0, 4, 4], "target_spacing_mm": [0.4, 0.016, 0.1]},
             "tokens": {"patch_size": [4, 16, 16], "select": "tissue", "budget": 16},

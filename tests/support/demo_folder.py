@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from narrow import OVERRIDES
+
 DEVICES = ("heidelberg_spectralis", "topcon_maestro2", "zeiss_cirrus")
 EVIL = "<script>alert('eye')</script>.dcm"
 
@@ -89,7 +91,7 @@ def fill_run(path: Path) -> None:
     from octjepa.model import VJEPA3D
     from octjepa.train.optimizer import build_optimizer
 
-    recipe = load_recipe("tiny_cpu", ["train.max_updates=2"])
+    recipe = load_recipe("tiny_cpu", ["train.max_updates=2", *OVERRIDES])
     path.mkdir()
     (path / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
     about = {
@@ -185,7 +187,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fill_run(root / "run")
     (root / "probe.json").write_text(json.dumps(probe_of(0.02, 0.08)), encoding="utf-8")
     table = pa.table({"person_id": ["1000", "1000"], "split": ["train", "train"]})
-    metadata = {b"octjepa.dim": b"192", b"octjepa.encoder": b"tiny_cpu"}
+    metadata = {b"octjepa.dim": b"48", b"octjepa.encoder": b"tiny_cpu"}
     pq.write_table(table.replace_schema_metadata(metadata), root / "embeddings.parquet")
     return root
 

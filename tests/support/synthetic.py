@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from narrow import SIZE
 from octjepa.config import PRETRAINING
 from octjepa.recipe import Preprocessing, Recipe
 from octjepa.store import Store
@@ -18,11 +19,17 @@ from octjepa.volume import CanonicalVolume
 # Where the tests of training compute: conftest.py hides every accelerator unless OCTJEPA_TEST_DEVICE names one.
 DEVICE = torch.device(os.environ.get("OCTJEPA_TEST_DEVICE", "cpu"))
 
+TEST_SIZE = dict.fromkeys(SIZE)  # the preset's numbers
+
 
 def small_recipe(**sections: dict) -> Recipe:
-    """A recipe of seconds: 8x64x64 voxels, 2x4x4 = 32 tokens of which 24 are used."""
+    """A recipe of a second: 8x64x64 voxels, 2x4x4 = 32 tokens of which 24 are used, a narrow encoder.
+
+    A test that depends on the size of the encoder names it; `model=TEST_SIZE` is the preset `test`.
+    """
     data = {
         "name": "small",
+        "model": SIZE,
         "preprocessing": {"image_size": [8, 64, 64], "margin": [0, 4, 4], "target_spacing_mm": [0.4, 0.016, 0.1]},
         "tokens": {"patch_size": [4, 16, 16], "select": "tissue", "budget": 24},
         "train": {"max_updates": 4, "global_batch": 4, "base_lr": 1e-3, "precision": "fp32"},

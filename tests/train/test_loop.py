@@ -272,7 +272,7 @@ def test_two_runs_do_not_share_a_checkpoint_folder(tmp_path):
     recipe = recipe_of(2, checkpoint={"dir": str(tmp_path / "shared"), "every_updates": 2})
     pretrain(recipe, store_of(recipe), tmp_path / "one")
     with allow_outside(tmp_path / "shared"):
-        assert load_encoder(tmp_path / "one").dim == 192
+        assert load_encoder(tmp_path / "one").dim == recipe.model.encoder_size.width
     with pytest.raises(UsageError, match="checkpoints of another run"):
         pretrain(recipe, store_of(recipe), tmp_path / "two")
     assert len(folder.list_checkpoints(tmp_path / "shared")) == 1

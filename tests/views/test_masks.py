@@ -12,7 +12,7 @@ from octjepa.model import VJEPA3D
 from octjepa.report.mask_metrics import axis_bias
 from octjepa.views import masks, tokens
 from octjepa.views.sample import token_positions
-from synthetic import small_recipe
+from synthetic import TEST_SIZE, small_recipe
 
 GRID = (4, 8, 8)
 EVERY = np.stack(np.unravel_index(np.arange(256), GRID), axis=-1)
@@ -89,7 +89,7 @@ def same_positions() -> tuple[list, list[np.ndarray]]:
 
     The margin differs with the grid, so that the rows of Bruch's membrane lie alike to the third of a row.
     """
-    sections = {"masks": {}, "tokens": {"patch_size": [4, 16, 16], "select": "all", "budget": None}}
+    sections = {"model": TEST_SIZE, "tokens": {"patch_size": [4, 16, 16], "select": "all", "budget": None}}
     coarse = small_recipe(**sections)
     fine = small_recipe(
         preprocessing={

@@ -95,7 +95,7 @@ def test_runs_and_encoders_of_others_stand_on_one_board(
         one.entry.name: one.table.vector for one in embed_entries(read_entries([str(run)]), store, tmp_path / "kept")
     }
     expected = load_encoder(run).embed(store.read("volume0000"), "mean_std_max")
-    assert np.allclose(vectors["run"][0][: 3 * 192], expected, atol=1e-4)
+    assert np.allclose(vectors["run"][0][: len(expected)], expected, atol=1e-4)
 
 
 @pytest.mark.slow

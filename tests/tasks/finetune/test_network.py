@@ -21,15 +21,16 @@ from octjepa.tasks.finetune.recipe import RECIPES, FinetuneRecipe, load_recipe
 from octjepa.tasks.finetune.training import set_rates
 from octjepa.tasks.finetune.tuning_data import prepare_tuning_data
 from octjepa.views.tokens import grid_coordinates
-from planted import write_labels
-from synthetic import small_recipe
+from planted import write_encoder, write_labels
+from synthetic import TEST_SIZE, small_recipe
 
 DEPTH = 6
 
 
 @pytest.fixture
-def network(source) -> TunedNetwork:
-    return TunedNetwork(load_encoder(source / "encoder.safetensors"), [("binary", 2), ("regression", 0)])
+def network(tmp_path) -> TunedNetwork:
+    path = write_encoder(tmp_path / "encoder.safetensors", small_recipe(model=TEST_SIZE))
+    return TunedNetwork(load_encoder(path), [("binary", 2), ("regression", 0)])
 
 
 def learning(network: TunedNetwork) -> set[str]:
@@ -96,8 +97,8 @@ def test_drop_path_is_a_function_of_the_position_and_off_by_default() -> None:
 
 def test_a_dropped_sample_passes_a_block_unchanged(source) -> None:
     torch.manual_seed(0)
-    block = load_encoder(source / "encoder.safetensors").encoder.blocks[0]
-    x = torch.randn(3, 5, 192)
+    encoder = load_encoder(source / "encoder.safetensors")
+    block, x = encoder.encoder.blocks[0], torch.randn(3, 5, encoder.dim)
     plain = block(x, None)
     paths = torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
     mixed = block(x, None, paths)
@@ -180,7 +181,7 @@ def test_a_recipe_that_is_wrong_is_reported(override: str, result: str) -> None:
 
 @pytest.mark.parametrize("unit", ["index", "mm"])
 def test_a_head_knows_where_a_token_is(planted, unit: str) -> None:
-    recipe = small_recipe(model={"position_unit": unit})
+    recipe = small_recipe(model={**TEST_SIZE, "position_unit": unit})
     encoder = PretrainedEncoder(VJEPA3D.from_recipe(recipe).target_encoder, recipe, "untrained")
     network = TunedNetwork(encoder, [("binary", 2), ("regression", 0)])
     one = encoder.select_tokens(planted.read("volume0003"))
