@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,8 @@ from octjepa.errors import UsageError
 from octjepa.model import VJEPA3D
 from synthetic import MemoryStore, small_recipe
 
-pytest.importorskip("onnxscript")
+# Not `importorskip`: the import takes a second, and every worker imports this file.
+pytestmark = pytest.mark.skipif(find_spec("onnxscript") is None, reason="onnxscript is not installed")
 
 
 def an_encoder(**model: str) -> PretrainedEncoder:

@@ -30,6 +30,12 @@ def rewrite_probe() -> Callable[[Path, float, float], None]:
 
 
 @pytest.fixture(autouse=True)
-def few_maps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One eye's occlusion map on a page is enough except for `page`, which is made before and has all."""
+def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One eye's occlusion map and a few masks without their chart are enough, except for `page`, which has all.
+
+    `page` is made before: a session fixture does not see what a test patches. A page takes half the time.
+    """
     monkeypatch.setattr("octjepa.explain.eyes.MAX_EYES", 1)
+    monkeypatch.setattr("octjepa.report.sections._MASK_TOKENS", 1000)
+    monkeypatch.setattr("octjepa.report.sections._FEWEST_MASKS", 1)
+    monkeypatch.setattr("octjepa.report.figures.masks.mask_chart", lambda measured: "")

@@ -53,12 +53,17 @@ def stop(*_: object) -> None:
     raise Stopped
 
 
+@pytest.fixture(scope="module")
+def planted() -> PlantedStore:
+    return PlantedStore()
+
+
 @pytest.fixture
-def inputs(tmp_path: Path) -> FinetuneInputs:
+def inputs(planted: PlantedStore, tmp_path: Path) -> FinetuneInputs:
     write_encoder(tmp_path / "encoder.safetensors")
     write_labels(tmp_path / "labels.tsv")
     return FinetuneInputs(
-        tmp_path / "encoder.safetensors", PlantedStore(), tmp_path / "labels.tsv", ("mark",), tmp_path / "ledger"
+        tmp_path / "encoder.safetensors", planted, tmp_path / "labels.tsv", ("mark",), tmp_path / "ledger"
     )
 
 
@@ -107,26 +112,26 @@ def test_a_fine_tuning_into_a_link_of_the_user_works_if_its_target_is_a_folder(
 
 
 @pytest.mark.slow
-def test_a_table_replaces_a_link_and_leaves_its_target(tmp_path: Path, mine: Path) -> None:
+def test_a_table_replaces_a_link_and_leaves_its_target(planted: PlantedStore, tmp_path: Path, mine: Path) -> None:
     encoder = write_encoder(tmp_path / "encoder.safetensors")
     (tmp_path / "eyes.parquet").symlink_to(mine / "own.txt")
-    embed_store(encoder, PlantedStore(), tmp_path / "eyes.parquet")
+    embed_store(encoder, planted, tmp_path / "eyes.parquet")
     assert not (tmp_path / "eyes.parquet").is_symlink()
     assert_untouched(mine)
 
 
 @pytest.mark.slow
 def test_tokens_go_into_a_linked_folder_and_a_link_to_nowhere_is_refused_before_the_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    planted: PlantedStore, tmp_path: Path
 ) -> None:
     encoder = write_encoder(tmp_path / "encoder.safetensors")
     (tmp_path / "disk").mkdir()
     (tmp_path / "tokens").symlink_to(tmp_path / "disk")
-    embed_store(encoder, PlantedStore(), tmp_path / "eyes.parquet", tokens=tmp_path / "tokens")
+    embed_store(encoder, planted, tmp_path / "eyes.parquet", tokens=tmp_path / "tokens")
     assert (tmp_path / "disk" / "tokens.json").is_file()
     (tmp_path / "lost").symlink_to(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="lost cannot be made: give --tokens a new folder"):
-        embed_store(encoder, PlantedStore(), tmp_path / "more.parquet", tokens=tmp_path / "lost")
+        embed_store(encoder, planted, tmp_path / "more.parquet", tokens=tmp_path / "lost")
     assert not (tmp_path / "more.parquet").exists()
 
 

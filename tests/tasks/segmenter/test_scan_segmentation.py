@@ -40,6 +40,7 @@ def segmented(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dic
     return scans, out, outcome.json
 
 
+@pytest.mark.slow
 def test_every_scan_gets_files_that_are_named_after_it(segmented: tuple[Path, Path, dict[str, Any]]) -> None:
     _, out, made = segmented
     names = [f"{device}_{number}" for number, device in enumerate(DEVICES)]
@@ -54,6 +55,7 @@ def test_every_scan_gets_files_that_are_named_after_it(segmented: tuple[Path, Pa
     assert [(one["scan"], one["reason"]) for one in made["refused"]] == [("broken.dcm", "not_dicom")]
 
 
+@pytest.mark.slow
 def test_thickness_is_that_of_the_phantom(segmented: tuple[Path, Path, dict[str, Any]]) -> None:
     _, _, made = segmented
     for one in made["scans"]:
@@ -95,6 +97,7 @@ def test_labels_are_in_the_order_of_the_file(segmented: tuple[Path, Path, dict[s
             assert any("DICOM Segmentation" in note for note in one["notes"])
 
 
+@pytest.mark.slow
 def test_the_page_is_self_contained_and_lists_all(segmented: tuple[Path, Path, dict[str, Any]]) -> None:
     _, out, made = segmented
     page = Path(made["page"]).read_text()
@@ -110,7 +113,6 @@ def test_the_page_is_self_contained_and_lists_all(segmented: tuple[Path, Path, d
     assert "not dicom" in page
 
 
-@pytest.mark.slow
 def test_nothing_personal_is_written(tmp_path: Path) -> None:
     eye = make_eye(11, 41, "OS", "topcon_maestro2")
     ds = make_dataset(eye.pixels[::4], 0.3)
