@@ -126,8 +126,8 @@ SMALLEST = Settings(
         "people": 4,
         "updates": 3,
         "exam": ExamSettings(
-            train=4, val=2, test=4, boundaries_train=1, boundaries_test=1, second_visit=2, decoy_train=1, decoy_val=0,
-            decoy_test=1, decoy_ample=1, pretraining=6,
+            train=6, val=2, test=6, boundaries_train=1, boundaries_test=1, second_visit=4, decoy_train=1, decoy_val=1,
+            decoy_test=1, decoy_ample=2, pretraining=8,
         ),
         "encoders": {name: REHEARSAL.encoders[name] for name in ("mae", "vjepa")},
         "milestones": (1, 2),
@@ -137,6 +137,6 @@ SMALLEST = Settings(
         "read_processes": 0,
         "compiled": False,
         "in_process": True,
-        "tests": ("tests/test_keys.py",),
+        "tests": ("tests/views/test_order.py",),
     }
 )  # fmt: skip

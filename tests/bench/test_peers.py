@@ -37,6 +37,7 @@ def test_a_random_batch_has_the_shapes_of_a_real_one() -> None:
     assert batch.positions[0].max(dim=0).values.tolist() == [0, 3, 3]  # of a grid 2 x 4 x 4 the first 16
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_their_student_sees_the_context_alone_and_makes_our_features_of_it() -> None:
     recipe = bench_recipe(*TILED)
@@ -129,6 +130,7 @@ def test_a_plain_sample_changes_as_recipes_ask() -> None:
         assert not torch.equal(first[0], second[0])
 
 
+@pytest.mark.slow
 def test_the_plain_pipelines_make_what_a_store_would_hold(tmp_path: Path) -> None:
     preprocessing = bench_recipe().preprocessing
     made = {}

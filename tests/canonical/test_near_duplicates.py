@@ -31,6 +31,7 @@ def index(codes: list[str], people: list[str] | None = None) -> pd.DataFrame:
     return pd.DataFrame({"volume_id": names, "enface_hash": codes, "person_id": people or names})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "shape"), [("topcon_triton", "drusen"), ("zeiss_cirrus", "healthy")])
 def test_copies_are_near_and_other_scans_are_not(device: str, shape: str) -> None:
     volume = shaped_eye(device, shape, seed=5).volume

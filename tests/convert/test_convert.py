@@ -48,6 +48,7 @@ def assert_same(written: OCTVolume, source: OCTVolume) -> None:
         assert getattr(written, name) == getattr(source, name), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_what_is_read_back_is_what_was_converted(form: str, scans: Path, tmp_path: Path) -> None:
     made = convert(scans, "--to", form, "--out", tmp_path)

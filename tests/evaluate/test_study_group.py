@@ -23,7 +23,7 @@ import pytest
 from command_line import Outcome, call
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-PEOPLE, EFFECT, SEED = 100, 12, 11
+PEOPLE, EFFECT, SEED = 60, 12, 11
 DEALS = 12
 
 
@@ -97,7 +97,7 @@ def test_the_effect_is_recovered_above_all_baselines_but_intensity_by_zone(made:
     for name, row in rows.items():
         assert ours["low"] > row["value"], name
     assert message["paired"]["low"] > 0
-    assert ours["n_people"] == 40
+    assert ours["n_people"] == round(0.4 * PEOPLE)
     assert message["faults"] == []
 
 

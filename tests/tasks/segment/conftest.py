@@ -17,10 +17,11 @@ from octjepa.model import VJEPA3D
 from octjepa.phantom import write_cohort
 from octjepa.recipe import Recipe
 from octjepa.store import Store
-from synthetic import small_recipe
+from synthetic import TEST_SIZE, small_recipe
 
 # Not flattened: the place of a layer then says little, and a head has to look.
 RECIPE = small_recipe(
+    model=TEST_SIZE,
     preprocessing={"image_size": [8, 96, 64], "margin": [0, 8, 4], "target_spacing_mm": [0.7, 0.012, 0.09],
                    "flatten": "none"},
     tokens={"patch_size": [2, 16, 16], "select": "tissue", "budget": 80},

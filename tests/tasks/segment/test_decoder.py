@@ -33,12 +33,12 @@ from octjepa.tasks.segment.windows import (
 )
 from octjepa.views.geometry import sample_transform
 from octjepa.views.intensity import sample_augmentation
-from synthetic import small_recipe, volume
+from synthetic import TEST_SIZE, small_recipe, volume
 
 from .conftest import write_encoder
 
 pytestmark = pytest.mark.timeout(400)  # the first one imports MONAI
-RECIPE = small_recipe()
+RECIPE = small_recipe(model=TEST_SIZE)
 
 
 @pytest.fixture(scope="module")
