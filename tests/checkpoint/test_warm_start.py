@@ -143,7 +143,10 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     teacher = {"teacher": str(tmp_path / "first")}
     for settings, message in (
         ({"objective": {**teacher, "name": "mae"}}, "unused by mae, which predicts voxels"),
-        ({"objective": teacher, "model": {"size": "reference"}}, r"objective\.teacher .* is of another size"),
+        (
+            {"objective": teacher, "model": {**TEST_SIZE, "size": "reference"}},
+            r"objective\.teacher .* is of another size",
+        ),
         ({"objective": teacher, "model": {"rope_base": 100.0}}, "other positions"),
         (
             {"objective": teacher, "preprocessing": {**first.preprocessing.model_dump(), "axial_anchor": 0.6}},

@@ -13,7 +13,7 @@ import pytest
 
 from command_line import call
 from flat_layers import FlatLayers
-from narrow import OVERRIDES
+from narrow_encoder import OVERRIDES
 
 
 @dataclass

@@ -12,7 +12,7 @@ import pytest
 from bucket_servers import Bucket, bucket_of, s3_server
 from command_line import call
 from flat_layers import FlatLayers
-from narrow import OVERRIDES
+from narrow_encoder import OVERRIDES
 from octjepa.remote import bucket_lock, info, join, list_objects, put_bytes, remove
 
 pytestmark = pytest.mark.slow

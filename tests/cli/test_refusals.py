@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from command_line import Outcome, call
-from narrow import OVERRIDES
+from narrow_encoder import OVERRIDES
 
 FAST = ("tokens.select=tissue", "tokens.budget=32", "train.max_updates=4", "checkpoint.every_updates=2", *OVERRIDES)
 

@@ -17,7 +17,7 @@ import scipy.linalg
 import torch
 from safetensors.torch import save_file
 
-from narrow import SIZE
+from narrow_encoder import SIZE
 from octjepa.checkpoint.folder import write_folder
 from octjepa.embed import embedding, shard
 from octjepa.embed.embedding import Division, embed_store

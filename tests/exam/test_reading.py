@@ -20,7 +20,7 @@ from benchmarks.exam.results import READINGS, Results, RowName
 from benchmarks.exam.settings import REAL_EYES, RECIPE, TUNED, Settings
 
 from examined_eyes import eye_table
-from narrow import OVERRIDES
+from narrow_encoder import OVERRIDES
 from octjepa.cohort.recorded_scans import uid_key
 from octjepa.config import load_recipe
 from octjepa.encoders import PretrainedEncoder

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from command_line import call, run
-from narrow import OVERRIDES
+from narrow_encoder import OVERRIDES
 from octjepa.config import load_recipe
 from octjepa.errors import UsageError
 from octjepa.objectives.base import get_objective

@@ -13,7 +13,7 @@ import torch
 
 from bucket_servers import Bucket, bucket_of, s3_server
 from faulty_proxy import Fault
-from narrow import SIZE
+from narrow_encoder import SIZE
 from oct_dicom import make_dataset, retina, save
 from octjepa.config import PRETRAINING
 from octjepa.files import read_json_lines

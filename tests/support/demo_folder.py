@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from narrow import OVERRIDES
+from narrow_encoder import OVERRIDES
 
 DEVICES = ("heidelberg_spectralis", "topcon_maestro2", "zeiss_cirrus")
 EVIL = "<script>alert('eye')</script>.dcm"

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from narrow import SIZE
+from narrow_encoder import SIZE
 from octjepa.config import PRETRAINING
 from octjepa.recipe import Preprocessing, Recipe
 from octjepa.store import Store
