@@ -12,6 +12,7 @@ import torch
 from octjepa.tasks.finetune.fit import FinetuneInputs, finetune_store
 from octjepa.tasks.finetune.recipe import FinetuneRecipe, load_recipe
 from planted import QUICK, PlantedStore, write_encoder, write_labels
+from synthetic import TEST_SIZE, small_recipe
 
 
 def quick(*overrides: str, name: str = "finetune") -> FinetuneRecipe:
@@ -66,6 +67,10 @@ def tune(planted: PlantedStore, source: Path) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def done(tune: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """(folder, results) of one tuning, a person at a time, next to one from scratch."""
+    """(folder, results) of one tuning, a person at a time, next to one from scratch.
+
+    Its encoder is the one that learns the planted effect; the narrow one of the other tests does not.
+    """
     out = tmp_path_factory.mktemp("done") / "out"
-    return out, tune(out, "level=person", "scratch=true")
+    encoder = write_encoder(out.parent / "encoder.safetensors", small_recipe(model=TEST_SIZE))
+    return out, tune(out, "level=person", "scratch=true", checkpoint=encoder)

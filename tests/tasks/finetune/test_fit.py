@@ -173,7 +173,7 @@ def test_the_tuned_network_is_used_on_scans_and_read_as_an_encoder(done, planted
     assert list(answer["balanced"].values()) == pytest.approx(list(person["scores"]), abs=1e-5)
     assert answer["predicted"] == person["predicted"]
     assert sum(answer["calibrated"].values()) == pytest.approx(1)
-    encoder, before = load_encoder(out), load_encoder(source / "encoder.safetensors")
+    encoder, before = load_encoder(out), load_encoder(out.parent / "encoder.safetensors")
     one = planted.read(ids.iloc[0])
     assert np.abs(encoder.embed(one) - before.embed(one)).max() > 1e-3  # it learnt
     assert encoder.trained_on == set(planted.table.loc[planted.table["split"] == "train", "volume_id"])
