@@ -66,11 +66,15 @@ def tune(planted: PlantedStore, source: Path) -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def done(tune: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """(folder, results) of one tuning, a person at a time, next to one from scratch.
+def able_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder of the preset `test`, which learns the planted effect; the narrow one of the other tests does not."""
+    return write_encoder(tmp_path_factory.mktemp("able") / "encoder.safetensors", small_recipe(model=TEST_SIZE))
 
-    Its encoder is the one that learns the planted effect; the narrow one of the other tests does not.
-    """
+
+@pytest.fixture(scope="session")
+def done(
+    tune: Callable[..., dict[str, Any]], able_encoder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
+    """(folder, results) of one tuning, a person at a time, next to one from scratch."""
     out = tmp_path_factory.mktemp("done") / "out"
-    encoder = write_encoder(out.parent / "encoder.safetensors", small_recipe(model=TEST_SIZE))
-    return out, tune(out, "level=person", "scratch=true", checkpoint=encoder)
+    return out, tune(out, "level=person", "scratch=true", checkpoint=able_encoder)

@@ -163,7 +163,7 @@ def test_predictions_of_volumes_eyes_and_people_agree_with_the_figures(done) -> 
     assert np.allclose(np.stack(mean.loc[people["person_id"]].tolist()), np.stack(people["scores"].tolist()))
 
 
-def test_the_tuned_network_is_used_on_scans_and_read_as_an_encoder(done, planted, source) -> None:
+def test_the_tuned_network_is_used_on_scans_and_read_as_an_encoder(done, planted, source, able_encoder) -> None:
     out, message = done
     table = pd.read_parquet(out / "predictions.parquet")
     tuned = load_tuned(out)
@@ -173,7 +173,7 @@ def test_the_tuned_network_is_used_on_scans_and_read_as_an_encoder(done, planted
     assert list(answer["balanced"].values()) == pytest.approx(list(person["scores"]), abs=1e-5)
     assert answer["predicted"] == person["predicted"]
     assert sum(answer["calibrated"].values()) == pytest.approx(1)
-    encoder, before = load_encoder(out), load_encoder(out.parent / "encoder.safetensors")
+    encoder, before = load_encoder(out), load_encoder(able_encoder)
     one = planted.read(ids.iloc[0])
     assert np.abs(encoder.embed(one) - before.embed(one)).max() > 1e-3  # it learnt
     assert encoder.trained_on == set(planted.table.loc[planted.table["split"] == "train", "volume_id"])
