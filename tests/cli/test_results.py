@@ -93,8 +93,8 @@ def test_probe_rows_are_whole_and_stand_beside_their_baselines(line: Any) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_shipped_recipe_plans(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The peak of memory of large models takes seconds; tests/train/test_plan.py computes one."""
-    if not recipe.startswith(("smoke", "tiny", "fine")):
+    """The peak of memory takes seconds; tests/train/test_plan.py computes it of three recipes, one of them large."""
+    if recipe not in ("smoke_test", "tiny_cpu_levjepa", "fine_cpu_noise2noise"):
         monkeypatch.setattr("octjepa.train.plan.peak_bytes", lambda *_: 1 << 30)
     planned = call("plan", recipe, "--json", "--quiet").json
     assert planned.keys() >= PLAN_KEYS
@@ -124,9 +124,9 @@ def test_plan_counts_the_volumes_of_a_store(line: Any) -> None:
 def test_plan_says_which_number_of_volumes_it_counts_with(
     line: Any, overrides: list[str], result: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "octjepa.train.plan.peak_bytes", lambda *_: 1 << 30
-    )  # seconds each, in tests/train/test_plan.py
+    # Seconds each; tests/train/test_plan.py and test_plan_hours.py test them.
+    monkeypatch.setattr("octjepa.train.plan.peak_bytes", lambda *_: 1 << 30)
+    monkeypatch.setattr("octjepa.train.plan.is_quick_to_time", lambda *_: False)
     shown = call("plan", "tiny_cpu", *overrides).out
     after = "epochs, and updates counted in epochs, follow it; --store STORE counts a store's"
     assert re.search(rf"^volumes_known +{re.escape(f'{result}: {after}')}$", shown, re.MULTILINE)
