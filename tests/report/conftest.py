@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from markupsafe import Markup
 
 from demo_folder import probe_of
 
@@ -38,4 +39,4 @@ def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octjepa.explain.eyes.MAX_EYES", 1)
     monkeypatch.setattr("octjepa.report.sections._MASK_TOKENS", 1000)
     monkeypatch.setattr("octjepa.report.sections._FEWEST_MASKS", 1)
-    monkeypatch.setattr("octjepa.report.figures.masks.mask_chart", lambda measured: "")
+    monkeypatch.setattr("octjepa.report.figures.masks.mask_chart", lambda measured: Markup('<svg class="chart"></svg>'))
