@@ -14,6 +14,7 @@ from octjepa.remote import info, is_remote, local_copy
 from octjepa.remote.address import parse
 
 if TYPE_CHECKING:
+    from octjepa.encoders.base import FrozenEncoder
     from octjepa.read.reader import SpacingOption
 
 _ANEW = "restore it from a copy, or start a new run with another --out"
@@ -35,17 +36,17 @@ def describe(path: str | Path, spacing_mm: SpacingOption = None, verify: bool = 
     from octjepa.ingest.source_file import how_to_expand, is_archive
     from octjepa.read.formats import recognise
     from octjepa.read.reader import describe_file
-    from octjepa.shipped import shipped, shipped_names
+    from octjepa.shipped import SEGMENTER, is_segmenter, shipped, shipped_names
 
     if is_remote(path):
         return _describe_remote(str(path), spacing_mm, verify)
-    if shipped(path) is not None:
+    if shipped(path) is not None or is_segmenter(path):
         return _checkpoint(path)
     path = Path(path)
     if not path.exists():
         raise UsageError(
             f"nothing at {path}: give a scan file, a store, a run or a checkpoint, or the name of an encoder of the "
-            f"package ({', '.join(shipped_names())})"
+            f"package ({', '.join([*shipped_names(), SEGMENTER])})"
         )
     if path.is_file() and is_archive(path.name):
         raise UsageError(f"{path} is an archive: {how_to_expand(path.name)}")
@@ -106,15 +107,22 @@ def _store(path: str | Path, verify: bool) -> dict[str, object]:
 
 def _checkpoint(path: str | Path) -> dict[str, object]:
     from octjepa.encoders import load_encoder
+    from octjepa.encoders.locate import open_encoder
+    from octjepa.shipped import is_segmenter
 
-    encoder = load_encoder(path)
+    if is_segmenter(path):
+        return _encoder_facts(open_encoder(path))
+    pretrained = load_encoder(path)
+    return {**_encoder_facts(pretrained), "encoder": pretrained.which}
+
+
+def _encoder_facts(encoder: FrozenEncoder) -> dict[str, object]:
     return {
         "kind": "checkpoint",
         "recipe": encoder.name,
         "dim": encoder.dim,
-        "encoder": encoder.which,
         "encoder_parameters": encoder.parameters,
-        "preprocessing": encoder.recipe.preprocessing.model_dump(mode="json"),
+        "preprocessing": encoder.preprocessing.model_dump(mode="json"),
     }
 
 

@@ -33,7 +33,7 @@ def test_a_split_is_written_and_reported_without_ids(store: Path) -> None:
 def test_the_encoder_of_the_package_is_known_by_its_name(store: Path) -> None:
     found = call("inspect", "phantom-tiny", "--json")
     assert (found.json["kind"], found.json["recipe"], found.json["dim"]) == ("checkpoint", "phantom-tiny", 192)
-    assert "of the package (phantom-tiny, phantom-truth)" in call("inspect", "phantom-tine").err
+    assert "of the package (phantom-tiny, phantom-truth, phantom-unet)" in call("inspect", "phantom-tine").err
     assigned = call("split", store, "--assign-rest", "--against", "phantom-tiny", "--json")
     assert assigned.code == 0, assigned.err
     assert assigned.json["leaks"] == []  # no eye of this store was drawn for it

@@ -28,7 +28,7 @@ from octjepa.encoders.external.base import ENCODERS, split_address
 from octjepa.encoders.locate import open_encoder
 from octjepa.errors import UsageError
 from octjepa.metrics.findings import BASELINES
-from octjepa.shipped import shipped
+from octjepa.shipped import is_segmenter, shipped
 from octjepa.store import Store
 
 RESERVED = (*BASELINES, "macro")
@@ -128,7 +128,7 @@ def _unused(name: str, taken: list[str]) -> str:
 
 def _candidates(path: str) -> tuple[Candidate, ...]:
     single = (Candidate(path, ""),)
-    if path.endswith(TABLE) or shipped(path) is not None or is_external(path):
+    if path.endswith(TABLE) or shipped(path) is not None or is_segmenter(path) or is_external(path):
         return single
     location = parse_location(path)
     if isinstance(location, Path) and not location.exists():
