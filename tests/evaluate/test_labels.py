@@ -79,6 +79,7 @@ def test_everything_lost_is_counted(cohort: Cohort, read: Callable[..., LabelTab
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (lambda f: f.iloc[:0], "has a header and no rows"),
         (lambda f: f.drop(columns="person_id"), "neither person_id nor participant_id"),
         (lambda f: f.rename(columns={"lesion0": "other"}), "no column lesion0; its columns are person_id, eye, other"),
         (lambda f: f.assign(eye="OX"), "'OX' in 80 rows"),

@@ -93,7 +93,7 @@ def read_labels(path: str | Path, targets: Sequence[str]) -> LabelTable:
     """Reads the columns `targets` of a TSV or CSV.
 
     Raises UsageError: no such file, not a table, no person column, no such target, a column twice, an eye that is not
-    an eye, two rows of one person and eye that disagree.
+    an eye, no rows, two rows of one person and eye that disagree.
     """
     path = Path(path)
     if not targets:
@@ -115,6 +115,8 @@ def read_labels(path: str | Path, targets: Sequence[str]) -> LabelTable:
     used = {name for name in (*targets, person, eye, site, visit) if name is not None}
     if repeated := sorted(used & set(frame.columns[frame.columns.duplicated()])):
         raise UsageError(f"{path} has the column {', '.join(repeated)} more than once: keep one, or rename the others")
+    if frame.empty:
+        raise UsageError(f"{path} has a header and no rows: add a row for each person")
     people = frame[person].map(clean_person_id)  # as ingest does: AIREADI-1001 is 1001
     nameless = int(people.map(lambda person: person == "" or names_nobody(person)).sum())
     if nameless:
