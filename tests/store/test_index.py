@@ -14,6 +14,7 @@ import pytest
 from octjepa.errors import OctjepaError
 from octjepa.evaluate.labels import read_labels
 from octjepa.store.index import (
+    COLUMNS,
     IndexChange,
     IndexEntry,
     decode_labels,
@@ -21,6 +22,8 @@ from octjepa.store.index import (
     entries_of,
     format_labels,
     read_change,
+    read_volumes,
+    text_cells,
 )
 
 FIRST, SECOND = {"glaucoma": 1.0, "age": 61.5, "eye": "x"}, {"glaucoma": 0.0, "stage": "mild\tnone"}
@@ -85,3 +88,20 @@ def test_a_journal_of_an_earlier_version_hides_the_spacing_in_another_column() -
     assert change.volume.file_state.user_spacing_mm == (0.1, 0.004, 0.01)
     with pytest.raises(OctjepaError, match="is damaged"):
         read_change({"volume": {"volume_id": "a", "file": "x"}}, "journal.jsonl")
+
+
+def test_tables_of_empty_stores_do_not_share_their_columns(tmp_path: Path) -> None:
+    """They are copies of one table that is made once."""
+    first, second = (read_volumes(tmp_path, "store") for _ in range(2))
+    first["split"] = pd.Series(dtype=object)
+    first.loc[0, "split"] = "train"
+    assert len(first) == 1
+    assert len(second) == 0
+    assert tuple(second) == COLUMNS
+    assert len(read_volumes(tmp_path, "store")) == 0
+    assert entries_of(second) == []
+
+
+def test_text_cells_of_missing_values() -> None:
+    for values in (["a", None, "b"], ["a", float("nan"), "b"], pd.array(["a", pd.NA, "b"], dtype="string")):
+        assert text_cells(pd.Series(values)) == ["a", "", "b"]
