@@ -118,7 +118,8 @@ def _noted_encoder(folder: Path, out: Path, about: dict[str, Any]) -> str | Path
         return noted
     location = named_by(folder.parent.parent, f"{HEAD_FOLDER}/{folder.name}/manifest.json", noted)
     if isinstance(location, Path) and not location.exists():
-        raise UsageError(f"the head {out} was made on the frozen encoder {location}, which is not there: {how}")
+        where = os.path.normpath(location)
+        raise UsageError(f"the head {out} was made on the frozen encoder {where}, which is not there: {how}")
     return location
 
 
