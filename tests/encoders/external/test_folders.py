@@ -211,7 +211,7 @@ def test_a_library_that_is_not_there_is_named_with_its_extra(vit, tmp_path, monk
         load_external(vit)
     (tmp_path / "monai.json").write_text('{"network": "resnet10", "arguments": {}}')
     monkeypatch.setitem(sys.modules, "monai.networks", None)
-    with pytest.raises(UsageError, match=re.escape(install_command("segment"))):
+    with pytest.raises(UsageError, match=re.escape(install_command("monai"))):
         load_external(tmp_path)
 
 

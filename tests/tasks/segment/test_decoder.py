@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from scipy.ndimage import gaussian_filter
 
 from octjepa.encoders import PretrainedEncoder, load_encoder
-from octjepa.errors import UsageError, install_command
 from octjepa.recipe import ViewRecipe
 from octjepa.tasks.segment import decoder
 from octjepa.tasks.segment.dice import dice, mean_dice, voxel_counts
@@ -37,7 +36,7 @@ from synthetic import TEST_SIZE, small_recipe, volume
 
 from .conftest import write_encoder
 
-pytestmark = pytest.mark.timeout(400)  # the first one imports MONAI
+pytestmark = pytest.mark.timeout(400)
 RECIPE = small_recipe(model=TEST_SIZE)
 
 
@@ -171,7 +170,7 @@ def test_rates_fall_block_by_block(encoder: PretrainedEncoder) -> None:
 
 @pytest.mark.slow
 def test_positions_without_a_label_give_no_loss_and_no_gradient() -> None:
-    loss_of = decoder.dice_cross_entropy()
+    loss_of = decoder.dice_cross_entropy
     rng = np.random.default_rng(0)
     wanted = rng.integers(0, 2, (1, 2, 4, 4)).astype(np.uint8)
     wanted[:, 1] = 255
@@ -184,29 +183,35 @@ def test_positions_without_a_label_give_no_loss_and_no_gradient() -> None:
     assert float(decoder.masked_loss(right.float(), wanted, loss_of)) < 0.01
 
 
-def test_without_monai_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    for name in [name for name in sys.modules if name.split(".")[0] == "monai"]:
-        monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setitem(sys.modules, "monai", None)
-    with pytest.raises(UsageError, match=re.escape(install_command("segment"))):
-        decoder.dice_cross_entropy()
-
-
-def test_dice_is_that_of_monai_and_hd95_that_of_hand() -> None:
-    from monai.metrics import DiceMetric
+@pytest.mark.filterwarnings("ignore:.*always_return_as_numpy:FutureWarning")
+def test_loss_and_metrics_are_those_of_monai() -> None:
+    """MONAI is not needed to segment; the values are the same."""
+    from monai.losses import DiceCELoss
+    from monai.metrics import DiceMetric, compute_hausdorff_distance
 
     rng = np.random.default_rng(1)
     message, true = (rng.integers(0, 3, (4, 8, 8)).astype(np.uint8) for _ in range(2))
     ours = dice(voxel_counts(message, true, 2)[None])[:, 0]
     hot = [torch.from_numpy(np.stack([one == code for code in range(3)])[None]).float() for one in (message, true)]
     assert ours == pytest.approx(DiceMetric(include_background=False)(*hot)[0].numpy())
+    logits = torch.from_numpy(rng.normal(size=(2, 4, 4, 8, 8))).float().requires_grad_(True)
+    labels = torch.from_numpy(rng.integers(0, 3, (2, 1, 4, 8, 8))).float()  # class 3 is nowhere
+    peer = DiceCELoss(to_onehot_y=True, softmax=True, include_background=False)
+    losses = [loss(logits, labels) for loss in (decoder.dice_cross_entropy, peer)]
+    gradients = [torch.autograd.grad(loss, logits)[0] for loss in losses]
+    assert float(losses[0].detach()) == pytest.approx(float(losses[1].detach()), rel=1e-5)
+    assert torch.allclose(*gradients, atol=1e-7)
+    spacing_mm = (0.3, 0.01, 0.05)
+    for size in ((6, 20, 20), (1, 12, 30)):
+        blobs = [(gaussian_filter(rng.normal(size=size), 1.5) > 0.02).astype(np.uint8) for _ in range(2)]
+        hot = [torch.from_numpy(blob[None, None].astype(bool)) for blob in blobs]
+        expected = compute_hausdorff_distance(*hot, include_background=True, percentile=95, spacing=list(spacing_mm))
+        assert hd95_mm(blobs[0], blobs[1], 1, spacing_mm)[0] == pytest.approx(float(expected), rel=1e-5)
     box, moved = np.zeros((2, 6, 20, 20), np.uint8)
     box[2:4, 5:10, 5:15] = 1
     moved[2:4, 8:13, 5:15] = 1  # three rows of 0.01 mm
-    assert hd95_mm(moved, box, 2, (0.3, 0.01, 0.05))[0] == pytest.approx(0.03)
-    assert np.isnan(hd95_mm(moved, box, 2, (0.3, 0.01, 0.05))[1])  # class 2 is nowhere
+    assert hd95_mm(moved, box, 2, spacing_mm)[0] == pytest.approx(0.03)
+    assert np.isnan(hd95_mm(moved, box, 2, spacing_mm)[1])  # class 2 is nowhere
 
 
 def test_a_window_is_encoded_as_embedding_does_it_and_windows_cover_the_volume(encoder: PretrainedEncoder) -> None:

@@ -163,7 +163,7 @@ class MonaiEncoder(FolderEncoder):
         try:
             from monai.networks import nets
         except ImportError:
-            raise UsageError(f"{folder} needs MONAI: {install_command('segment')}") from None
+            raise UsageError(f"{folder} needs MONAI: {install_command('monai')}") from None
         if name in _NEED_EINOPS and find_spec("einops") is None:
             raise UsageError(f"{folder}: MONAI's {name} needs einops: pip install einops")
         try:

@@ -24,7 +24,6 @@ from octjepa.evaluate.results import HeadRow
 from octjepa.metrics.bootstrap import Draws, Estimate
 from octjepa.metrics.findings import Findings
 from octjepa.metrics.intervals import MIN_PEOPLE, Scale
-from octjepa.tasks.segment.decoder import monai
 from octjepa.tasks.segment.dice import dice, voxel_counts
 from octjepa.tasks.segment.label_files import UNLABELLED
 from octjepa.tasks.segment.labelled_volumes import NativeLabels, scores_to_scan
@@ -71,30 +70,24 @@ def hd95_mm(
     spacing_mm: tuple[float, float, float],
 ) -> Float[np.ndarray, " K"]:
     """95th percentile of the surface distance. NaN if the class is missing in the prediction, the truth, or both."""
-    import torch
-
     predicted = np.where(true == UNLABELLED, np.uint8(0), predicted)
-    codes = range(1, classes + 1)
-    one_hot = [
-        torch.from_numpy(np.stack([segmentation == code for code in codes])[None]) for segmentation in (predicted, true)
-    ]
-    there = np.array(
-        [[bool((segmentation == code).any()) for code in codes] for segmentation in (predicted, true)]
-    ).all(axis=0)
     result = np.full(classes, np.nan)
-    if there.any():
-        indices = torch.from_numpy(np.flatnonzero(there))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*always_return_as_numpy", category=FutureWarning)  # MONAI's own
-            distances = monai("metrics").compute_hausdorff_distance(
-                one_hot[0][:, indices],
-                one_hot[1][:, indices],
-                include_background=True,
-                percentile=95,
-                spacing=list(spacing_mm),
-            )
-        result[there] = distances[0].numpy()
+    for code in range(1, classes + 1):
+        one, other = predicted == code, true == code
+        if one.any() and other.any():
+            distances = (_surface_distances(one, other, spacing_mm), _surface_distances(other, one, spacing_mm))
+            result[code - 1] = max(np.percentile(of_voxels, 95) for of_voxels in distances)
     return result
+
+
+def _surface_distances(
+    segmentation: Bool[np.ndarray, "D H W"], other: Bool[np.ndarray, "D H W"], spacing_mm: tuple[float, float, float]
+) -> Float[np.ndarray, " surface"]:
+    """The distance in mm from each surface voxel of `segmentation` to the nearest surface voxel of `other`."""
+    from scipy.ndimage import binary_erosion, distance_transform_edt
+
+    surface, target = (of ^ binary_erosion(of) for of in (segmentation, other))
+    return np.asarray(distance_transform_edt(~target, sampling=spacing_mm)[surface])
 
 
 class HeadEstimates:

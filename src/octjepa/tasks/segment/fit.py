@@ -69,7 +69,6 @@ def segment_store(
     in `out`, a ledger that cannot be written), ContractError, CheckpointError, Interrupted (a signal came).
     """
     refuse_external(checkpoint, "segment")
-    decoder.monai("metrics")  # if it is absent, that is reported before the work
     with writer_lock(out):
         if is_head(out) and (out / RESULTS).is_file():
             raise UsageError(f"{out} holds a head already: name a new folder, so that no results mix")
