@@ -73,9 +73,9 @@ def hd95_mm(
     predicted = np.where(true == UNLABELLED, np.uint8(0), predicted)
     result = np.full(classes, np.nan)
     for code in range(1, classes + 1):
-        one, other = predicted == code, true == code
-        if one.any() and other.any():
-            distances = (_surface_distances(one, other, spacing_mm), _surface_distances(other, one, spacing_mm))
+        marks = predicted == code, true == code
+        if marks[0].any() and marks[1].any():
+            distances = [_surface_distances(*pair, spacing_mm) for pair in (marks, marks[::-1])]
             result[code - 1] = max(np.percentile(of_voxels, 95) for of_voxels in distances)
     return result
 
