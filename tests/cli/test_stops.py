@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from command_line import call, lines, stop
+from narrow_encoder import OVERRIDES
 
 pytestmark = pytest.mark.slow
 
@@ -118,7 +119,7 @@ def test_a_disk_that_fills_with_checkpoints(line: Any, small_disk: Callable[[str
     checkpoint_bytes = sum(path.stat().st_size for path in line.checkpoint.iterdir())
     run = small_disk(f"size={int(1.5 * checkpoint_bytes)}") / "run"
     fast = ("tokens.select=tissue", "tokens.budget=32", "train.max_updates=4", "checkpoint.every_updates=2")
-    words = ("pretrain", "smoke_test", *fast, "--store", line.store, "--out", run, "--json")
+    words = ("pretrain", "smoke_test", *fast, *OVERRIDES, "--store", line.store, "--out", run, "--json")
     result = call(*words)
     assert result.code == 1
     assert result.out == ""
