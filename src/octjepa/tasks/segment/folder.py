@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,7 +106,7 @@ def _encoder_path(checkpoint: str | Path, out: Path) -> str:
     return os.path.relpath(checkpoint, out)
 
 
-def _noted_encoder(folder: Path, out: Path, about: dict[str, Any]) -> str | Path:
+def _noted_encoder(folder: Path, out: Path, about: Mapping[str, object]) -> str | Path:
     """The place of the frozen encoder that the head in `folder` notes, relative to `out`.
 
     Raises UsageError: none is noted, or it is not there any more. OutsideError: a place that the user did not allow.
