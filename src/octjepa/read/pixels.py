@@ -263,7 +263,8 @@ def _check_rows_and_columns(values: Shaped[np.ndarray, "F H W"], layout: Layout)
     if layout.rows == layout.columns:
         return
     pick = values[len(values) // 4 :: max(1, len(values) // 3)][:3].reshape(-1, layout.rows * layout.columns)
-    smooth = pick.astype(np.int16 if pick.dtype.itemsize == 1 else np.int32)  # 16 bit hold the sums of 8-bit values
+    kind = np.int16 if pick.dtype.itemsize == 1 else np.int32  # 16 bit hold the sums of 8-bit values
+    smooth: np.ndarray = pick.astype(kind)
     for step in (1, 2, 4):
         smooth = smooth[:, step:] + smooth[:, :-step]
     smooth = smooth[:, 1:]  # sums of eight neighbours, against speckle
