@@ -15,11 +15,13 @@ from command_line import call
 from octjepa.encoders import load_encoder
 from octjepa.errors import ContractError, UsageError
 from octjepa.outside import OutsideError
+from octjepa.tasks.segment import fit
 from octjepa.tasks.segment.dice import dice
 from octjepa.tasks.segment.evaluation import evaluate_scan
 from octjepa.tasks.segment.folder import load_head
 from octjepa.tasks.segment.label_files import PHANTOM_LAYERS
 from octjepa.tasks.segment.labelled_volumes import LabelledVolumes
+from octjepa.tasks.segment.recipe import load_recipe
 
 from .conftest import RECIPE, Line, write_encoder
 
@@ -186,3 +188,25 @@ def test_a_store_that_was_prepared_otherwise_is_refused_with_what_differs_and_wh
     assert "flatten: store none, recipe quadratic" in result.err
     assert "Ingest the files into a new store with the recipe of the weights" in result.err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("linked", ["head", "training/small/checkpoints", "training/untrained"])
+def test_a_training_folder_that_is_a_link_is_refused_before_it_trains(
+    line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: str
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "own.txt").write_bytes(b"precious")
+    out = tmp_path / "out"
+    (out / linked).parent.mkdir(parents=True)
+    (out / linked).symlink_to(tmp_path / "mine")
+
+    def train(*_: object) -> None:
+        raise AssertionError("it trains")
+
+    monkeypatch.setattr(fit, "_fit_heads", train)
+    with pytest.raises(UsageError, match=r"is a link to .*mine, and no checkpoint is written through it"):
+        fit.segment_store(load_recipe("segment_decoder"), line.encoder, line.store, line.labels, out)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["own.txt"]
+    (out / linked).unlink()
+    with pytest.raises(AssertionError, match="it trains"):  # without the link it goes on
+        fit.segment_store(load_recipe("segment_decoder"), line.encoder, line.store, line.labels, out)
