@@ -71,6 +71,6 @@ def scans(folder: Path) -> Scans:
     encoder = load_encoder("phantom-tiny")
     files, live = NativeFiles([str(folder / "eyes")]), LiveRun(folder / "run")
     store = Store.open(folder / "store")
-    cases = CasePredictions(folder / "cases.parquet", store.table["volume_id"])
+    cases = CasePredictions(folder / "cases.parquet", dict.fromkeys(store.table["volume_id"], 1))
     neighbours = Neighbours(folder / "e.parquet", store.table["volume_id"])
     return Scans(store, lambda: (encoder.recipe, encoder, ""), files, None, live, cases, neighbours)
