@@ -195,9 +195,12 @@ def _drop_unused_bits(
 def _is_drawn_above(values: Shaped[np.ndarray, "F H W"], shifted: Shaped[np.ndarray, "F H W"]) -> bool:
     """Whether the bits above BitsStored hold a drawing that no overlay group declares, and not higher intensities.
 
-    The two differ where these bits change from a row to the next. There the lower bits of a drawing continue, and those
-    of an intensity that passes their range jump.
+    A drawing has one of these bits. It differs from intensities where the bit changes from a row to the next: there the
+    lower bits of a drawing continue, and those of an intensity that passes their range jump.
     """
+    bits = int(np.bitwise_or.reduce(values ^ shifted, axis=None))
+    if bits & (bits - 1):
+        return False
     upper, lower = values[:, :-1].astype(np.int64), values[:, 1:].astype(np.int64)
     upper_low, lower_low = shifted[:, :-1].astype(np.int64), shifted[:, 1:].astype(np.int64)
     changes = (upper - upper_low) != (lower - lower_low)
