@@ -23,7 +23,6 @@ from octjepa.encoders import PretrainedEncoder
 from octjepa.metrics.bootstrap import Estimate
 from octjepa.phantom import LESIONS
 from octjepa.recipe import Recipe
-from octjepa.tasks.segment.decoder import monai
 from octjepa.tasks.segment.dice import dice
 from octjepa.tasks.segment.linear import patch_cells
 from octjepa.tasks.segment.windows import coarsen_columns
@@ -115,13 +114,15 @@ class SegmentationTask(TuningTask[SegmentedBatch]):
     """Networks that segment lesions in training views of the labelled people."""
 
     def __init__(self, cohort: Cohort, labelled: Int[np.ndarray, " n"], val: LabelledEyes, recipe: Recipe) -> None:
+        from monai.losses import DiceLoss
+
         super().__init__(cohort, labelled, recipe)
         size = cohort.store.preprocessing.stored_size
         whole = {cohort.ids[one]: lesion_labels(cohort, one, (0, 0, 0), size) for one in labelled}
         self.stream.make = partial(_sample_with_lesions, labels=whole)
         self.val = val
         self.counts: dict[str, np.ndarray] = {}  # `counts_of` the validation people, by the learner's name
-        self.dice_loss = monai("losses").DiceLoss(sigmoid=True, batch=True)
+        self.dice_loss = DiceLoss(sigmoid=True, batch=True)
 
     def batches(self, start: int) -> Iterator[SegmentedBatch]:
         return training_batches(self.stream, start, self.updates, 0, collate_samples=_collate)
