@@ -102,7 +102,7 @@ def monai(module: str) -> Any:
     try:
         return import_module(f"monai.{module}")
     except ImportError:
-        raise UsageError(f"the peer monai needs MONAI: {install_command('segment')}") from None
+        raise UsageError(f"the peer monai needs MONAI: {install_command('monai')}") from None
 
 
 @contextmanager
