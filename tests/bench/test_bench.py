@@ -102,7 +102,7 @@ def test_from_python_the_same_is_refused(words: dict[str, Any]) -> None:
     ("subject", "peer", "module", "extra"),
     [
         ("step", "transformers", "transformers_vjepa2", "hf"), ("embed", "transformers", "transformers_vjepa2", "hf"),
-        ("ingest", "monai", "ingest", "segment"), ("loader", "monai", "ingest", "segment"),
+        ("ingest", "monai", "ingest", "monai"), ("loader", "monai", "ingest", "monai"),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("small")
