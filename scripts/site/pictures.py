@@ -62,7 +62,7 @@ def viewer_pictures(page: Page, store: Path, eyes: Path, out: Path) -> None:
     """viewer.png, viewer_dark.png with tokens and two devices side by side, and viewer_phone.png."""
     scans = open_scans(store, [str(eyes)], encoder="phantom-truth")
     entries = [scans.volumes.entry(name) for name in sorted(scans.ids)]
-    names = {str(entry["device"]): str(entry["volume_id"]) for entry in entries if entry["eye"] == "OD"}
+    names = {entry.device: entry.volume_id for entry in entries if entry.eye == "OD"}
     with served(scans) as url:
         page.look(1300, 1000)
         open_eye(page, url, names["topcon_triton"])
