@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional
 
 from octjepa.checkpoint.boundary_unet import read_boundary_unet
 from octjepa.encoders.base import GridEncoder
+from octjepa.encoders.external.prepared import one_bscan
 from octjepa.encoders.pooling import TokenFeatures
-from octjepa.model.boundary_unet import STRIDE, BoundaryUNet, decode_boundaries
+from octjepa.model.boundary_unet import BoundaryUNet, decode_boundaries
 from octjepa.model.bscan_inference import (
     BATCH,
     Calibration,
     bscan_logits,
     near_bscans,
-    resampled,
+    prepared_bscans,
     spread_bscans,
     stack_neighbours,
     with_statistics,
@@ -45,7 +45,7 @@ _FARTHEST: Final = 8.0  # tokens; boundaries beyond it count as that far
 
 
 class BScanImages(NamedTuple):
-    """Standardised B-scans at the network's spacing, and the tokens that are read.
+    """B-scans as the network takes them (`prepared_bscans`), and the tokens that are read.
 
     Of a single B-scan there is one image, whichever of the grid's positions along the slice axis it fills.
     """
@@ -106,14 +106,8 @@ class DenseEncoder(GridEncoder[BScanImages]):
         """The encoder's input for a prepared volume: centre crop, every token that contains tissue."""
         view, index, share = select_tissue_tokens(volume, self.recipe, geometry.center_crop(self.preprocessing))
         if volume.bscan_slices:
-            filled = np.flatnonzero(view.any(axis=(1, 2)))
-            middle = int(filled[len(filled) // 2]) if len(filled) else len(view) // 2
-            view = view[middle : middle + 1]
-        images = np.empty((len(view), *self._shape), np.float32)
-        for image, bscan in zip(images, view, strict=True):
-            pixels = torch.from_numpy(np.ascontiguousarray(bscan, np.float32))[None, None]
-            deviation, mean = torch.std_mean(wide := resampled(pixels, self._shape))
-            image[:] = ((wide - mean) / (deviation + 0.25))[0, 0].numpy()  # 1e-3 of the range, as in training
+            view = one_bscan(view)
+        images = prepared_bscans(view, self._shape).numpy()
         return BScanImages(images, index, share[index])
 
     def encode_tokens(self, selected: Sequence[BScanImages]) -> list[TokenFeatures]:
@@ -125,7 +119,7 @@ class DenseEncoder(GridEncoder[BScanImages]):
 
     @torch.inference_mode()
     def _features(self, selected: BScanImages) -> Float[np.ndarray, "k dim"]:
-        images = _padded(torch.from_numpy(selected.images).to(self.device))
+        images = torch.from_numpy(selected.images).to(self.device)
         near = near_bscans(len(images), self.preprocessing.target_spacing_mm[0], None, sparse=False)
         maps: list[Tensor] = []
         logits: list[Tensor] = []
@@ -184,12 +178,6 @@ def _image_shape(preprocessing: Preprocessing, grid: tuple[int, int, int]) -> tu
         for extent_mm, step_mm, count in zip(extents_mm, (ROW_MM, COLUMN_MM), grid[1:], strict=True)
     )
     return rows, columns
-
-
-def _padded(images: Float[Tensor, "d h w"]) -> Float[Tensor, "d hh ww"]:
-    """The images with their last rows and columns repeated up to a multiple of the network's stride."""
-    down, right = (-size % STRIDE for size in images.shape[1:])
-    return functional.pad(images[:, None], (0, right, 0, down), mode="replicate")[:, 0]
 
 
 def _mean_and_maximum(

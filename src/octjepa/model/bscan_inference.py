@@ -8,16 +8,18 @@ covariate shift adaptation").
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch.nn import functional
+
+from octjepa.model.boundary_unet import STRIDE
 
 NEIGHBOUR_MM: Final = 0.3  # farther B-scans are not shown to the network; training had pitches of 0.03 to 0.4 mm
 BATCH: Final = 8  # B-scans
@@ -56,6 +58,27 @@ def near_bscans(count: int, pitch_mm: float, positions_mm: np.ndarray | None, sp
 def resampled(image: Float[Tensor, "1 1 H W"], shape: tuple[int, int]) -> Float[Tensor, "1 1 h w"]:
     """Area average when it shrinks, which also averages speckle, and linear interpolation when it grows."""
     return functional.interpolate(image, shape, mode="bilinear", antialias=True, align_corners=False)
+
+
+def prepared_bscans(
+    pixels: UInt8[np.ndarray, "D H W"],
+    shape: tuple[int, int],
+    clean: Callable[[Float[np.ndarray, "H W"]], Float[np.ndarray, "H W"]] | None = None,
+) -> Float[Tensor, "D h w"]:
+    """B-scans, each through `clean`, resampled to `shape`, standardised, padded to a multiple of the network's stride.
+
+    One B-scan after the other: memory is that of the result.
+    """
+    out = torch.empty(len(pixels), *(-(-n // STRIDE) * STRIDE for n in shape))
+    pad = (0, out.shape[2] - shape[1], 0, out.shape[1] - shape[0])
+    for k, frame in enumerate(pixels):
+        bscan = frame.astype(np.float32)
+        bscan = bscan if clean is None else clean(bscan)
+        image = resampled(torch.from_numpy(bscan)[None, None], shape)
+        deviation, mean = torch.std_mean(image)
+        image = (image - mean) / (deviation + 0.25)  # 1e-3 of the range, as in training
+        out[k] = functional.pad(image, pad, mode="replicate")[0, 0]
+    return out
 
 
 def stack_neighbours(images: Float[Tensor, "D H W"], near: np.ndarray, index: np.ndarray) -> Float[Tensor, "N 3 H W"]:

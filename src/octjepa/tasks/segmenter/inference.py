@@ -20,13 +20,13 @@ from torch.nn import functional
 
 from octjepa.checkpoint.boundary_unet import read_boundary_unet
 from octjepa.errors import OctjepaError
-from octjepa.model.boundary_unet import STRIDE, decode_boundaries
+from octjepa.model.boundary_unet import decode_boundaries
 from octjepa.model.bscan_inference import (
     BATCH,
     Calibration,
     bscan_logits,
     near_bscans,
-    resampled,
+    prepared_bscans,
     spread_bscans,
     stack_neighbours,
     with_statistics,
@@ -115,7 +115,7 @@ class Segmenter:
         _check(pixels, spacing_mm)
         near = near_bscans(len(pixels), spacing_mm[0], slice_positions_mm, sparse)
         shape = network_shape(pixels.shape[1:], spacing_mm)
-        images = _prepared(pixels, shape)
+        images = prepared_bscans(pixels, shape, without_fill)
         out = _Result.empty(pixels.shape)
         with (
             torch.inference_mode(),
@@ -182,19 +182,6 @@ def without_fill(bscan: Float[np.ndarray, "H W"]) -> Float[np.ndarray, "H W"]:
         fill |= grown & (above.any(0) | below.any(0))
         out = out.copy() if out is bscan else out
         out[fill] = np.median(bscan[~fill])
-    return out
-
-
-def _prepared(pixels: np.ndarray, shape: tuple[int, int]) -> Float[Tensor, "D H W"]:
-    """B-scans at the network's spacing, standardised each, padded to a multiple of the stride."""
-    out = torch.empty(len(pixels), *(-(-n // STRIDE) * STRIDE for n in shape))
-    for k, bscan in enumerate(pixels):
-        image = torch.from_numpy(without_fill(bscan.astype(np.float32)))[None, None]
-        image = resampled(image, shape)
-        deviation, mean = torch.std_mean(image)
-        image = (image - mean) / (deviation + 0.25)  # 1e-3 of the range, as in training
-        pad = (0, out.shape[2] - shape[1], 0, out.shape[1] - shape[0])
-        out[k] = functional.pad(image, pad, mode="replicate")[0, 0]
     return out
 
 
