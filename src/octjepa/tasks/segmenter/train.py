@@ -118,14 +118,20 @@ class Trainer:
     """One run: network, optimizer and progress, in `out`."""
 
     def __init__(
-        self, settings: TrainingSettings, out: Path, checkpoints: Path, device: torch.device, init: Path | None = None
+        self,
+        settings: TrainingSettings,
+        out: Path,
+        checkpoints: Path,
+        device: torch.device,
+        init: Path | None = None,
+        size: NetworkSize | None = None,
     ) -> None:
         torch.manual_seed(settings.seed)
         self.settings, self.out, self.device = settings, out, device
         self.runtime = Runtime("bf16")
         self.runtime.device = device
         self.checkpoint = checkpoints / _CHECKPOINT
-        self.network = BoundaryUNet(NetworkSize()).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.network = BoundaryUNet(size).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.earlier: dict[str, object] = {}
         if init is not None:
             record = init.with_suffix(".json")  # how the weights to start from were trained
