@@ -1,9 +1,10 @@
 """What matters in the training of the segmentation network: short runs that differ in one setting.
 
 `python -m benchmarks.segmenter_ablations --out FILE` trains every variant from random weights with the same number of
-updates, scores it on validation phantoms and on the real development eyes, and appends a line of JSON to FILE. What FILE
-holds already is not computed again; `--table` prints it. A run has far fewer updates than the packaged network had, so it
-ranks settings and says nothing about the packaged network. A setting is chosen on phantoms; the real eyes are reported.
+updates, scores it on validation phantoms and on the real development eyes, and appends a line of JSON to FILE. What
+FILE holds already is not computed again; `--table` prints it. A run has far fewer updates than the packaged network
+had, so it ranks settings and says nothing about the packaged network. A setting is chosen on phantoms; the real eyes
+are reported.
 """
 
 from __future__ import annotations
