@@ -22,6 +22,7 @@ from benchmarks.peers import (
     loader,
     memory,
     scaling,
+    segment,
     sparse_vjepa,
     step,
     transformers_videomae,
@@ -194,6 +195,18 @@ BENCHMARKS: dict[str, Benchmark] = {
             "vit_large": Peer(
                 "a ViT-L/16 of 224 x 224 pixels on every B-scan, as RETFound's, random weights",
                 embed.compare_with_vit_large,
+            ),
+        },
+    ),
+    "segment": Benchmark(
+        "octjepa segment on a scan of 49 x 496 x 512 in memory, without reading and writing",
+        _RATE,
+        _FASTER,
+        5,
+        {
+            "monai": Peer("MONAI's U-Net with as many weights, on each B-scan once", segment.compare_with_monai),
+            "surface_finder": Peer(
+                "ILM and Bruch's membrane alone, by the surface finder", segment.compare_with_surface_finder
             ),
         },
     ),

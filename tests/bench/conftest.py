@@ -17,3 +17,5 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.peers.memory.VOLUMES", 4)
     monkeypatch.setattr("benchmarks.peers.scaling.WARM_UP_UPDATES", 1)
     monkeypatch.setattr("benchmarks.peers.scaling.UPDATES", 2)
+    monkeypatch.setattr("benchmarks.peers.segment.BSCANS", 3)
+    monkeypatch.setattr("benchmarks.peers.segment.SIZE", "small")

@@ -22,6 +22,7 @@ QUICK = [
     ("step", "matmul"), ("step", "fp32"), ("ingest", "pydicom"), ("ingest", "monai"),
     ("loader", "torch"), ("loader", "monai"), ("loader", "monai_persistent"), ("loader", "decoding"),
     ("embed", "single"), ("embed", "transformers"), ("peak", "shipped"),
+    ("segment", "monai"), ("segment", "surface_finder"),
 ]  # fmt: skip
 KEYS = {"subject", "against", "ours_is", "other_is", "unit", "reads", "ours", "other", "ratio", "spread", "runs"}
 
@@ -103,6 +104,7 @@ def test_from_python_the_same_is_refused(words: dict[str, Any]) -> None:
     [
         ("step", "transformers", "transformers_vjepa2", "hf"), ("embed", "transformers", "transformers_vjepa2", "hf"),
         ("ingest", "monai", "ingest", "monai"), ("loader", "monai", "ingest", "monai"),
+        ("segment", "monai", "ingest", "monai"),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("small")
