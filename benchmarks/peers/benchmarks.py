@@ -199,7 +199,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         },
     ),
     "segment": Benchmark(
-        "octjepa segment on a scan of 49 x 496 x 512 in memory, without reading and writing",
+        "octjepa segment on 49 B-scans of 496 x 768 in memory, without reading and writing",
         _RATE,
         _FASTER,
         5,

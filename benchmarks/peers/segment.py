@@ -36,7 +36,7 @@ MONAI_WIDTHS: Final = (32, 64, 128, 256, 320)
 
 
 def phantom_scan() -> OCTVolume:
-    """The first `BSCANS` B-scans of a phantom scan of a Spectralis, 496 x 512 in full size."""
+    """The first `BSCANS` B-scans of a phantom scan of a Spectralis, 496 x 768 in full size."""
     with tempfile.TemporaryDirectory(prefix="octjepa-bench-") as name:
         folder = Path(name, "phantom")
         write_cohort(folder, 1, 41, ("heidelberg_spectralis",), SIZE, design=CohortDesign(eyes_per_person=1))
