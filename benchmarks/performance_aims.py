@@ -118,8 +118,8 @@ NOTES = {
     "ingest monai": "as `pydicom`; MONAI's resampling costs more",
     "embed single": "the same networks on the same volumes: no difference beyond the spread of the runs. Ours also "
     "hashes weights and contents and writes parts that survive a kill",
-    "segment monai": "ours runs the network twice for each B-scan (as it is and mirrored), finds eight boundaries and runs the "
-    "surface finder as well",
+    "segment monai": "ours runs the network twice for each B-scan (as it is and mirrored), finds eight boundaries and "
+    "runs the surface finder as well",
     "segment surface_finder": "it has no network, and finds neither fluid nor the six boundaries between",
     "memory measured": "what a kernel takes for itself, and an allocator holds back, is not predicted",
 }
