@@ -1,6 +1,6 @@
 """What each choice of the exam's encoders is worth: one changed at a time, beside its untrained twin.
 
-    python -m benchmarks.ablations --out docs/exam [--only mae/lr_1e-3:0] [--seeds 0,1] [--threads 1]
+    python -m benchmarks.ablations [--only mae/lr_1e-3:0] [--seeds 0,1] [--threads 1]
 
 Trains the runs of `exam/ablations.yaml` (as `make exam` does, in its folder), reads each on training and validation
 people, never on test people, and writes ablations.json and ablations.md as each ends; goes on where it stopped. Eyes
@@ -26,7 +26,7 @@ from benchmarks.exam.lesion_tasks import TokenTruth, token_lesion
 from benchmarks.exam.page import LEFT_OUT, table
 from benchmarks.exam.reading import projected_eyes
 from benchmarks.exam.results import Finding, patch_text
-from benchmarks.exam.settings import EXAM, WORK
+from benchmarks.exam.settings import EXAM, PAGES, RESULTS, WORK
 from benchmarks.exam.tokens import of_encoder, token_table
 from benchmarks.exam.training import Plan
 from benchmarks.pooling import LABELLED, learned_from, mean_auroc, without_test_people
@@ -43,7 +43,8 @@ POOL = "zones_centered"  # by which the first of them were read; rows of two poo
 FIGURES = ("token_ap_30", *(f"auroc_{count}" for count in LABELLED))
 HEAD = """# What each choice is worth
 
-Written by `python -m benchmarks.ablations` from `ablations.json`; do not edit. Encoders of [the exam](README.md) with
+Written by `python -m benchmarks.ablations` from `benchmarks/records/exam`; do not edit. Encoders of
+[the exam](README.md) with
 one choice changed, at the updates of the heading, in bf16; read on training and validation people, not
 on test people: average precision by token from {eyes} eyes, AUROC of an eye over five lesions from {labelled} people,
 by the pooling `{pool}`. In parentheses the same less the untrained twin of the same architecture, in the order of the
@@ -93,7 +94,7 @@ def main() -> None:
     """Trains and reads what is missing."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--work", type=Path, default=WORK, help="the exam's cohorts and runs (default: exam/)")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="records; their page is in docs/exam, or here")
     parser.add_argument("--only", nargs="*", help="ENCODER/CHOICE, each; default: all")
     parser.add_argument("--seeds", default="0", help="comma-separated")
     parser.add_argument("--threads", type=int, default=1)
@@ -143,7 +144,7 @@ def _add(out: Path, row: dict[str, Any]) -> None:
     with FileLock(out / ".lock"):
         rows = [one for one in _rows(out) if (one["choice"], one["seed"]) != (row["choice"], row["seed"])] + [row]
         write_json(out / "ablations.json", sorted(rows, key=lambda one: (one["choice"], one["seed"])))
-        write_page(out, rows)
+        write_page(PAGES if out == RESULTS else out, rows)
 
 
 def write_page(out: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -2,8 +2,8 @@
 
 `python -m benchmarks.adapt_real_eyes --out FILE` learns each eye of ../shared from 1, 3, 5 and 11 labelled B-scans,
 from the packaged weights and from random ones, and appends a line of JSON for each to FILE. What FILE holds already is
-not computed again. `--table` prints the means. `--record docs/real/adaptation.json` writes the means over all
-five eyes, and `make real` shows them on its page. Nothing is chosen with these numbers.
+not computed again. `--table` prints the means. `--record benchmarks/records/real/adaptation.json` writes the means
+over all five eyes, and `make real` shows them on its page. Nothing is chosen with these numbers.
 """
 
 from __future__ import annotations

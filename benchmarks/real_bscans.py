@@ -1,7 +1,8 @@
 """Tasks 5 and 6: lesions in single real B-scans and the diagnosis of an eye, with groups of patients held out.
 
 `python -m benchmarks.real_bscans [NAME=ENCODER ...] [--out docs/real]` reads ../shared/real/macular_edema_bscans
-and writes bscans.json and bscans.md. These are development eyes; nothing is chosen with these numbers.
+and writes bscans.md, and bscans.json (of docs/real: into benchmarks/records/real). These are development eyes; nothing
+is chosen with these numbers.
 
 The B-scans come without a spacing and without an order in space. Each is prepared as `octjepa ingest --images` prepares
 a picture: 2 mm deep, 6 mm wide, and one position of the token grid along the slice axis. Every row describes the same
@@ -36,7 +37,7 @@ from benchmarks.exam.readings import STRENGTHS, Projection, interleave, logistic
 from benchmarks.exam.tokens import Featurise, of_context, of_encoder, of_intensity, patches_of, positions_in_view
 from benchmarks.exam.truth import view_voxels
 from benchmarks.phantom_tokens import Value
-from benchmarks.real_eyes import SHARED
+from benchmarks.real_eyes import SHARED, records_of
 from benchmarks.segmenter_features import recorded_features
 from jaxtyping import Bool, Float
 from sklearn.metrics import average_precision_score, roc_auc_score
@@ -446,7 +447,7 @@ def main() -> int:
         print(json.dumps(results, indent=1))
     else:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        write_json(arguments.out / "bscans.json", results)
+        write_json(records_of(arguments.out) / "bscans.json", results)
         (arguments.out / "bscans.md").write_text(page(results), encoding="utf-8")
     return 0
 

@@ -1,9 +1,10 @@
 """`make real`: layers, fluid and thickness on the real development eyes, beside graders, baselines and the device.
 
 `python -m benchmarks.real_eyes [--weights FOLDER] [--shared FOLDER] [--out docs/real]` segments the five Duke eyes and
-two HEYEX exports with the packaged network or the one in FOLDER. It writes results.json, README.md and a picture of
-every Duke eye with its best, median and worst B-scan. Parts that were computed with the same weights are taken from
-build/real, so an interrupted call goes on. Without the shared data it says so and ends with exit code 0.
+two HEYEX exports with the packaged network or the one in FOLDER. It writes README.md and a picture of every Duke eye
+with its best, median and worst B-scan, and results.json (of docs/real: into benchmarks/records/real). Parts that were
+computed with the same weights are taken from build/real, so an interrupted call goes on. Without the shared data it
+says so and ends with exit code 0.
 
 Nothing is chosen with these numbers: they are results on development eyes. The B-scans of the Duke eyes are a sparse
 sample, so each is taken alone. Graders place the edges of the ellipsoid zone and of the RPE according to a definition
@@ -39,6 +40,8 @@ from octjepa.volume import OCTVolume
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
+PAGES = ROOT / "docs" / "real"
+RECORDS = ROOT / "benchmarks" / "records" / "real"
 METHOD = 2  # changes whenever the same weights give other numbers
 PICTURED = "01"  # the eye of the picture in README.md and docs/segment.md
 BINS = 2048  # of the scores of voxels, over which average precision is pooled
@@ -381,12 +384,17 @@ def _adaptation(results: dict[str, Any]) -> list[str]:
     ]
 
 
+def records_of(pages: Path) -> Path:
+    """The folder of the JSON results of a folder of pages: itself, and benchmarks/records/real for docs/real."""
+    return RECORDS if pages.resolve() == PAGES else pages
+
+
 def main() -> int:
     """Writes the results; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", type=Path, default=PACKAGED, help="folder of segmenter.safetensors and .json")
     parser.add_argument("--shared", type=Path, default=SHARED, help="folder of the real eyes")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "real")
+    parser.add_argument("--out", type=Path, default=PAGES, help="page, pictures and results.json")
     parser.add_argument("--parts", type=Path, default=ROOT / "build" / "real", help="folder of finished parts")
     options = parser.parse_args()
     if not (options.shared / "labels").is_dir() or not (options.shared / "real").is_dir():
@@ -407,11 +415,12 @@ def main() -> int:
         print(f"HEYEX {name}: done", flush=True)
     results = {"weights": code, "tasks": tasks(duke, heyex), "duke": {}, "heyex": heyex, "source": SOURCE}
     short = ("shown_um", "signed_um", "network_um", "finder_um", "graders_um", "bscans_um", "dice")
-    adaptation = options.out / "adaptation.json"
+    records = records_of(options.out)
+    adaptation = records / "adaptation.json"
     if adaptation.is_file():
         results["adaptation"] = json.loads(adaptation.read_text())["rows"]
     results["duke"] = {name: {key: eye[key] for key in short} for name, eye in duke.items()}
-    write_json(options.out / "results.json", results)
+    write_json(records / "results.json", results)
     (options.out / "README.md").write_text(page(results), encoding="utf-8")
     for drawn in (*parts.glob("duke_*.jpg"), *parts.glob("scan.png")):
         shutil.copyfile(drawn, options.out / drawn.name)

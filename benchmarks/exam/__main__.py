@@ -30,7 +30,7 @@ from .page import row_names, write_page
 from .reading import Exam
 from .real_eyes import data_folder, pretraining_store, why_absent
 from .results import NO_PATCH, READINGS, SUPERVISED, Results, RowName, patch_text
-from .settings import EXAM, NOT_SEALED, RECIPE, RESULTS, SEALED, WORK, Settings
+from .settings import EXAM, NOT_SEALED, PAGES, RECIPE, RESULTS, SEALED, WORK, Settings
 from .ship import ship
 
 
@@ -55,7 +55,7 @@ def main() -> int:
             _examine_sealed(given)
         else:
             settings = _smaller(EXAM, given.people) if given.people else EXAM  # smaller: a trial of the machinery
-            _examine(given, settings, _results(given), given.out)
+            _examine(given, settings, _results(given), _pages(given))
     return 0
 
 
@@ -75,11 +75,21 @@ def _results(given: argparse.Namespace, cohort: str = "") -> Results:
     return Results(given.out / cohort, samples / cohort)
 
 
+def _pages(given: argparse.Namespace) -> Path:
+    """The folder of the pages."""
+    return PAGES if given.out == RESULTS else given.out  # type: ignore[no-any-return]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make exam", description=__doc__)
     add = parser.add_argument
     add("--work", type=Path, default=WORK, help="cohorts, runs and resamples (default: exam/)")
-    add("--out", type=Path, default=RESULTS, help="results and page (default: docs/exam)")
+    add(
+        "--out",
+        type=Path,
+        default=RESULTS,
+        help="results, and pages unless it is the default: benchmarks/records/exam, whose pages are in docs/exam",
+    )
     add("--list", action="store_true", help="what is done and what is missing; runs nothing")
     add("--cohorts", action="store_true", help="only make the cohorts")
     add("--floors", action="store_true", help="only the floors, and untrained twins")
@@ -107,9 +117,9 @@ def _smaller(settings: Settings, people: int) -> Settings:
     )  # fmt: skip
 
 
-def _examine(given: argparse.Namespace, settings: Settings, results: Results, out: Path) -> None:
+def _examine(given: argparse.Namespace, settings: Settings, results: Results, pages: Path) -> None:
     if given.page:
-        write_page(results, out)
+        write_page(results, pages)
         return
     everything = not (given.cohorts or given.floors or given.ceilings or given.read)
     folder = make_cohorts(given.work, settings, EXAMINED)
@@ -122,7 +132,7 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
     about = {"measured": datetime.now(UTC).strftime("%Y-%m-%d"), **code()}
     if given.read:
         _read_pair(exam, given.read, load_encoder(given.read), about, given.without)
-        write_page(results, out)
+        write_page(results, pages)
     if given.floors or everything:
         _read_floors(exam, plans, about, given.without)
         _read_untrained(exam, plans, about, given.without)
@@ -130,10 +140,10 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
         if not results.has(row, "real_surfaces"):
             recipe = plans[0].recipe(0)
             results.add(row, "real_surfaces", real_tasks.read_surfaces(folder, None, recipe), about)
-        write_page(results, out)
+        write_page(results, pages)
     if given.ceilings or everything:
         _ceilings(exam, given.work, settings, about)
-        write_page(results, out)
+        write_page(results, pages)
     if everything:
         _unet(exam, given.work, settings, about)
         for plan in plans:
@@ -148,7 +158,7 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, ou
                 without = set(given.without) | set(READINGS) - set(plan.tasks)
                 real = plan.cohort == "real"
                 exam.read(row, encoder, "encoder", {**about, **run_about}, sorted(without), real_eyes_seen=real)
-                write_page(results, out)
+                write_page(results, pages)
 
 
 def _examine_sealed(given: argparse.Namespace) -> None:
@@ -170,7 +180,7 @@ def _examine_sealed(given: argparse.Namespace) -> None:
     row = RowName(plan.name, encoder.recipe.tokens.patch_size, plan.seeds[0])
     exam.read(row, encoder, "encoder", {**about, **run_about}, NOT_SEALED)
     close_seal(out)
-    write_page(_results(given), given.out)
+    write_page(_results(given), _pages(given))
 
 
 def _read_floors(exam: Exam, plans: Sequence[training.Plan], about: dict[str, Any], without: Sequence[str]) -> None:

@@ -101,12 +101,12 @@ SEALED_TEMPLATE = Path(__file__).with_name("sealed.md")
 def write_page(results: Results, folder: Path) -> None:
     """README.md and summary.svg (the front page), rows.md and compute.svg (all rows) in `folder`.
 
-    The sealed cohort is read from its folder `sealed`, if there is one.
+    The sealed cohort is read from the folder `sealed` beside the results, if there is one.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for patch in [patch for (name, patch) in row_names(results) if name == "intensity"]:
         add_admitted_means(results, patch)
-    sealed = Results(folder / "sealed", results.samples / "sealed")
+    sealed = Results(results.path.parent / "sealed", results.samples / "sealed")
     text = TEMPLATE.read_text(encoding="utf-8").format(
         **EXAM.as_dict(), missing=MISSING, encoders=encoders_table(results),
         package=plan_in_package().name, aims=aims_table(results),

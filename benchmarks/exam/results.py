@@ -1,10 +1,10 @@
-"""Metrics of the exam: a list in docs/exam/results.json that grows as each row ends, and their bootstrap samples.
+"""Metrics of the exam, a list in results.json that grows as each row ends, and their bootstrap samples.
 
-An entry is an `ExamRow`, the `Row` of the evaluation protocol with the question and the run that it belongs to. The
-bootstrap samples are kept in a folder outside the repository, so that a later row is compared on the same draws of
-people. differences.json holds the differences that the pages show, for a clone without that folder. left_out.json says
-what was not measured, and why, cohorts.json what ingest made of the cohorts.
-"""
+The published list is in benchmarks/records/exam. An entry is an `ExamRow`, the `Row` of the evaluation protocol with
+the question and the run that it belongs to. The bootstrap samples are kept in a folder outside the repository, so that
+a later row is compared on the same draws of people. differences.json holds the differences that the pages show, for a
+clone without that folder. left_out.json says what was not measured, and why, cohorts.json what ingest made of the
+cohorts."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.real_eyes import ZONES, pooled_precision, score_counts
+from benchmarks.real_eyes import PAGES, ZONES, pooled_precision, records_of, score_counts
 
 from octjepa.tasks.segment.thickness import SECTORS
 from octjepa.tasks.segmenter.validation import average_precision, dice_at
@@ -41,8 +41,8 @@ def test_without_the_real_eyes_nothing_is_written(tmp_path: Path) -> None:
 
 
 def test_the_written_results_have_every_task_and_picture() -> None:
-    folder = ROOT / "docs" / "real"
-    results = json.loads((folder / "results.json").read_text())
+    folder = PAGES
+    results = json.loads((records_of(folder) / "results.json").read_text())
     assert {"task_1_um", "task_2", "task_4_um"} <= results["tasks"].keys()
     assert {name for name in results["duke"] if not (folder / f"duke_{name}.jpg").is_file()} == set()
     assert (folder / "scan.png").read_bytes().startswith(b"\x89PNG")
