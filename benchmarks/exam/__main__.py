@@ -77,7 +77,7 @@ def _results(given: argparse.Namespace, cohort: str = "") -> Results:
 
 def _pages(given: argparse.Namespace) -> Path:
     """The folder of the pages."""
-    return PAGES if given.out == RESULTS else given.out  # type: ignore[no-any-return]
+    return PAGES if given.out == RESULTS else given.out
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -4,7 +4,8 @@ The published list is in benchmarks/records/exam. An entry is an `ExamRow`, the 
 the question and the run that it belongs to. The bootstrap samples are kept in a folder outside the repository, so that
 a later row is compared on the same draws of people. differences.json holds the differences that the pages show, for a
 clone without that folder. left_out.json says what was not measured, and why, cohorts.json what ingest made of the
-cohorts."""
+cohorts.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ from benchmarks.exam.training import read_plans
 from octjepa.config import load_recipe
 from octjepa.files import write_json
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "exam"
 # what a run keeps, says and saves; the rest is what it learns
 _RUNNING = {"name", "monitor", "checkpoint", "tracking", "machine", "validation"}
 
@@ -64,4 +63,4 @@ def test_a_row_by_another_pooling_is_read_anew_and_replaced(tmp_path: Path) -> N
 
 
 def test_all_recorded_rows_are_of_one_pooling() -> None:
-    assert {one["pool"] for one in ablations._rows(DOCS)} == {ablations.POOL}
+    assert {one["pool"] for one in ablations._rows(RESULTS)} == {ablations.POOL}
