@@ -43,12 +43,12 @@ POOL = "zones_centered"  # by which the first of them were read; rows of two poo
 FIGURES = ("token_ap_30", *(f"auroc_{count}" for count in LABELLED))
 HEAD = """# What each choice is worth
 
-Written by `python -m benchmarks.ablations` from `benchmarks/records/exam`; do not edit. Encoders of
-[the exam](README.md) with one choice changed, at the updates of the heading, in bf16; read on training and validation
-people, not on test people: average precision by token from {eyes} eyes, AUROC of an eye over five lesions from {labelled} people,
-by the pooling `{pool}`. In parentheses the same less the untrained twin of the same architecture, in the order of the
-seeds. Most choices have one seed, and seeds of one choice differ by as much as many choices do: a small difference, or
-one that is not there in every seed, says nothing.
+Written by `python -m benchmarks.ablations` from `benchmarks/records/exam`; do not edit. Encoders of [the
+exam](README.md) with one choice changed, at the updates of the heading, in bf16; read on training and validation
+people, not on test people: average precision by token from {eyes} eyes, AUROC of an eye over five lesions from
+{labelled} people, by the pooling `{pool}`. In parentheses the same less the untrained twin of the same architecture, in
+the order of the seeds. Most choices have one seed, and seeds of one choice differ by as much as many choices do: a
+small difference, or one that is not there in every seed, says nothing.
 Tokens are left out where none of the labelled eyes' patches holds enough of a lesion to learn from, as of drusen in
 coarse patches.
 """

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import ablations
+from benchmarks.exam.settings import RESULTS
 from benchmarks.exam.training import read_plans
 
 from octjepa.config import load_recipe
