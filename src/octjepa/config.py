@@ -59,10 +59,13 @@ class RecipeKind(Generic[Model]):
 
         Raises RecipeError: no such recipe, not YAML, an unknown, unused or ill-typed key.
         """
-        data = self.parse(name_or_path)
+        return self.changed(self.parse(name_or_path), overrides, str(name_or_path))
+
+    def changed(self, data: dict[str, Any], overrides: Iterable[str], where: str) -> Model:
+        """Plain data with `a.b=value` overrides, in order -> recipe. `data` is changed. Raises RecipeError."""
         for override in overrides:
             self._apply(data, override)
-        return self.read(data, str(name_or_path))
+        return self.read(data, where)
 
     def parse(self, name_or_path: str | Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
         """The keys of a recipe's file, those of the recipes that it extends below them, and its name; unchecked.

@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from octjepa.recipe.objectives import FACTS, OBJECTIVES
+from octjepa.errors import UsageError
+from octjepa.recipe.objectives import FACTS, OBJECTIVES, TRUTH, TRUTH_HINT
 
 OBJECTIVES.locate({name: f"{__package__}.{facts.module}" for name, facts in FACTS.items()})
 
@@ -101,6 +102,8 @@ def register_objective(name: str) -> Callable[[type[Registered]], type[Registere
 
 def get_objective(name: str) -> Objective:
     """The objective called `name`. Raises UsageError listing all names when there is none."""
+    if name == TRUTH and name not in OBJECTIVES:
+        raise UsageError(TRUTH_HINT)
     objective: Objective = OBJECTIVES.get(name)()
     return objective
 

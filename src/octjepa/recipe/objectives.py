@@ -45,6 +45,12 @@ FACTS = {
 
 # `octjepa.objectives.base` says which modules hold the classes.
 OBJECTIVES: Registry[Any] = Registry("objective", "octjepa.objectives", names=FACTS, takes_classes=True)
+# The truth of phantoms is a task of its own, but users look for it among the objectives.
+TRUTH = "truth"
+TRUTH_HINT = (
+    "truth learns from the true class of every voxel, which no store holds: python -m octjepa.tasks.truth.train draws "
+    "phantoms that have it, alone or next to an objective (--with)"
+)
 BASE = "octjepa.objectives.base.Objective"
 
 

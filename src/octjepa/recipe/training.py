@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from octjepa.recipe.base import Directory, Positive, Precision, Section, Share, added
-from octjepa.recipe.objectives import FACTS, OBJECTIVES, objective_facts
+from octjepa.recipe.objectives import FACTS, OBJECTIVES, TRUTH, TRUTH_HINT, objective_facts
 
 SUB_PATCH = (2, 4, 4)  # voxels of a sub-patch of the non-linear stem
 ROPE_BASE = 10_000.0  # of RoFormer and V-JEPA 2
@@ -87,6 +87,8 @@ def check_heads(width: int, heads: int, prefix: str) -> None:
 
 def _known_objective(name: str) -> str:
     if name not in OBJECTIVES:
+        if name == TRUTH:
+            raise ValueError(TRUTH_HINT)
         raise ValueError(f"unknown objective: one of {', '.join(OBJECTIVES.names())}, or your own module:Class")
     if OBJECTIVES.is_class(name):
         objective_facts(name)  # its UsageError ends the validation, since nothing else of the recipe can be judged

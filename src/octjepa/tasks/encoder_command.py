@@ -9,16 +9,18 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from octjepa.cohort.recorded_scans import uid_key
 from octjepa.config import science_hash
 from octjepa.distributed.signals import Interrupted
 from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.errors import OctjepaError
+from octjepa.store import Store
 
 
 def add_training_options(parser: argparse.ArgumentParser, batch: int, precision: str) -> None:
@@ -52,6 +54,12 @@ def run_fingerprint(
         *others,
     ]
     return hashlib.sha256(json.dumps(settled).encode()).hexdigest()[:16]
+
+
+def recorded_volumes(store: Store, volume_ids: Collection[str]) -> frozenset[str]:
+    """What weights record of the volumes that they learned from, so that no test uses the same scans."""
+    uids = store.table.loc[store.table["volume_id"].isin(volume_ids), "sop_instance_uid"]
+    return frozenset({*volume_ids, *(uid_key(str(uid)) for uid in uids if uid)})
 
 
 def exit_code_of(train: Callable[[], None]) -> int:

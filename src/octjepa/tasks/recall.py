@@ -41,8 +41,9 @@ def standardised(tokens: Float[Tensor, "*k width"]) -> Float[Tensor, "*k width"]
 def token_optimizer(
     network: nn.Module, device: torch.device, learning_rate: float, weight_decay: float
 ) -> torch.optim.AdamW:
-    """AdamW for an encoder with heads; weights with fewer than two dimensions do not decay."""
-    decay = [p for p in network.parameters() if p.ndim >= 2]
-    plain = [p for p in network.parameters() if p.ndim < 2]
+    """AdamW for what is trained of an encoder with heads; weights with fewer than two dimensions do not decay."""
+    trained = [p for p in network.parameters() if p.requires_grad]
+    decay = [p for p in trained if p.ndim >= 2]
+    plain = [p for p in trained if p.ndim < 2]
     groups = [{"params": decay, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return adamw(groups, device, lr=learning_rate, betas=(0.9, 0.98))

@@ -34,10 +34,26 @@ def accumulate(
 ) -> dict[str, Tensor]:
     """Adds this rank's share of the gradient of the global batch's mean loss, in micro-batches; returns its metrics.
 
-    `micro_batch` overrides the recipe's; it does not change the update (`accumulate_gradients`).
-    The metrics are scalars on the device, to be summed over the ranks: `train/loss`, its terms if there are several,
-    `train/cosine`, and `train/loss_trivial`, the loss of predicting zero, where the objective has no constant for it.
-    If a regulariser is a function of sums over a divided batch, micro-batches cost a second forward pass.
+    Arguments and metrics as in `batch_losses`; the size of the micro-batches does not change the update
+    (`accumulate_gradients`).
+    """
+    return accumulate_gradients(model, batch_losses(model, batch, recipe, runtime, update, micro_batch))
+
+
+def batch_losses(
+    model: VJEPA3D,
+    batch: Batch,
+    recipe: Recipe,
+    runtime: Runtime,
+    update: int = 0,
+    micro_batch: int | None = None,
+) -> Iterator[MicroLoss]:
+    """This rank's share of the global batch's mean loss, in micro-batches. Take the gradient of each before the next.
+
+    `micro_batch` overrides the recipe's. The metrics are scalars on the device, to be summed over the ranks:
+    `train/loss`, its terms if there are several, `train/cosine`, and `train/loss_trivial`, the loss of predicting
+    zero, where the objective has no constant for it. If a regulariser is a function of sums over a divided batch,
+    micro-batches cost a second forward pass.
     """
     size = len(batch.volume_ids)
     micro_size = min(micro_batch or recipe.machine.micro_batch or size, size)
@@ -51,7 +67,8 @@ def accumulate(
 
     regularised = recipe.objective.regularised_sums
     if regularised == 0 or (runtime.world_size == 1 and len(starts) == 1):
-        return accumulate_gradients(model, losses(None))
+        yield from losses(None)
+        return
     sums = BatchSums(runtime, regularised, len(starts))
     with sums.shared_failure():
         if len(starts) > 1:
@@ -59,7 +76,7 @@ def accumulate(
                 for _ in losses(sums):
                     pass
             sums.close_first_pass()
-        return accumulate_gradients(model, losses(sums))
+        yield from losses(sums)
 
 
 class _OtherRankOutOfMemory(MemoryError):

@@ -11,14 +11,19 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from octjepa.cohort.recorded_scans import uid_key
 from octjepa.distributed.runtime import Runtime
 from octjepa.encoders import PretrainedEncoder
 from octjepa.encoders.export import export_encoder
 from octjepa.encoders.locate import open_encoder
 from octjepa.store import Store
 from octjepa.tasks.distil.training import DistilNetwork, DistilSettings, Pairs, distil
-from octjepa.tasks.encoder_command import add_training_options, exit_code_of, run_fingerprint, starting_encoder
+from octjepa.tasks.encoder_command import (
+    add_training_options,
+    exit_code_of,
+    recorded_volumes,
+    run_fingerprint,
+    starting_encoder,
+)
 
 
 def main() -> int:
@@ -50,8 +55,7 @@ def _train(arguments: argparse.Namespace) -> None:
     network = DistilNetwork(student.network, teacher.dim).to(runtime.device)
     fingerprint = run_fingerprint(asdict(settings), student, arguments, teacher.weights_hash())
     _, volume_ids = distil(network, pairs, settings, runtime, arguments.out, fingerprint)
-    seen_uids = store.table.loc[store.table["volume_id"].isin(volume_ids), "sop_instance_uid"]
-    seen = {*volume_ids, *(uid_key(str(uid)) for uid in seen_uids if uid), *student.recorded_training}
+    seen = recorded_volumes(store, volume_ids) | student.recorded_training
     recipe = student.recipe.model_copy(update={"name": "distil"})
     trained = PretrainedEncoder(
         network.encoder.cpu(), recipe, "distil", seen | teacher.recorded_training, student.which

@@ -1,6 +1,7 @@
 """Continues an encoder on the truth of randomised phantoms: `python -m octjepa.tasks.truth.train --out FOLDER`.
 
-FOLDER/encoder holds the result for `octjepa.load_encoder`. The same command resumes an interrupted run.
+FOLDER/encoder holds the result for `octjepa.load_encoder`. The same command resumes an interrupted run. With `--with
+mae --store STORE` every update also learns an objective of pretraining from a batch of volumes without labels.
 """
 
 from __future__ import annotations
@@ -9,14 +10,24 @@ import argparse
 import sys
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 
 from octjepa.distributed.runtime import Runtime
 from octjepa.encoders import PretrainedEncoder
 from octjepa.encoders.export import export_encoder
+from octjepa.errors import UsageError
 from octjepa.files import write_json
-from octjepa.tasks.encoder_command import add_training_options, exit_code_of, run_fingerprint, starting_encoder
+from octjepa.store import Store
+from octjepa.tasks.encoder_command import (
+    add_training_options,
+    exit_code_of,
+    recorded_volumes,
+    run_fingerprint,
+    starting_encoder,
+)
 from octjepa.tasks.truth.network import TruthNetwork
 from octjepa.tasks.truth.training import TruthSettings, train_on_truth
+from octjepa.tasks.truth.unlabelled import Unlabelled, unlabelled_recipe
 
 
 def main() -> int:
@@ -26,6 +37,11 @@ def main() -> int:
     parser.add_argument("--uses", type=int, default=4, help="how often a volume is used, with new crops and tokens")
     parser.add_argument("--keep", type=float, default=0.0, help="weight of the tokens of the encoder before training")
     parser.add_argument("--licence", help="of the weights, as the Hugging Face Hub names it; for the card")
+    second = parser.add_argument_group("a second loss, on volumes without labels")
+    second.add_argument("--with", dest="objective", metavar="OBJECTIVE", help="mae, vjepa or another objective")
+    second.add_argument("--store", type=Path, help="the volumes, made with the encoder's preprocessing")
+    second.add_argument("--weight", type=float, default=1.0, help="of this loss; that of the truth is 1")
+    second.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of its recipe, such as masks.ratio=0.75")
     return exit_code_of(partial(_train, parser.parse_args()))
 
 
@@ -39,16 +55,36 @@ def _train(arguments: argparse.Namespace) -> None:
         learning_rate=arguments.learning_rate,
         seed=arguments.seed,
     )
+    unlabelled = _unlabelled(encoder, settings, arguments)
     arguments.out.mkdir(parents=True, exist_ok=True)
     write_json(arguments.out / "settings.json", asdict(settings))
     runtime = Runtime(arguments.precision)
     encoder.network.requires_grad_(True).train()
     network = TruthNetwork(encoder.network, encoder.recipe.tokens.patch_size).to(runtime.device)
-    fingerprint = run_fingerprint(asdict(settings), encoder, arguments)
-    train_on_truth(network, encoder.recipe, settings, runtime, arguments.out, fingerprint)
+    others = () if unlabelled is None else (unlabelled.fingerprint,)
+    fingerprint = run_fingerprint(asdict(settings), encoder, arguments, *others)
+    train_on_truth(network, encoder.recipe, settings, runtime, arguments.out, fingerprint, unlabelled)
     recipe = encoder.recipe.model_copy(update={"name": "truth"})
-    trained = PretrainedEncoder(network.encoder.cpu(), recipe, "truth", encoder.recorded_training, encoder.which)
+    seen = encoder.recorded_training
+    if unlabelled is not None:
+        seen |= recorded_volumes(unlabelled.store, unlabelled.volume_ids)
+    trained = PretrainedEncoder(network.encoder.cpu(), recipe, "truth", seen, encoder.which)
     export_encoder(trained, "safetensors", arguments.out / "encoder", licence=arguments.licence)
+
+
+def _unlabelled(
+    encoder: PretrainedEncoder, settings: TruthSettings, arguments: argparse.Namespace
+) -> Unlabelled | None:
+    """The second loss, if there is one. Raises UsageError: only a part of its options is there."""
+    if arguments.objective is None:
+        if arguments.store is not None or arguments.overrides:
+            given = "--store" if arguments.store is not None else arguments.overrides[0]
+            raise UsageError(f"{given} belongs to a second loss, and none is named: add --with mae, for example")
+        return None
+    recipe = unlabelled_recipe(encoder.recipe, arguments.objective, settings.batch, arguments.overrides)
+    if arguments.store is None:
+        raise UsageError(f"--with {arguments.objective} learns from volumes without labels: add --store STORE")
+    return Unlabelled(recipe, Store.open(arguments.store), encoder.network, arguments.weight)
 
 
 if __name__ == "__main__":

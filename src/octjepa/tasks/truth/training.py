@@ -2,6 +2,9 @@
 
 A batch depends on the seed and the number of the update only, so a resumed run computes what an uninterrupted run
 computes. Each volume is drawn when it is needed and used several times, with different crops, mirrors and tokens.
+
+A combined run adds an objective of pretraining on volumes without labels (`octjepa.tasks.truth.unlabelled`): two
+losses and two data sources in this one loop.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from sklearn.metrics import average_precision_score
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from octjepa.distributed.runtime import Runtime
@@ -39,11 +42,13 @@ from octjepa.tasks.truth.network import (
     token_labels,
     truth_losses,
 )
+from octjepa.tasks.truth.unlabelled import Unlabelled
 from octjepa.tasks.truth.volumes import LabelledVolume, draw_volume
 from octjepa.train.learner import Learner
 from octjepa.train.optimizer import learning_rate, set_learning_rate
 from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervised
 from octjepa.views import geometry, intensity, tokens
+from octjepa.views.loader import Batch
 from octjepa.views.sample import token_positions
 
 _LAG: Final = 7  # updates after which a volume is used again
@@ -86,11 +91,15 @@ class TruthSettings:
 
 @dataclass(frozen=True, eq=False)
 class TruthBatch:
-    """Normalised patches and positions of selected tokens, and their truth."""
+    """Normalised patches and positions of selected tokens, and their truth.
+
+    `unlabelled` is the batch of the second loss of a combined run.
+    """
 
     patches: Float[Tensor, "b k voxels"]
     positions: Float[Tensor, "b k 3"]
     truth: TokenTruth
+    unlabelled: Batch | None = None
 
 
 @dataclass(frozen=True)
@@ -114,30 +123,56 @@ class TruthTask(SupervisedTask[TruthBatch]):
     """Learns the truth of training volumes; validates on `SHIFTED`, whose ranges training does not use.
 
     With `settings.keep` the teacher is a frozen copy of the encoder as it is when the task is made: make the task
-    before a checkpoint is loaded.
+    before a checkpoint is loaded. With `unlabelled` every update also takes a batch of volumes without labels, whose
+    loss is added. `trained` holds every network that a checkpoint has to hold.
     """
 
     def __init__(
-        self, network: TruthNetwork, recipe: Recipe, settings: TruthSettings, runtime: Runtime, log: Path | None = None
+        self,
+        network: TruthNetwork,
+        recipe: Recipe,
+        settings: TruthSettings,
+        runtime: Runtime,
+        log: Path | None = None,
+        unlabelled: Unlabelled | None = None,
     ) -> None:
         self.teacher = deepcopy(network.encoder).requires_grad_(False).eval() if settings.keep else None
         self.network, self.recipe, self.settings, self.runtime, self.log = network, recipe, settings, runtime, log
-        self.optimizer = token_optimizer(network, runtime.device, settings.learning_rate, settings.weight_decay)
+        self.unlabelled = unlabelled
+        self.trained: nn.Module = network
+        if unlabelled is not None:
+            self.trained = nn.ModuleDict({"truth": network, "unlabelled": unlabelled.model}).to(runtime.device)
+        self.optimizer = token_optimizer(self.trained, runtime.device, settings.learning_rate, settings.weight_decay)
         self._schedule = TrainRecipe(
             max_updates=settings.updates, base_lr=settings.learning_rate, warmup_share=0.04, min_lr_ratio=0.01
         )
         self._volume = lru_cache(settings.batch // settings.uses * (_LAG * (settings.uses - 1) + 1))(self._draw)
 
     def begin_update(self, update: int) -> Any:
-        """Sets the learning rate, and returns it for the journal."""
+        """Sets the learning rate, and returns it for the journal.
+
+        The EMA target of the second loss follows here, one update late: after a resume it does so before the same
+        update as in a run without interruption. A skipped update left the weights as they were, so the target moves
+        towards them once more.
+        """
+        if self.unlabelled is not None and update:
+            self.unlabelled.follow(update - 1, self.settings.updates)
         rate = learning_rate(update, self.settings.updates, self._schedule)
         set_learning_rate(self.optimizer, rate)
         return {"lr": rate}
 
     def batches(self, start: int) -> Iterator[TruthBatch]:
         """The batches from update `start` on."""
-        for update in range(start, self.settings.updates):
-            yield self.batch(update)
+        updates = range(start, self.settings.updates)
+        if self.unlabelled is None:
+            yield from map(self.batch, updates)
+            return
+        for update, unlabelled in zip(updates, self.unlabelled.batches(start, self.settings.updates), strict=True):
+            yield replace(self.batch(update), unlabelled=unlabelled)
+
+    def unreadable_count(self, batch: TruthBatch) -> int:
+        """Volumes of the store that could not be read, so that others stood in."""
+        return 0 if batch.unlabelled is None else len(batch.unlabelled.unreadable)
 
     def batch(self, update: int) -> TruthBatch:
         """The batch of an update: a share of its volumes is new, the others were new some updates ago."""
@@ -149,7 +184,7 @@ class TruthTask(SupervisedTask[TruthBatch]):
         return _collate([_sample(self._volume(number), self.recipe, count, rng) for number in numbers])
 
     def losses(self, learner: Learner, batch: TruthBatch, update: int, micro_batch: int) -> Iterator[Tensor]:
-        """The mean loss of the batch, in parts of at most `micro_batch` volumes."""
+        """The mean loss of the batch, in parts of at most `micro_batch` volumes: the truth, then the second loss."""
         size = len(batch.patches)
         for start in range(0, size, micro_batch):
             part = slice(start, start + micro_batch)
@@ -164,6 +199,10 @@ class TruthTask(SupervisedTask[TruthBatch]):
                     taught = standardised(self.teacher(patches, positions))
                 loss = loss + self.settings.keep * functional.mse_loss(outputs.recall, taught.float())
             yield loss * (len(patches) / size)
+        if self.unlabelled is not None and batch.unlabelled is not None:
+            yield from self.unlabelled.losses(
+                batch.unlabelled, update, self.settings.updates, micro_batch, self.runtime
+            )
 
     def validate(self, learners: Sequence[Learner]) -> list[float | None]:
         """The validation loss; all scores go to the log."""
@@ -264,15 +303,21 @@ def score(network: TruthNetwork, recipe: Recipe, volumes: Sequence[LabelledVolum
 
 
 def train_on_truth(
-    network: TruthNetwork, recipe: Recipe, settings: TruthSettings, runtime: Runtime, folder: Path, fingerprint: str
+    network: TruthNetwork,
+    recipe: Recipe,
+    settings: TruthSettings,
+    runtime: Runtime,
+    folder: Path,
+    fingerprint: str,
+    unlabelled: Unlabelled | None = None,
 ) -> Learner:
     """Trains `network` and leaves in it the weights of the least validation loss; resumes from `folder`.
 
     Raises what `train_supervised` raises.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    task = TruthTask(network, recipe, settings, runtime, folder / "validation.jsonl")
-    learner = Learner("truth", network, task.optimizer, settings.updates, spike_factor=recipe.train.spike_factor)
+    task = TruthTask(network, recipe, settings, runtime, folder / "validation.jsonl", unlabelled)
+    learner = Learner("truth", task.trained, task.optimizer, settings.updates, spike_factor=recipe.train.spike_factor)
     every = settings.validate_every
     loop = LoopSettings(
         "truth",
