@@ -26,7 +26,15 @@ import numpy as np
 import torch
 from benchmarks.exam.settings import RECIPE
 from benchmarks.exam.tokens import of_encoder
-from benchmarks.phantom_tokens import TestCohort, Value, exam_cohort, read_row, shifted_cohort
+from benchmarks.phantom_tokens import (
+    PhantomCohort,
+    Value,
+    exam_cohort,
+    eye_tokens,
+    read_tokens,
+    shifted_cohort,
+    values_of,
+)
 
 from octjepa.config import load_recipe
 from octjepa.convert.dicom import write_dicom
@@ -163,13 +171,14 @@ def _train_truth(choice: Choice, seed: int, recipe: Recipe, folder: Path) -> Non
     export_encoder(encoder, "safetensors", folder / "encoder")
 
 
-def read(encoder: PretrainedEncoder, cohorts: Sequence[TestCohort]) -> dict[str, dict[str, Value]]:
+def read(encoder: PretrainedEncoder, cohorts: Sequence[PhantomCohort]) -> dict[str, dict[str, Value]]:
     """Cohort -> lesion -> average precision by token."""
-    return {cohort.name: read_row(of_encoder(encoder), cohort, draws=5) for cohort in cohorts}
+    featurise = of_encoder(encoder)
+    return {cohort.name: values_of(read_tokens(eye_tokens(featurise, cohort), cohort, draws=5)) for cohort in cohorts}
 
 
 @lru_cache(1)
-def cohorts_of(work: Path, which: int) -> list[TestCohort]:
+def cohorts_of(work: Path, which: int) -> list[PhantomCohort]:
     """The two cohorts for validation, or those for the test; other eyes."""
     encoder = load_encoder("phantom-tiny")
     return [

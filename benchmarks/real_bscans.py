@@ -34,7 +34,15 @@ from typing import Any, Final
 import numpy as np
 import torch
 from benchmarks.exam.readings import STRENGTHS, Projection, interleave, logistic_scores
-from benchmarks.exam.tokens import Featurise, of_context, of_encoder, of_intensity, patches_of, positions_in_view
+from benchmarks.exam.tokens import (
+    Featurise,
+    of_context,
+    of_encoder,
+    of_intensity,
+    of_position,
+    patches_of,
+    positions_in_view,
+)
 from benchmarks.exam.truth import view_voxels
 from benchmarks.phantom_tokens import Value
 from benchmarks.real_eyes import SHARED, records_of
@@ -47,6 +55,7 @@ from octjepa.canonical.native_mapping import NativeMap
 from octjepa.canonical.single_bscan import bscan_range, canonicalise_bscan
 from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.encoders.locate import open_encoder
+from octjepa.errors import UsageError
 from octjepa.files import write_json
 from octjepa.progress import bar
 from octjepa.read.single_bscan import ASSUMED_MM, SLICE_MM
@@ -57,7 +66,22 @@ from octjepa.volume import CanonicalVolume, OCTVolume
 LESIONS: Final = ("cyst", "drusen", "fluid", "foci")  # by bit of the masks
 DIAGNOSES: Final = ("AMD", "DME", "RVO", "control")
 LEAST_SHARE: Final = 0.02  # of a token
-BASELINES: Final = ("random_init", "intensity", "context")
+BASELINES: Final = ("random_init", "intensity", "context", "position")
+OWN_RANDOM: Final = {"phantom-unet": "random_unet"}  # the same network with random weights; random_init: phantom-tiny
+ROWS: Final = (  # in this order on the page; rows of other encoders come last
+    *(
+        "phantom-unet",
+        "phantom-truth",
+        "phantom-tiny",
+        "random_unet",
+        "random_init",
+        "intensity",
+        "context",
+        "position",
+    ),
+    *("segmenter", "random_segmenter", "biomarkers"),
+)
+SEGMENTED: Final = ("segmenter", "random_segmenter", "biomarkers")  # rows of the network on native B-scans
 FOLDS: Final = 5
 RESAMPLES: Final = 300
 _BURNED_IN: Final = (slice(317, 408), slice(16, 104))  # a square with letters, which could tell the eye
@@ -263,6 +287,12 @@ def interval(whole: float, values: Sequence[float]) -> Value:
 Outcome = tuple[np.ndarray, np.ndarray]  # scores of all samples, and which are marked
 
 
+def baselines_of(row: str) -> tuple[str, ...]:
+    """The rows that `row` is compared with."""
+    own = OWN_RANDOM.get(row)
+    return () if row in BASELINES else BASELINES if own is None else (*BASELINES, own)
+
+
 def compare(outcomes: Mapping[str, Outcome], truth: np.ndarray, groups: np.ndarray, kind: str) -> dict[str, object]:
     """Each row's metric, its Dice, and its difference from each baseline."""
     metric = average_precision_score if kind == "ap" else roc_auc_score
@@ -285,8 +315,8 @@ def compare(outcomes: Mapping[str, Outcome], truth: np.ndarray, groups: np.ndarr
         row = {kind: asdict(interval(whole[name][0], arrays[name][:, 0]))}
         if kind == "ap":
             row["dice"] = asdict(interval(whole[name][1], arrays[name][:, 1]))
-        for baseline in BASELINES:
-            if name not in BASELINES and baseline in outcomes:
+        for baseline in baselines_of(name):
+            if baseline in outcomes:
                 difference = arrays[name][:, 0] - arrays[baseline][:, 0]
                 row[f"less_{baseline}"] = asdict(interval(whole[name][0] - whole[baseline][0], difference))
         out[name] = row
@@ -369,8 +399,9 @@ def page(results: Mapping[str, Any]) -> str:
         "",
         "`phantom-unet`, `phantom-truth` and `phantom-tiny` are the packaged encoders. `phantom-unet` is the",
         "segmentation network on the volumes of the store; `segmenter` is its last features on the native B-scans,",
-        "`biomarkers` thickness and fluid by it. `random_segmenter` and `random_init` (of `phantom-tiny`) are",
-        "networks with random weights. `context` and `intensity` are hand-made features.",
+        "`biomarkers` thickness and fluid by it. `random_unet` is `phantom-unet` with random weights;",
+        "`random_segmenter` and `random_init` (of `phantom-tiny`) are networks with random weights, too. `context` and",
+        "`intensity` are hand-made features, `position` knows only where a token is.",
         "",
     ]
     sections = (
@@ -380,19 +411,46 @@ def page(results: Mapping[str, Any]) -> str:
     for title, key, metric, what in sections:
         found = results[key]
         lines += [f"## {title}", "", what, "", f"| | {' | '.join(found)} |", f"|---|{'---|' * len(found)}"]
-        rows = list(next(iter(found.values()))["rows"])
+        measured = next(iter(found.values()))["rows"]
+        rows = sorted(measured, key=lambda row: ROWS.index(row) if row in ROWS else len(ROWS))
         lines += [
             f"| {row} | {' | '.join(cell(entry['rows'][row][metric]) for entry in found.values())} |" for row in rows
         ]
         lines += ["", "Difference from a baseline, in the same groups:", ""]
         lines += [f"| | {' | '.join(found)} |", f"|---|{'---|' * len(found)}"]
         for row in rows:
-            for baseline in BASELINES:
-                if row not in BASELINES:
+            for baseline in baselines_of(row):
+                if all(f"less_{baseline}" in entry["rows"][row] for entry in found.values()):
                     cells = [cell(entry["rows"][row][f"less_{baseline}"]) for entry in found.values()]
                     lines.append(f"| {row} less {baseline} | {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def merged(results: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """`results` with the rows that only `before` has. Raises UsageError if they are of other B-scans."""
+    for key in ("frames", "eyes", "groups", "refused"):
+        if results[key] != before[key]:
+            raise UsageError(f"bscans.json has {key} {before[key]}, these are {results[key]}: measure all rows")
+    for part in ("lesions", "diagnoses"):
+        for name, entry in results[part].items():
+            rows = before[part][name]["rows"]
+            measured = {row: {**rows.get(row, {}), **values} for row, values in entry["rows"].items()}
+            entry["rows"] = {**rows, **measured}
+    return results
+
+
+def _segmented_rows(
+    frames: Sequence[Frame], packaged: PretrainedEncoder, rows: Mapping[str, Tokens]
+) -> tuple[dict[str, Tokens], np.ndarray]:
+    """Tokens by the segmentation network on native B-scans, trained and random; and biomarkers of every eye."""
+    like = rows.get("phantom-tiny") or tokens_of(of_encoder(packaged), frames, "phantom-tiny")
+    segmenter = with_calibration(load_segmenter(), flip=False)
+    trained, markers = segmented(segmenter, frames, like, packaged)
+    torch.manual_seed(0)
+    untrained = Segmenter(type(segmenter.network)(segmenter.network.size), segmenter.calibration)
+    random, _ = segmented(untrained, frames, like, packaged)
+    return {"segmenter": trained, "random_segmenter": random}, pooled(markers, [frame.eye.name for frame in frames])
 
 
 def main() -> int:
@@ -401,6 +459,7 @@ def main() -> int:
     parser.add_argument("encoders", nargs="*", metavar="NAME=ENCODER", help="more rows")
     parser.add_argument("--shared", type=Path, default=SHARED)
     parser.add_argument("--out", type=Path, help="folder of the page; default: print the results")
+    parser.add_argument("--only", nargs="+", help="measure these rows and keep the others of the page in --out")
     parser.add_argument("--limit", type=int, help="read this many eyes only, to try the command")
     arguments = parser.parse_args()
     folder = arguments.shared / "real" / "macular_edema_bscans"
@@ -414,27 +473,28 @@ def main() -> int:
                 (Path(temporary) / path.name).symlink_to(path)
             folder = Path(temporary)
         frames, refused = read_frames(folder, packaged)
+    unet = open_encoder("phantom-unet", packaged.preprocessing)
     makers = {
-        "phantom-unet": partial(of_encoder, open_encoder("phantom-unet", packaged.preprocessing)),
+        "phantom-unet": partial(of_encoder, unet),
+        "random_unet": partial(of_encoder, unet.untrained()),
         "phantom-truth": partial(of_encoder, load_encoder("phantom-truth")),
         "phantom-tiny": partial(of_encoder, packaged),
         "random_init": partial(of_encoder, packaged.untrained()),
         "intensity": partial(of_intensity, packaged),
         "context": partial(of_context, packaged),
+        "position": partial(of_position, packaged),
     }
     for argument in arguments.encoders:
         name, _, path = argument.partition("=")
         makers[name] = partial(of_encoder, open_encoder(path, packaged.preprocessing))
-    rows = {name: tokens_of(make(), frames, name) for name, make in makers.items()}
-    like = rows["phantom-tiny"]
-    segmenter = with_calibration(load_segmenter(), flip=False)
-    rows["segmenter"], markers = segmented(segmenter, frames, like, packaged)
-    torch.manual_seed(0)
-    untrained = Segmenter(type(segmenter.network)(segmenter.network.size), segmenter.calibration)
-    rows["random_segmenter"], _ = segmented(untrained, frames, like, packaged)
-    token_eye = [frames[number].eye.name for number in like.frame]
-    eyes = {name: pooled(tokens.features, token_eye) for name, tokens in rows.items()}
-    eyes["biomarkers"] = pooled(markers, [frame.eye.name for frame in frames])
+    only = arguments.only or [*makers, *SEGMENTED]
+    rows = {name: tokens_of(make(), frames, name) for name, make in makers.items() if name in only}
+    eyes: dict[str, np.ndarray] = {}
+    if set(SEGMENTED) & set(only):
+        segmented_rows, eyes["biomarkers"] = _segmented_rows(frames, packaged, rows)
+        rows |= segmented_rows
+    for name, tokens in rows.items():
+        eyes[name] = pooled(tokens.features, [frames[number].eye.name for number in tokens.frame])
     results = {
         "frames": len(frames),
         "eyes": len({frame.eye.name for frame in frames}),
@@ -443,6 +503,8 @@ def main() -> int:
         "lesions": lesions(rows, frames, packaged),
         "diagnoses": diagnoses(eyes, frames),
     }
+    if arguments.only and arguments.out is not None:
+        results = merged(results, json.loads((arguments.out / "bscans.json").read_text(encoding="utf-8")))
     if arguments.out is None:
         print(json.dumps(results, indent=1))
     else:

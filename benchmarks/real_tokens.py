@@ -1,19 +1,22 @@
-"""Task 7 on the real development eyes: what frozen tokens know of fluid and surfaces, beside baselines.
+"""Task 7 on the real development eyes: what frozen features know of fluid and surfaces, compared with baselines.
 
-`python -m benchmarks.real_tokens [NAME=ENCODER ...]` reads the five Duke eyes of ../shared on the grid of the packaged
-encoder and prints a JSON object. ENCODER is anything that `octjepa.open_encoder` reads. Rows: `packaged` (phantom-tiny)
-and `phantom-unet`, each with random weights too, the segmentation network's features on native B-scans, and the
-baselines of the exam (`raw_patches`, `intensity`, `context`, `position`).
+`python -m benchmarks.real_tokens --keep KEEP --out benchmarks/records/real_tokens.json [NAME=ENCODER ...]` reads the
+five Duke eyes of ../shared on the grid of the packaged encoders. It measures the rows that are missing in the folder
+KEEP, one after the other, and writes all of them to a record. ENCODER is anything that `octjepa.open_encoder` reads.
+Rows: the packaged encoders, both architectures with random weights (`random_unet`, `random_init`; the mean over
+`SEEDS`), the segmentation network's features on native B-scans (`segmenter`), and the baselines of the exam
+(`raw_patches`, `intensity`, `context`, `position`). The files in KEEP hold values of one version of the weights.
 
 Fluid: a token is positive when fluid fills at least 8 % of its graded voxels. A logistic regression on 128 principal
 components of the features, with the token's position, learns from four eyes and is tested on the fifth. Its penalty is
-chosen by leaving out each of the four in turn. `from_one_eye` learns from a single eye and is tested on the other four.
-Surfaces: `benchmarks.exam.surface_head` learns from one eye whose tilt is kept, and is tested on the other four.
+chosen by leaving out each of the four in turn. `fluid_ap_from_one_eye` learns from a single eye and is tested on the
+other four. `fluid_ap_mlp` and `fluid_ap_from_one_eye_mlp` are the same with a network of one hidden layer, whose
+settings are fixed. Surfaces: `benchmarks.exam.surface_head` learns from one eye whose tilt is kept, and is tested on
+the other four.
 
-Intervals are Student's t over the five eyes. Each row is also compared with `random_init`,
-`random_unet` and `context`, eye by eye.
-Nothing is chosen with these numbers. The segmentation network has no row for surfaces: it finds them itself
-(`benchmarks.real_eyes`).
+Intervals are Student's t over the five eyes. Each row is also compared with `context`, `intensity` and the random
+weights, eye by eye. Nothing is chosen with these numbers. The segmentation network has no row for surfaces: it finds
+them itself (`benchmarks.real_eyes`).
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ import argparse
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -53,20 +58,26 @@ from benchmarks.exam.tokens import (
     patches_of,
     positions_in_view,
 )
+from benchmarks.phantom_tokens import READOUTS
 from benchmarks.segmenter_features import patch_features, selected_features
 from jaxtyping import Bool, Float
 from scipy.stats import t as student
 from sklearn.metrics import average_precision_score
 
 from octjepa.encoders import PretrainedEncoder, load_encoder
+from octjepa.encoders.base import GridEncoder
 from octjepa.encoders.locate import open_encoder
 from octjepa.encoders.pooling import TokenFeatures
 from octjepa.errors import UsageError
+from octjepa.files import write_json
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store
 from octjepa.tasks.segmenter.inference import load_segmenter, with_calibration
 from octjepa.volume import CanonicalVolume
 
+SEEDS = (0, 1, 2)  # of random weights
+METRICS = ("fluid_ap", "fluid_ap_from_one_eye", "fluid_ap_mlp", "fluid_ap_from_one_eye_mlp", "surface_um")
+BASELINES = ("context", "intensity", "position", "outline", "random_unet", "random_init")
 _GRADED_SHARE = 0.5  # of the voxels of a token that counts
 
 
@@ -95,15 +106,6 @@ class Interval:
         half = float(student.ppf(0.975, len(array) - 1) * array.std(ddof=1) / np.sqrt(len(array)))
         mean = float(array.mean())
         return cls(*(round(v, 3) for v in (mean, mean - half, mean + half)), tuple(array.round(3).tolist()))
-
-
-@dataclass(frozen=True)
-class Row:
-    """Results of one row; None where a row has no value."""
-
-    fluid_ap: Interval | None
-    fluid_ap_from_one_eye: Interval | None
-    surface_um: Interval | None
 
 
 # --- fluid
@@ -135,8 +137,8 @@ def eye_tokens(featurise: Featurise, eyes: Sequence[RealEye], encoder: Pretraine
     return found
 
 
-def fluid_precision(train: Sequence[EyeTokens], tests: Sequence[EyeTokens]) -> list[float]:
-    """Average precision in each test eye of a linear readout that learns from `train`."""
+def fluid_precision(train: Sequence[EyeTokens], tests: Sequence[EyeTokens], mlp: bool = False) -> list[float]:
+    """Average precision in each test eye of a linear readout, or one hidden layer, that learns from `train`."""
     project = Projection(np.concatenate([eye.features for eye in train]))
 
     def inputs(eye: EyeTokens) -> Float[np.ndarray, "k f"]:
@@ -145,6 +147,9 @@ def fluid_precision(train: Sequence[EyeTokens], tests: Sequence[EyeTokens]) -> l
     def joined(eyes: Sequence[EyeTokens]) -> tuple[np.ndarray, np.ndarray]:
         return np.concatenate([inputs(eye) for eye in eyes]), np.concatenate([eye.fluid for eye in eyes])
 
+    if mlp:
+        x, y = joined(train)
+        return [float(average_precision_score(eye.fluid, READOUTS["mlp"](x, y, inputs(eye)))) for eye in tests]
     strength = STRENGTHS[2]
     if len(train) > 1:
         scores = []
@@ -161,21 +166,21 @@ def fluid_precision(train: Sequence[EyeTokens], tests: Sequence[EyeTokens]) -> l
     return [float(average_precision_score(eye.fluid, logistic_scores(x, y, inputs(eye), strength))) for eye in tests]
 
 
-def read_fluid(tokens: Sequence[EyeTokens]) -> tuple[Interval, Interval]:
+def read_fluid(tokens: Sequence[EyeTokens], mlp: bool = False) -> tuple[list[float], list[float]]:
     """Average precision with leave one eye out, and from one eye; both per test eye."""
     numbers = range(len(tokens))
-    out = [fluid_precision([tokens[k] for k in numbers if k != test], [tokens[test]])[0] for test in numbers]
+    out = [fluid_precision([tokens[k] for k in numbers if k != test], [tokens[test]], mlp)[0] for test in numbers]
     single = np.full((len(tokens), len(tokens)), np.nan)
     for train in numbers:
         others = [k for k in numbers if k != train]
-        single[train, others] = fluid_precision([tokens[train]], [tokens[k] for k in others])
-    return Interval.of(out), Interval.of(np.nanmean(single, axis=0).tolist())
+        single[train, others] = fluid_precision([tokens[train]], [tokens[k] for k in others], mlp)
+    return out, np.nanmean(single, axis=0).tolist()
 
 
 # --- surfaces
 
 
-def read_surfaces(featurise: Featurise, eyes: Sequence[RealEye], encoder: PretrainedEncoder) -> Interval:
+def read_surfaces(featurise: Featurise, eyes: Sequence[RealEye], encoder: PretrainedEncoder) -> list[float]:
     """Mean absolute error in um of four surfaces against the first grader, per test eye, from each other eye."""
     recipe = encoder.recipe
     scale_um = recipe.preprocessing.target_spacing_mm[1] * 1000
@@ -194,7 +199,8 @@ def read_surfaces(featurise: Featurise, eyes: Sequence[RealEye], encoder: Pretra
         for k, one in zip(others, prepared[len(moved) :], strict=True):
             difference = np.abs(head.depths(one) - eyes[k].depths[0])[:, :BSCANS]
             errors[number, k] = float(np.nanmean(difference, axis=(1, 2)).mean()) * scale_um
-    return Interval.of(np.nanmean(errors, axis=0).tolist())
+    values: list[float] = np.nanmean(errors, axis=0).tolist()
+    return values
 
 
 # --- the segmentation network's own features
@@ -236,83 +242,140 @@ def of_raw(encoder: PretrainedEncoder) -> Featurise:
 
 # --- rows
 
-
-def rows_of(
-    makers: Mapping[str, Callable[[], Featurise]],
-    flat: Sequence[RealEye],
-    tilted: Sequence[RealEye],
-    encoder: PretrainedEncoder,
-) -> dict[str, Row]:
-    """The results of every row."""
-    found = {}
-    for name, make in makers.items():
-        featurise = make()
-        fluid, single = (None, None) if name == "outline" else read_fluid(eye_tokens(featurise, flat, encoder))
-        without = name == "segmenter" or not tilted
-        surfaces = None if without else read_surfaces(featurise, tilted, encoder)
-        found[name] = Row(fluid, single, surfaces)
-    return found
+Values = dict[str, list[float]]  # metric -> value of each eye
 
 
-def comparisons(rows: Mapping[str, Row], baseline: str) -> dict[str, dict[str, Interval]]:
-    """Differences of each row from `baseline`, eye by eye, for every metric that both have."""
-    out: dict[str, dict[str, Interval]] = {}
-    for name, row in rows.items():
-        for metric in ("fluid_ap", "fluid_ap_from_one_eye", "surface_um"):
-            one, other = getattr(row, metric), getattr(rows[baseline], metric)
-            if name != baseline and one is not None and other is not None:
-                values = (np.array(one.eyes) - np.array(other.eyes)).tolist()
-                out.setdefault(name, {})[metric] = Interval.of(values)
-    return out
+@dataclass(frozen=True, eq=False)
+class Eyes:
+    """The development eyes, flattened and with their tilt."""
+
+    flat: Sequence[RealEye]
+    tilted: Sequence[RealEye]
+    encoder: PretrainedEncoder
+
+    def values(self, name: str, featurise: Featurise) -> Values:
+        """Every metric of a row."""
+        found: Values = {}
+        if name != "outline":
+            tokens = eye_tokens(featurise, self.flat, self.encoder)
+            for mlp in (False, True):
+                four, one = read_fluid(tokens, mlp)
+                end = "_mlp" if mlp else ""
+                found |= {f"fluid_ap{end}": four, f"fluid_ap_from_one_eye{end}": one}
+        if name != "segmenter":
+            found["surface_um"] = read_surfaces(featurise, self.tilted, self.encoder)
+        return found
 
 
-def main() -> None:
-    """Prints the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def random_copy(encoder: GridEncoder[object], seed: int) -> GridEncoder[object]:
+    """The architecture of `encoder` with the random weights of `seed`."""
+    other = copy(encoder)
+    train = encoder.recipe.train.model_copy(update={"seed": seed})
+    other.recipe = encoder.recipe.model_copy(update={"train": train})
+    return other.untrained()
+
+
+def mean_over_seeds(rows: Sequence[Values]) -> Values:
+    """The mean of each eye over rows of different random weights."""
+    return {metric: np.mean([row[metric] for row in rows], axis=0).tolist() for metric in rows[0]}
+
+
+def record(rows: Mapping[str, Values], seeds: Mapping[str, Sequence[Values]]) -> dict[str, object]:
+    """The rows with their intervals, the means of each seed of random weights, and the differences from baselines."""
+    intervals = {
+        name: {metric: asdict(Interval.of(values)) for metric, values in row.items()} for name, row in rows.items()
+    }
+    of_seeds = {
+        name: {metric: [round(float(np.mean(row[metric])), 3) for row in several] for metric in several[0]}
+        for name, several in seeds.items()
+    }
+    return {
+        "command": "python -m benchmarks.real_tokens --keep KEEP --out RECORD",
+        "eyes": DEVELOPMENT_EYES,
+        "rows": intervals,
+        "means_of_seeds": of_seeds,
+        "differences": {
+            f"{name} less {baseline}": {
+                metric: asdict(Interval.of((np.array(values) - np.array(rows[baseline][metric])).tolist()))
+                for metric, values in row.items()
+                if metric in rows[baseline]
+            }
+            for name, row in rows.items()
+            for baseline in BASELINES
+            if baseline in rows and name != baseline
+        },
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures what is missing and writes the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("encoders", nargs="*", metavar="NAME=ENCODER", help="more rows")
     parser.add_argument("--only", nargs="*", help="names of rows")
-    parser.add_argument("--no-surfaces", action="store_true", help="read fluid only")
     parser.add_argument("--work", type=Path, help="folder that keeps the prepared eyes; default: a temporary one")
-    arguments = parser.parse_args()
+    parser.add_argument("--keep", type=Path, required=True, help="folder that keeps the values of every row")
+    parser.add_argument("--out", type=Path, help="the record; default: print it")
+    options = parser.parse_args(arguments)
     data = data_folder()
     absent = why_absent(data, DEVELOPMENT_EYES)
     if absent is not None:
         raise UsageError(absent)
     with tempfile.TemporaryDirectory() as temporary:
-        work = arguments.work or Path(temporary)
+        work = options.work or Path(temporary)
         packaged = load_encoder("phantom-tiny")
         unet = open_encoder("phantom-unet", packaged.preprocessing)
         unflattened = packaged.preprocessing.model_copy(update={"flatten": "none"})
         flat = read_eyes(work / "flat", data, packaged.preprocessing, DEVELOPMENT_EYES)
-        tilted = read_eyes(work / "tilted", data, unflattened, DEVELOPMENT_EYES)
+        eyes = Eyes(flat, read_eyes(work / "tilted", data, unflattened, DEVELOPMENT_EYES), packaged)
         makers: dict[str, Callable[[], Featurise]] = {
-            "packaged": lambda: of_encoder(packaged),
-            "phantom-unet": lambda: of_encoder(unet),
-            "random_init": lambda: of_encoder(packaged.untrained()),
-            "random_unet": lambda: of_encoder(unet.untrained()),
-            "raw_patches": lambda: of_raw(packaged),
             "intensity": lambda: of_intensity(packaged),
             "context": lambda: of_context(packaged),
             "position": lambda: of_position(packaged),
+            "raw_patches": lambda: of_raw(packaged),
             "outline": lambda: of_tissue(packaged),
+            "phantom-truth": lambda: of_encoder(load_encoder("phantom-truth")),
+            "phantom-tiny": lambda: of_encoder(packaged),
+            "phantom-unet": lambda: of_encoder(unet),
             "segmenter": lambda: of_segmenter(work / "flat", data, flat, packaged, packaged.preprocessing),
         }
-        for argument in arguments.encoders:
+        for seed in SEEDS:
+            for name, encoder in (("random_init", packaged), ("random_unet", unet)):
+                makers[f"{name}@{seed}"] = partial(_random_row, encoder, seed)
+        for argument in options.encoders:
             name, _, path = argument.partition("=")
             makers[name] = lambda path=path: of_encoder(open_encoder(path, packaged.preprocessing))  # type: ignore[misc]
-        if arguments.only:
-            makers = {name: make for name, make in makers.items() if name in arguments.only}
-        rows = rows_of(makers, flat, tilted if not arguments.no_surfaces else [], packaged)
-    out = {
-        "eyes": DEVELOPMENT_EYES,
-        "rows": rows,
-        **{
-            f"less_{name}": comparisons(rows, name)
-            for name in ("random_init", "random_unet", "context")
-            if name in rows
-        },
-    }
-    print(json.dumps(out, indent=1, default=vars))
+        for name, make in makers.items():
+            file = options.keep / f"{name}.json"
+            if not file.is_file() and (not options.only or name.partition("@")[0] in options.only):
+                values = eyes.values(name, make())
+                options.keep.mkdir(parents=True, exist_ok=True)
+                write_json(file, values)
+                print(
+                    name, {metric: round(float(np.mean(of_eyes)), 3) for metric, of_eyes in values.items()}, flush=True
+                )
+    found = record(*kept_rows(options.keep))
+    if options.out is None:
+        print(json.dumps(found, indent=1))
+    else:
+        write_json(options.out, found)
+
+
+def _random_row(encoder: GridEncoder[object], seed: int) -> Featurise:
+    return of_encoder(random_copy(encoder, seed))
+
+
+def kept_rows(folder: Path) -> tuple[dict[str, Values], dict[str, list[Values]]]:
+    """The rows of a folder, those of random weights as the mean over seeds; and the rows of each seed."""
+    rows: dict[str, Values] = {}
+    seeds: dict[str, list[Values]] = {}
+    for file in sorted(folder.glob("*.json")):
+        name, _, seed = file.stem.partition("@")
+        values = json.loads(file.read_text(encoding="utf-8"))
+        if seed:
+            seeds.setdefault(name, []).append(values)
+        else:
+            rows[name] = values
+    return rows | {name: mean_over_seeds(several) for name, several in seeds.items()}, seeds
 
 
 if __name__ == "__main__":

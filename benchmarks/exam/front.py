@@ -1,147 +1,207 @@
-"""The first page of the exam: four questions, one plot, one table. It is written from the results alone.
+"""The front page of the exam: one answer, one table, one plot, for the encoders that users get.
 
-In go the results of the exam and of the sealed exam, out come `README.md` and `summary.svg`. All rows are on the other
-page (`page.py`). Questions that the sealed cohort answers are answered with it, because no choice was made with its
-people.
+In go the records of `benchmarks/records` (`measured.py`), out come `README.md`, `packaged.md` with every interval, and
+`objectives.svg`. The same records give the same bytes. Rows of the first exam are on another page (`page.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from octjepa.evaluate.results import RecipePaired
 from octjepa.files import write_atomic
 
-from .results import SUPERVISED, UNTRAINED, Results, RowName, compare, digits_of
-from .training import plan_in_package
+from .measured import (
+    BASELINES,
+    COMMANDS,
+    COSTS,
+    ENCODERS,
+    OBJECTIVES,
+    OWN_RANDOM,
+    RANDOM,
+    TOKENS,
+    Measured,
+    Records,
+    Task,
+    tasks_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 TEMPLATE = Path(__file__).with_name("front.md")
-INTENSITY = "intensity"
-NAMES = {INTENSITY: "intensity", UNTRAINED: "random initialisation"}
-COLORS = {INTENSITY: "0.55", UNTRAINED: "#c8a24a", "encoder": "#3458a8"}
+DETAILS = Path(__file__).with_name("packaged.md")
+FIRST = ENCODERS[0]  # the encoder to try first, which the verdicts are about
+NAMES = {
+    "random_unet": "random, U-Net",
+    "random_init": "random, transformer",
+    "position": "`position`",
+    "context": "`context`",
+    "intensity": "`intensity`",
+}
 
 
-@dataclass(frozen=True)
-class Question:
-    """A row of the table. number: the question it belongs to. key: its metric, in the sealed cohort if `sealed`."""
-
-    number: int
-    text: str
-    key: str
-    sealed: bool = True
-
-    @property
-    def lower_is_better(self) -> bool:
-        """Whether the metric is an error."""
-        return "error_um" in self.key
-
-
-QUESTIONS = (
-    Question(1, "tokens with a lesion, 30 labelled eyes; average precision", "token_lesion/token_ap/30"),
-    Question(1, "eyes with a lesion, 30 labelled people; AUROC", "eye_lesion/auroc/30"),
-    Question(2, "depth of four surfaces, 30 labelled eyes; mean error in um", "surfaces/error_um/30"),
-    Question(2, "area of atrophy, 100 labelled people; R2", "severity/r2_atrophy_mm2/100"),
-    Question(3, "fine-tuned, 30 labelled people; AUROC", "tuning/auroc/30", sealed=False),
-    Question(3, "fine-tuned, 30 labelled people; Dice", "tuning_segmentation/dice/30", sealed=False),
-    Question(4, "fluid in two real eyes, linear; average precision", "real_fluid/ap/1", sealed=False),
-    Question(4, "fluid in two real eyes, decoder; Dice", "real_fluid_decoder/dice/1", sealed=False),
-)
-PLOTTED = (0, 2, 4, 6)  # the first row of each question
-
-
-def write_front_page(results: Results, sealed: Results, folder: Path) -> None:
-    """README.md and summary.svg in `folder`."""
-    lines = ["| | task and metric | octjepa | intensity | random initialisation | octjepa is |", "|---" * 6 + "|"]
-    for question in QUESTIONS:
-        source = sealed if question.sealed else results
-        texts = [_text(source, name, question.key) for name in ("encoder", INTENSITY, UNTRAINED)]
-        lines.append(f"| {question.number} | {question.text} | {' | '.join(texts)} | {answer(source, question)} |")
-    text = TEMPLATE.read_text(encoding="utf-8").format(
-        table="\n".join(lines),
-        unet=_text(results, SUPERVISED, "real_fluid/ap/1"),
-        unet_dice=_text(results, SUPERVISED, "real_fluid/dice/1"),
-    )
+def write_front_page(records: Records, folder: Path) -> None:
+    """README.md, packaged.md and objectives.svg in `folder`. Raises UsageError for a record that is not there."""
+    tasks = tasks_of(records)
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / "README.md", lambda file: file.write(text.encode()))
-    plot_summary(results, sealed, folder / "summary.svg")
+    pages = {
+        "README.md": TEMPLATE.read_text(encoding="utf-8").format(answer=answer(tasks), table=table(tasks)),
+        "packaged.md": DETAILS.read_text(encoding="utf-8").format(sections="\n\n".join(map(section, tasks))),
+    }
+    for name, text in pages.items():
+        write_atomic(folder / name, lambda file, text=text: file.write(text.encode()))
+    plot_objectives(records, folder / "objectives.svg")
 
 
-def answer(results: Results, question: Question) -> str:
-    """Whether the encoder is better than each baseline: the interval of the paired difference excludes zero."""
-    better, measured = [], 0
-    for baseline in (INTENSITY, UNTRAINED):
-        difference = _difference(results, baseline, question.key)
-        if difference is None:
-            continue
-        measured += 1
-        limit = difference.high if question.lower_is_better else difference.low
-        if limit is not None and (limit < 0 if question.lower_is_better else limit > 0):
-            better.append(NAMES[baseline])
-    if not measured:
-        return "not compared"
-    if len(better) == measured:
-        return "better than both" if measured > 1 else f"better than {better[0]}"
-    return f"better than {better[0]} only" if better else "not clearly better"
+def answer(tasks: Sequence[Task]) -> str:
+    """How many tasks each encoder leads, against each baseline, and the goals that are met and missed."""
+    lines = []
+    for encoder in ENCODERS:
+        counts = []
+        for baseline in (*BASELINES, OWN_RANDOM[encoder]):
+            pairs = [task.times_better(encoder, baseline) for task in tasks]
+            better, compared = (sum(pair[k] for pair in pairs) for k in (0, 1))
+            name = "its random weights" if baseline in RANDOM else f"`{baseline}`"
+            counts.append(f"{name} in {better} of {compared}")
+        met, missed = goals(tasks, encoder)
+        lines.append(
+            f"- `{encoder}` is clearly ahead of {', of '.join(counts)} comparisons. "
+            f"Goals met: {len(met)} of {len(met) + len(missed)}."
+        )
+    return "\n".join(lines)
 
 
-def _difference(results: Results, baseline: str, key: str) -> RecipePaired | None:
-    rows = sorted(_rows(results, "encoder", key), key=lambda row: row.seed)
-    others = _rows(results, baseline, key)
-    pairs = []
+def goals(tasks: Sequence[Task], encoder: str) -> tuple[list[Task], list[Task]]:
+    """The tasks whose goal the encoder meets, and misses."""
+    asked = [(task, task.goal.is_met(task, encoder)) for task in tasks if task.goal is not None]
+    return [task for task, met in asked if met], [task for task, met in asked if met is False]
+
+
+def table(tasks: Sequence[Task]) -> str:
+    """A line for each task."""
+    columns = (*ENCODERS, *BASELINES, *RANDOM)
+    heads = ["task and metric", *(NAMES.get(one, f"`{one}`") for one in columns), "dense"]
+    heads += [f"`{FIRST}` is", "goal"]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for task in tasks:
+        cells = [f"{task.text}; {task.metric}"]
+        cells += [_cell(task, one, with_interval=one == FIRST) for one in columns]
+        cells += ["-" if task.reference is None else f"{task.reference:.{task.digits}f}", verdict(task), _goal(task)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(task: Task, row: str, with_interval: bool) -> str:
+    value = task.value(row)
+    if value is None and row == "position":
+        row, value = "outline", task.value("outline")  # of surfaces: which patches hold tissue
+    if value is None:
+        return "-"
+    interval = task.interval(row)
+    return f"{value:.{task.digits}f}" + (f" {_range(task, interval)}" if with_interval and interval else "")
+
+
+def _range(task: Task, interval: Measured) -> str:
+    low, high = interval.low, interval.high
+    if task.metric in ("AP", "AUROC"):
+        low, high = max(low, 0.0), min(high, 1.0)  # Student's t knows no limits
+    return f"({low:.{task.digits}f} to {high:.{task.digits}f})"
+
+
+def verdict(task: Task, row: str = FIRST) -> str:
+    """Which baselines `row` is clearly ahead of."""
+    found = {baseline: task.times_better(row, baseline) for baseline in (*BASELINES, "outline", OWN_RANDOM[row])}
+    asked = {baseline: pair for baseline, pair in found.items() if pair[1]}
+    if len(task.parts) > 1:
+        return "ahead of " + ", ".join(f"{_short(name)} {a} of {b}" for name, (a, b) in asked.items())
+    behind = [_short(name) for name, (better, _) in asked.items() if not better]
+    if not behind:
+        return "ahead of all"
+    if len(behind) == len(asked):
+        return "not clearly ahead"
+    return f"ahead of all but {', '.join(behind)}"
+
+
+def _short(baseline: str) -> str:
+    return "random" if baseline in RANDOM else "position" if baseline == "outline" else baseline
+
+
+def _goal(task: Task) -> str:
+    if task.goal is None:
+        return ""
+    met = [f"`{row}`" for row in ENCODERS if task.goal.is_met(task, row)]
+    if not met:
+        return f"{task.goal.text}: **missed**"
+    return f"{task.goal.text}: met" + ("" if len(met) == len(ENCODERS) else f" by {', '.join(met)}")
+
+
+def section(task: Task) -> str:
+    """The part of packaged.md on a task: values, then differences, of every metric."""
+    names = list(task.parts)
+    single = len(names) == 1
+    heads = [""] + ([task.metric] if single else [f"{name}, {task.metric}" for name in names])
+    rows = list(next(iter(task.parts.values())).values)
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for row in rows:
-        same = [other for other in others if other.patch == row.patch]
-        other = next((other for other in same if other.seed == row.seed), same[0] if len(same) == 1 else None)
-        if other is not None:
-            pairs.append((row, other))
-    if not pairs:
-        return None
-    return compare(results, [row for row, _ in pairs], [other for _, other in pairs], key)
+        lines.append(
+            "| " + " | ".join([f"`{row}`", *(_full(task, task.parts[name].values[row]) for name in names)]) + " |"
+        )
+    pairs = list(next(iter(task.parts.values())).less)
+    for pair in pairs:
+        cells = [_full(task, task.parts[name].less[pair], clip=False) for name in names]
+        lines.append("| " + " | ".join([f"`{pair[0]}` less `{pair[1]}`", *cells]) + " |")
+    return f"## {task.text[:1].upper()}{task.text[1:]}\n\n" + "\n".join(lines)
 
 
-def _rows(results: Results, name: str, key: str) -> list[RowName]:
-    return list(results.values(plan_in_package().name if name == "encoder" else name, key))
+def _full(task: Task, one: Measured, clip: bool = True) -> str:
+    span = _range(task, one) if clip else f"({one.low:.{task.digits}f} to {one.high:.{task.digits}f})"
+    return f"{one.value:.{task.digits}f} {span}"
 
 
-def _text(results: Results, name: str, key: str) -> str:
-    """The mean over seeds; "-" if there is no value."""
-    values = [results.value(row, key) for row in _rows(results, name, key)]
-    return f"{np.mean([value for value in values if value is not None]):.{digits_of(key)}f}" if values else "-"
+# --- the plot
+
+_PANELS = (("exam", "phantoms of the exam's kind"), ("shifted", "`shifted` phantoms"))
+_LINES = {"context": "--", "random_init": ":", "random_unet": "-."}
 
 
-def plot_summary(results: Results, sealed: Results, path: Path) -> None:
-    """A panel for each question: a bar for the encoder and for each baseline, with the 95 % interval of one seed."""
+def plot_objectives(records: Records, path: Path) -> None:
+    """Average precision by token against CPU-hours: each run of each objective, and the packaged encoders."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    mpl.rcParams["svg.hashsalt"] = "octjepa"  # the same results give the same file
-    figure = Figure(figsize=(10, 2.6), layout="constrained")
-    for axes, number in zip(figure.subplots(1, len(PLOTTED)), PLOTTED, strict=True):
-        question = QUESTIONS[number]
-        _plot_bars(axes, sealed if question.sealed else results, question)
+    mpl.rcParams["svg.hashsalt"] = "octjepa"  # the same records give the same file
+    figure = Figure(figsize=(10, 3.2), layout="constrained")
+    panels = figure.subplots(1, len(_PANELS), sharey=True)
+    for axes, (cohort, title) in zip(panels, _PANELS, strict=True):
+        _plot_cohort(axes, records, cohort)
+        axes.set_title(title.replace("`", ""), fontsize="medium")
+        axes.set_xlabel("CPU-hours of training")
+        axes.set_xscale("log")
+        axes.set_ylim(0, 1)
+    panels[0].set_ylabel("average precision by token")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", fontsize="small")
     figure.savefig(path, metadata={"Date": None})
 
 
-def _plot_bars(axes: Axes, results: Results, question: Question) -> None:
-    labels = {"encoder": "octjepa", **NAMES}
-    for position, name in enumerate(labels):
-        rows = _rows(results, name, question.key)
-        if not rows:
-            continue
-        value = float(np.mean([results.value_of(row, question.key) for row in rows]))
-        entry = results.entry(rows[0], question.key)
-        axes.bar(position, value, color=COLORS[name], width=0.7)
-        if len(rows) == 1 and entry.low is not None and entry.high is not None:
-            errors = [[max(value - entry.low, 0)], [max(entry.high - value, 0)]]
-            axes.errorbar(position, value, errors, color="black", lw=1, capsize=3)
-    title, _, metric = question.text.partition(";")
-    better = "less is better" if question.lower_is_better else "more is better"
-    axes.set_title(f"{question.number}. {title.partition(',')[0]}", fontsize="medium")
-    axes.set_ylabel(f"{metric.strip()}\n({better})", fontsize="small")
-    axes.set_xticks(range(3), ["octjepa", "intensity", "random\ninit."], fontsize="small")
+def _plot_cohort(axes: Axes, records: Records, cohort: str) -> None:
+    runs = records.at(OBJECTIVES, COMMANDS[OBJECTIVES], "test")
+    objectives = list(dict.fromkeys(run["objective"] for run in runs))
+    for number, objective in enumerate(objectives):
+        mine = [run for run in runs if run["objective"] == objective]
+        hours = [run["cpu_seconds"] / 3600 for run in mine]
+        values = [run["values"][cohort]["with_drusen"]["value"] for run in mine]
+        axes.plot(hours, values, "os^DvP*X"[number % 8], color=f"C{number}", label=objective, ms=5)
+    costs = records.json(COSTS, COMMANDS[COSTS])
+    where = ("linear", cohort, "values")
+    for number, encoder in enumerate(ENCODERS):
+        value = records.measured(TOKENS, COMMANDS[TOKENS], *where, encoder, "with_drusen")
+        hours = float(costs[encoder]["cpu_hours"])
+        error = [[max(value.value - value.low, 0)], [max(value.high - value.value, 0)]]
+        color = f"C{number + len(objectives)}"
+        axes.errorbar([hours], [value.value], error, fmt="*", ms=10, color=color, capsize=3, label=encoder)
+    for name, style in _LINES.items():
+        value = records.measured(TOKENS, COMMANDS[TOKENS], *where, name, "with_drusen")
+        axes.axhline(value.value, color="0.4", ls=style, lw=1, label=name)

@@ -1,4 +1,4 @@
-"""The page with all rows of the exam, written from the results alone: a value that is not there is named as missing."""
+"""The page with all rows of the first exam, written from its results: a value that is not there is named as missing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from octjepa.phantom import LESIONS
 
 from .admission import add_admitted_means, questions
 from .aims import aims_lines
-from .front import write_front_page
 from .openings import described
 from .plots import plot_compute
 from .results import (
@@ -44,6 +43,7 @@ from .settings import (
     TOKEN_SHARE,
     TUNED,
 )
+from .summary import summary_table
 from .training import first_plan, plan_in_package, read_plans
 
 Figures = Sequence[tuple[str, str]]
@@ -99,7 +99,7 @@ SEALED_TEMPLATE = Path(__file__).with_name("sealed.md")
 
 
 def write_page(results: Results, folder: Path) -> None:
-    """README.md and summary.svg (the front page), rows.md and compute.svg (all rows) in `folder`.
+    """rows.md and compute.svg, all rows of the first exam, in `folder`.
 
     The sealed cohort is read from the folder `sealed` beside the results, if there is one.
     """
@@ -108,7 +108,7 @@ def write_page(results: Results, folder: Path) -> None:
         add_admitted_means(results, patch)
     sealed = Results(results.path.parent / "sealed", results.samples / "sealed")
     text = TEMPLATE.read_text(encoding="utf-8").format(
-        **EXAM.as_dict(), missing=MISSING, encoders=encoders_table(results),
+        **EXAM.as_dict(), missing=MISSING, summary=summary_table(results, sealed), encoders=encoders_table(results),
         package=plan_in_package().name, aims=aims_table(results),
         sealed=sealed_section(sealed, results) if sealed.entries else MISSING,
         lesion_rows=rows_table(results, LESION_FIGURES),
@@ -123,7 +123,6 @@ def write_page(results: Results, folder: Path) -> None:
     )  # fmt: skip
     write_atomic(folder / "rows.md", lambda file: file.write(text.encode()))
     plot_compute(results, folder / "compute.svg")
-    write_front_page(results, sealed, folder)
     for measured in (results, sealed):
         measured.differences.save()
 

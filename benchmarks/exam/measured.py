@@ -1,0 +1,339 @@
+"""What the front page shows: the tasks of the exam, read from the records of the programs that measure them.
+
+In go the JSON files of `benchmarks/records`, out come tasks with the value of every row, and the paired differences
+between packaged encoders and baselines. Each program writes its record in a shape of its own, so there is a reader for
+each of them. A record that is absent, or of another shape, is an error that names the command which writes it: a page
+with holes would look complete.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octjepa.errors import UsageError
+
+ENCODERS = ("phantom-unet", "phantom-truth", "phantom-tiny")
+OWN_RANDOM = {"phantom-unet": "random_unet", "phantom-truth": "random_init", "phantom-tiny": "random_init"}
+BASELINES = ("context", "intensity", "position")  # hand-made; `outline` takes the place of `position` for surfaces
+RANDOM = ("random_unet", "random_init")
+REFERENCE = "segmenter"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A value or a difference with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def is_better(self, lower_is_better: bool) -> bool:
+        """Of a difference: whether its interval excludes zero on the better side."""
+        return self.high < 0 if lower_is_better else self.low > 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """One metric: the value of each row, and differences by (row, baseline)."""
+
+    values: Mapping[str, Measured]
+    less: Mapping[tuple[str, str], Measured]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a packaged encoder has to reach, in words, and whether it does. None: a value is missing."""
+
+    text: str
+    is_met: Callable[[Task, str], bool | None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A row of the page: one metric, or several whose mean is shown.
+
+    text: the task. metric: with its unit. digits: after the point. reference: the value of the dense network or of the
+    surface finder, which read the scan itself.
+    """
+
+    text: str
+    metric: str
+    parts: Mapping[str, Part]
+    lower_is_better: bool = False
+    digits: int = 3
+    goal: Goal | None = None
+    reference: float | None = None
+
+    def value(self, row: str) -> float | None:
+        """The mean over parts; None if the row lacks one of them."""
+        values = [part.values.get(row) for part in self.parts.values()]
+        known = [one.value for one in values if one is not None]
+        return sum(known) / len(known) if len(known) == len(values) else None
+
+    def interval(self, row: str) -> Measured | None:
+        """Of a task with one part."""
+        parts = list(self.parts.values())
+        return parts[0].values.get(row) if len(parts) == 1 else None
+
+    def differences(self, row: str, baseline: str) -> list[Measured]:
+        """One for each part that has it."""
+        found = [part.less.get((row, baseline)) for part in self.parts.values()]
+        return [one for one in found if one is not None]
+
+    def times_better(self, row: str, baseline: str) -> tuple[int, int]:
+        """(parts in which the row is better with an interval that excludes zero, parts that compare them)."""
+        found = self.differences(row, baseline)
+        return sum(one.is_better(self.lower_is_better) for one in found), len(found)
+
+
+class Records:
+    """The folder of records. Every reader raises UsageError for what is absent or of another shape."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._read: dict[str, Any] = {}
+
+    def json(self, name: str, command: str) -> Any:
+        """The record `name`, which `command` writes."""
+        if name not in self._read:
+            file = self.folder / name
+            try:
+                self._read[name] = json.loads(file.read_text(encoding="utf-8"))
+            except FileNotFoundError:
+                raise UsageError(f"{file} is absent: {command} writes it") from None
+            except ValueError as error:
+                raise UsageError(f"{file} is not JSON ({error}): {command} writes it") from None
+        return self._read[name]
+
+    def at(self, name: str, command: str, *keys: str) -> Any:
+        """A part of a record, by its keys."""
+        found = self.json(name, command)
+        for number, key in enumerate(keys):
+            if not isinstance(found, dict) or key not in found:
+                raise UsageError(f"{self.folder / name} has no {'/'.join(keys[: number + 1])}: measure it, {command}")
+            found = found[key]
+        return found
+
+    def measured(self, name: str, command: str, *keys: str) -> Measured:
+        """A value with its interval: `value` or `mean`, `low` and `high`."""
+        found = self.at(name, command, *keys)
+        value = found.get("value", found.get("mean")) if isinstance(found, dict) else None
+        numbers = [value, *(found.get(key) for key in ("low", "high"))] if isinstance(found, dict) else []
+        if len(numbers) != 3 or not all(isinstance(one, float | int) for one in numbers):
+            raise UsageError(
+                f"{self.folder / name}: {'/'.join(keys)} is {json.dumps(found)[:80]}, expected value, low and high: "
+                f"measure it again, {command}"
+            )
+        return Measured(*(float(one) for one in numbers))
+
+
+TOKENS, TASKS = "phantom_tokens.json", "phantom_tasks.json"
+REAL, BSCANS, EYES = "real_tokens.json", "real/bscans.json", "real/results.json"
+OBJECTIVES, COSTS = "objectives.json", "encoder_costs.json"
+COMMANDS = {
+    TOKENS: "python -m benchmarks.phantom_tokens",
+    TASKS: "python -m benchmarks.phantom_tasks",
+    REAL: "python -m benchmarks.real_tokens",
+    BSCANS: "python -m benchmarks.real_bscans",
+    EYES: "make real",
+    OBJECTIVES: "python -m benchmarks.objectives",
+    COSTS: "by hand",
+}
+
+
+def _part(records: Records, name: str, rows: Sequence[str], metric: str, *where: str) -> Part:
+    """A metric of a record with `values` and `differences` of rows below `where`."""
+    command = COMMANDS[name]
+    inside = "rows" if name == REAL else "values"
+    values = {row: records.measured(name, command, *where, inside, row, metric) for row in rows}
+    less = {}
+    for encoder in ENCODERS:
+        for baseline in (*BASELINES, "outline", OWN_RANDOM[encoder]):
+            if encoder in rows and baseline in rows:
+                keys = (*where, "differences", f"{encoder} less {baseline}", metric)
+                less[encoder, baseline] = records.measured(name, command, *keys)
+    return Part(values, less)
+
+
+def _bscan_parts(records: Records, part: str, metric: str, rows: Sequence[str]) -> dict[str, Part]:
+    """Every lesion or diagnosis in single B-scans."""
+    command = COMMANDS[BSCANS]
+    found = {}
+    for name in records.at(BSCANS, command, part):
+        where = (part, name, "rows")
+        values = {row: records.measured(BSCANS, command, *where, row, metric) for row in rows}
+        less = {
+            (row, baseline): records.measured(BSCANS, command, *where, row, f"less_{baseline}")
+            for row in ENCODERS
+            for baseline in ("context", "intensity", OWN_RANDOM[row])
+        }
+        found[name] = Part(values, less)
+    return found
+
+
+# --- goals
+
+
+def at_least(bound: float, times_context: float = 0.0) -> Goal:
+    """A value of at least `bound`, and of `times_context` times hand-made features."""
+    text = f"{bound:g}" + (f" and {times_context:g} x `context`" if times_context else "")
+
+    def is_met(task: Task, row: str) -> bool | None:
+        value, context = task.value(row), task.value("context")
+        if value is None or context is None:
+            return None
+        return value >= bound and value >= times_context * context
+
+    return Goal(text, is_met)
+
+
+def share_of(other: Task, share: float) -> Goal:
+    """A value of at least `share` of the same row's value in another task."""
+
+    def is_met(task: Task, row: str) -> bool | None:
+        value, reference = task.value(row), other.value(row)
+        return None if value is None or reference is None else value >= share * reference
+
+    return Goal(f"{share:.0%} of the first row", is_met)
+
+
+def at_most(bound: float) -> Goal:
+    """An error of at most `bound`."""
+
+    def is_met(task: Task, row: str) -> bool | None:
+        value = task.value(row)
+        return None if value is None else value <= bound
+
+    return Goal(f"at most {bound:g}", is_met)
+
+
+def half_of_random() -> Goal:
+    """At most half of the error of the same network with random weights."""
+
+    def is_met(task: Task, row: str) -> bool | None:
+        value, random = task.value(row), task.value(OWN_RANDOM[row])
+        return None if value is None or random is None else value <= random / 2
+
+    return Goal("half the error of random weights", is_met)
+
+
+def above_random_and_context() -> Goal:
+    """Every part above random weights and hand-made features, with intervals that exclude zero."""
+
+    def is_met(task: Task, row: str) -> bool | None:
+        counts = [task.times_better(row, baseline) for baseline in (OWN_RANDOM[row], "context")]
+        return all(better == compared == len(task.parts) for better, compared in counts)
+
+    return Goal("each above random weights and `context`", is_met)
+
+
+# --- tasks
+
+_ROWS = (*ENCODERS, *BASELINES, *RANDOM)
+_WITHOUT_POSITION = (*ENCODERS, "context", "intensity", *RANDOM)
+_MLP_ROWS = ("phantom-unet", "phantom-truth", "context", *RANDOM)
+
+
+def tasks_of(records: Records) -> list[Task]:
+    """The rows of the page. Raises UsageError."""
+
+    def tokens(reading: str, cohort: str, metric: str, rows: Sequence[str] = _ROWS) -> dict[str, Part]:
+        return {metric: _part(records, TOKENS, rows, metric, reading, cohort)}
+
+    def real(metric: str, rows: Sequence[str] = _ROWS) -> dict[str, Part]:
+        return {metric: _part(records, REAL, rows, metric)}
+
+    def reference(name: str, *keys: str) -> float:
+        return records.measured(name, COMMANDS[name], *keys).value
+
+    every = Task(
+        "lesions by token: mean of five",
+        "AP",
+        tokens("linear", "exam", "with_drusen"),
+        goal=at_least(0.60, times_context=2),
+        reference=reference(TOKENS, "linear", "exam", "values", REFERENCE, "with_drusen"),
+    )
+    surfaces = (*ENCODERS, "context", "intensity", "outline", *RANDOM)
+    return [
+        every,
+        Task("without drusen", "AP", tokens("linear", "exam", "without_drusen")),
+        Task("drusen alone", "AP", tokens("linear", "exam", "drusen"), goal=at_least(0.20)),
+        Task("the first row, read by an MLP", "AP", tokens("mlp", "exam", "with_drusen", _MLP_ROWS)),
+        Task(
+            "`shifted` phantoms: mean of three lesions",
+            "AP",
+            tokens("linear", "shifted", "with_drusen"),
+            goal=share_of(every, 0.9),
+        ),
+        Task("whole eyes: mean of five lesions", "AUROC", tokens("eyes", "exam", "with_drusen")),
+        Task(
+            "look-alikes of four lesions",
+            "AUROC",
+            {"mean": _part(records, TASKS, _WITHOUT_POSITION, "mean", "look_alikes")},
+            goal=at_least(0.75),
+        ),
+        Task("area of atrophy", "R2", tokens("measures", "exam", "atrophy_mm2")),
+        Task(
+            "four surfaces",
+            "um",
+            {"mean": _part(records, TASKS, surfaces, "mean", "surfaces")},
+            lower_is_better=True,
+            digits=1,
+            goal=half_of_random(),
+        ),
+        Task(
+            "real: fluid by token, four labelled eyes",
+            "AP",
+            real("fluid_ap"),
+            goal=at_least(0.80),
+            reference=reference(REAL, "rows", REFERENCE, "fluid_ap"),
+        ),
+        Task(
+            "real: the same, one labelled eye",
+            "AP",
+            real("fluid_ap_from_one_eye"),
+            reference=reference(REAL, "rows", REFERENCE, "fluid_ap_from_one_eye"),
+        ),
+        Task(
+            "real: four labelled eyes, read by an MLP",
+            "AP",
+            real("fluid_ap_mlp"),
+            reference=reference(REAL, "rows", REFERENCE, "fluid_ap_mlp"),
+        ),
+        Task(
+            "real: four surfaces, one labelled eye",
+            "um",
+            real("surface_um", surfaces),
+            lower_is_better=True,
+            digits=1,
+            goal=at_most(12),
+            reference=_segmented_surfaces(records),
+        ),
+        _bscans(records, "real: four lesions in 526 B-scans", "lesions", "AP"),
+        _bscans(records, "real: four diagnoses of eyes", "diagnoses", "AUROC"),
+    ]
+
+
+def _bscans(records: Records, text: str, part: str, metric: str) -> Task:
+    parts = _bscan_parts(records, part, metric.lower(), _WITHOUT_POSITION)
+    named = {name: records.at(BSCANS, COMMANDS[BSCANS], part, name, "rows", REFERENCE) for name in parts}
+    values = [
+        records.measured(BSCANS, COMMANDS[BSCANS], part, name, "rows", REFERENCE, metric.lower()).value
+        for name in named
+    ]
+    return Task(text, metric, parts, goal=above_random_and_context(), reference=sum(values) / len(values))
+
+
+_SHOWN = (0, 2, 4, 7)  # ILM, IPL/INL, OPL/ONL and BM among the eight boundaries of `octjepa segment`
+
+
+def _segmented_surfaces(records: Records) -> float:
+    """Error of `octjepa segment` at the four surfaces, without a label of real eyes."""
+    found = records.at(EYES, COMMANDS[EYES], "tasks", "task_1_um", "octjepa")
+    if not isinstance(found, list) or len(found) != 8:
+        raise UsageError(f"{records.folder / EYES}: expected eight boundaries: {COMMANDS[EYES]}")
+    return sum(float(found[k]) for k in _SHOWN) / len(_SHOWN)

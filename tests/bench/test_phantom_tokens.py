@@ -1,0 +1,157 @@
+"""Frozen features in phantoms and real eyes: resamples are paired, rows are kept, draws of labels count."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks import phantom_tokens, real_tokens
+from benchmarks.phantom_tasks import look_alike_samples
+from benchmarks.phantom_tokens import Kept, PhantomCohort, differences, measure_samples, r2, resampled, value_of
+from benchmarks.real_bscans import merged
+from sklearn.metrics import average_precision_score
+
+import octjepa
+from octjepa.encoders.pooling import TokenFeatures
+from octjepa.errors import UsageError
+
+
+def test_a_resample_has_the_average_precision_of_scikit_learn() -> None:
+    rng = np.random.default_rng(0)
+    scores, truth, weight = rng.normal(size=300), rng.random(300) < 0.2, rng.integers(0, 4, size=300)
+    order = np.argsort(-scores, kind="stable")
+    found = phantom_tokens._weighted_precision(truth[order], weight[order])
+    assert found == pytest.approx(average_precision_score(truth, scores, sample_weight=weight))
+    assert np.isnan(phantom_tokens._weighted_precision(truth[order], np.where(truth[order], 0, weight[order])))
+
+
+def test_draws_of_labels_widen_the_interval() -> None:
+    rng = np.random.default_rng(1)
+    truth = rng.normal(size=200)
+    good, bad = truth + rng.normal(size=200) * 0.1, truth + rng.normal(size=200) * 0.8
+    one, both = (value_of(resampled([truth] * len(many), many, r2)) for many in ([good, good], [good, bad]))
+    assert both.high - both.low > 4 * (one.high - one.low)
+    assert both.value < one.value
+
+
+def test_differences_are_paired_by_resample() -> None:
+    rng = np.random.default_rng(2)
+    shared = rng.normal(size=201)
+    rows = {
+        "phantom-unet": {"mean": shared + 0.3},
+        "random_unet": {"mean": shared},
+        "context": {"mean": rng.normal(size=201)},
+        "random_init": {"mean": shared},
+    }
+    found = differences(rows)
+    assert set(found) == {"phantom-unet less random_unet", "phantom-unet less context"}  # its own random weights only
+    paired, loose = found["phantom-unet less random_unet"]["mean"], found["phantom-unet less context"]["mean"]
+    assert (paired.value, paired.low, paired.high) == (0.3, 0.3, 0.3)
+    assert loose.high - loose.low > 2
+
+
+def test_measures_are_learned_from_some_eyes_and_tested_on_others() -> None:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(80, 4)).astype(np.float32)
+    values = x[:, 0] * 3 + 5
+    found = measure_samples(x, values, np.arange(80), "area", 3)
+    assert len(found) == phantom_tokens.RESAMPLES + 1
+    assert found[0] > 0.9
+    noise = measure_samples(x, rng.normal(size=80), np.arange(80), "noise", 3)
+    assert noise[0] < 0.3  # it would be about 1 in the labelled eyes themselves
+    with pytest.raises(ValueError, match="area: 20 eyes have it; 30 are labelled"):
+        measure_samples(x, values, np.arange(20), "area", 3)
+
+
+def test_look_alikes_are_told_apart_by_what_tells_them_apart() -> None:
+    rng = np.random.default_rng(4)
+    member = np.tile([True, False], 40)
+    signal = (member * 2.0 + rng.normal(size=80))[:, None].astype(np.float32)
+    found = look_alike_samples(signal, member[:40], member[40:], "kind", 4)
+    assert found[0] > 0.8
+    nothing = look_alike_samples(rng.normal(size=(80, 3)).astype(np.float32), member[:40], member[40:], "kind", 4)
+    assert abs(nothing[0] - 0.5) < 0.25
+    with pytest.raises(ValueError, match="kind: fewer than 30 eyes to label"):
+        look_alike_samples(signal, member[:10], member[40:], "kind", 4)
+
+
+def _cohort() -> PhantomCohort:
+    """Eyes of two tokens; the second holds drusen in every other eye."""
+
+    def shares(number: int, index: np.ndarray) -> np.ndarray:
+        held = np.zeros((len(index), 2), np.float32)
+        held[1, 0], held[0, 1] = number % 2, number % 3 == 0
+        return held
+
+    return PhantomCohort("exam", ("drusen", "subretinal_fluid"), list(range(60)), shares, 40)  # type: ignore[arg-type]
+
+
+def _featurise(volumes: list[int]) -> list[TokenFeatures]:
+    number = volumes[0]
+    features = np.array([[number % 3 == 0, 0.0, 0.1], [0.0, number % 2, 0.2]], np.float32)
+    return [TokenFeatures(features, np.array([0, 1]), (1, 2, 1), np.ones(2, np.float32))]
+
+
+def test_a_row_that_is_kept_is_not_measured_again(tmp_path: Path) -> None:
+    kept, calls = Kept(tmp_path), []
+
+    def make() -> phantom_tokens.Featurise:
+        calls.append("features")
+        return _featurise  # type: ignore[return-value]
+
+    options = argparse.Namespace(readings=["linear"], only=None, draws=2)
+    encoder = octjepa.load_encoder("phantom-tiny")
+    rows = {"context": make}
+
+    def measure() -> None:
+        phantom_tokens._measure("shifted", _cohort, rows, encoder, kept, options)
+
+    measure()
+    assert calls == ["features"]
+    samples = kept.rows("shifted", "linear", 2)["context"]
+    assert samples["drusen"][0] > 0.9
+    assert set(samples) == {"drusen", "subretinal_fluid", "with_drusen", "without_drusen"}
+    assert samples["without_drusen"].tolist() == samples["subretinal_fluid"].tolist()
+    measure()
+    assert calls == ["features"]
+    options.draws = 3  # other draws are another measurement
+    measure()
+    assert calls == ["features", "features"]
+    found = phantom_tokens.record(kept, 2)
+    assert found["linear"]["shifted"]["values"]["context"]["drusen"]["value"] > 0.9  # type: ignore[index]
+    assert "exam" not in found["linear"]  # type: ignore[operator]
+
+
+def test_random_weights_of_another_seed_are_others() -> None:
+    encoder = octjepa.load_encoder("phantom-tiny")
+    hashes = [real_tokens.random_copy(encoder, seed).weights_hash() for seed in (0, 1, 0)]
+    assert hashes[0] == hashes[2] == encoder.untrained().weights_hash()
+    assert hashes[0] != hashes[1]
+    assert encoder.recipe.train.seed == 0
+
+
+def test_real_rows_are_kept_and_random_weights_are_the_mean_over_seeds(tmp_path: Path) -> None:
+    rows = {"phantom-unet": [0.9, 0.8, 0.9], "random_unet@0": [0.7, 0.6, 0.5], "random_unet@1": [0.9, 0.6, 0.7]}
+    for name, values in rows.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"fluid_ap": values}), encoding="utf-8")
+    found = real_tokens.record(*real_tokens.kept_rows(tmp_path))
+    assert found["rows"]["random_unet"]["fluid_ap"]["eyes"] == (0.8, 0.6, 0.6)  # type: ignore[index]
+    assert found["means_of_seeds"] == {"random_unet": {"fluid_ap": [0.6, 0.733]}}
+    difference = found["differences"]["phantom-unet less random_unet"]["fluid_ap"]  # type: ignore[index]
+    assert difference["mean"] == pytest.approx(0.2)
+    assert difference["eyes"] == pytest.approx((0.1, 0.2, 0.3))
+
+
+def test_some_rows_of_b_scans_are_measured_anew_and_the_others_are_kept() -> None:
+    def results(frames: int, rows: dict[str, dict[str, float]]) -> dict[str, object]:
+        part = {"cyst": {"rows": rows}}
+        return {"frames": frames, "eyes": 2, "groups": 2, "refused": {}, "lesions": part, "diagnoses": part}
+
+    before = results(9, {"a": {"ap": 1.0, "less_context": 0.5}, "b": {"ap": 2.0}})
+    found = merged(results(9, {"a": {"ap": 3.0}}), before)
+    assert found["lesions"]["cyst"]["rows"] == {"a": {"ap": 3.0, "less_context": 0.5}, "b": {"ap": 2.0}}
+    with pytest.raises(UsageError, match="frames 9, these are 8: measure all rows"):
+        merged(results(8, {}), before)
