@@ -504,7 +504,7 @@ def main() -> int:
         "diagnoses": diagnoses(eyes, frames),
     }
     if arguments.only and arguments.out is not None:
-        results = merged(results, json.loads((arguments.out / "bscans.json").read_text(encoding="utf-8")))
+        results = merged(results, json.loads((records_of(arguments.out) / "bscans.json").read_text(encoding="utf-8")))
     if arguments.out is None:
         print(json.dumps(results, indent=1))
     else:

@@ -25,6 +25,8 @@ from octjepa.store import Store
 
 from . import ceiling, real_tasks, training
 from .cohorts import EXAMINED, PRETRAINING, Cohort, make_cohorts, phantom_store, signature
+from .front import write_front_page
+from .measured import Records
 from .openings import close_seal, code, open_seal
 from .page import row_names, write_page
 from .reading import Exam
@@ -94,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--cohorts", action="store_true", help="only make the cohorts")
     add("--floors", action="store_true", help="only the floors, and untrained twins")
     add("--ceilings", action="store_true", help="only the supervised networks")
-    add("--page", action="store_true", help="only write the pages and plots from the stored results")
+    add("--page", action="store_true", help="only write the pages and plots from the stored records")
     add("--only", metavar="NAME:SEED", action="append", help="of the encoders only this one; may be given again")
     add("--without", metavar="TASK", action="append", default=[], help="leave a task for later, such as tuning")
     add("--train", metavar="NAME:SEED", help="only train one run of encoders.yaml")
@@ -120,6 +122,8 @@ def _smaller(settings: Settings, people: int) -> Settings:
 def _examine(given: argparse.Namespace, settings: Settings, results: Results, pages: Path) -> None:
     if given.page:
         write_page(results, pages)
+        if pages == PAGES:  # a trial has no front page: its records are those of the package
+            write_front_page(Records(RESULTS.parent), pages)
         return
     everything = not (given.cohorts or given.floors or given.ceilings or given.read)
     folder = make_cohorts(given.work, settings, EXAMINED)

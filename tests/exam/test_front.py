@@ -22,7 +22,6 @@ from benchmarks.exam.measured import (
     Records,
     tasks_of,
 )
-from benchmarks.exam.settings import PAGES, RESULTS
 
 from octjepa.errors import UsageError
 
@@ -185,8 +184,3 @@ def test_a_record_of_another_shape_is_named_with_what_was_found(folder: Path) ->
     with pytest.raises(UsageError, match=r"bscans\.json is not JSON"):
         tasks_of(Records(folder))
 
-
-def test_the_published_page_is_redrawn_to_the_byte(tmp_path: Path) -> None:
-    write_front_page(Records(RESULTS.parent), tmp_path)
-    for name in ("README.md", "packaged.md", "objectives.svg"):
-        assert (tmp_path / name).read_bytes() == (PAGES / name).read_bytes(), f"{name}: run make exam ARGS='--page'"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmarks.exam import __main__ as exam
-from benchmarks.exam import front, openings, page, training
+from benchmarks.exam import openings, page, summary, training
 from benchmarks.exam.admission import CNN, add_admitted_means, questions
 from benchmarks.exam.measurement_tasks import macro
 from benchmarks.exam.openings import close_seal, described, open_seal
@@ -380,7 +380,7 @@ def test_without_samples_the_published_pages_are_redrawn_to_the_byte(tmp_path: P
             if source.is_file():
                 (folder / name).write_bytes(source.read_bytes())
     page.write_page(Results(tmp_path, tmp_path / "no samples"), tmp_path)
-    published = [PAGES / name for name in ("README.md", "rows.md", "summary.svg", "compute.svg")]
+    published = [PAGES / name for name in ("rows.md", "compute.svg")]
     for path in (*published, RESULTS / "differences.json"):
         found = (tmp_path / path.name).read_bytes()
         assert found == path.read_bytes(), f"{path.name}: run make exam ARGS='--page'"
@@ -399,14 +399,14 @@ def test_a_stored_difference_is_not_used_for_other_values(tmp_path: Path) -> Non
     assert again.find((["a"], ["c"]), keys, 0.1) is None
 
 
-def test_the_front_page_says_which_baselines_the_encoder_beats(tmp_path: Path) -> None:
+def test_the_summary_says_which_baselines_the_encoder_beats(tmp_path: Path) -> None:
     draws, rng = Draws(PEOPLE.tolist(), 300, 0), np.random.default_rng(0)
     results, name = Results(tmp_path), plan_in_package().name
     for row, effect in ((name, 3.0), ("intensity", 3.0), ("untrained", 0.3)):
         scores = rng.normal(size=120) + effect * TRUTH
         results.add(RowName(row, PATCH), "eye_lesion", [finding(scores, draws)], {"run": "x"})
-    assert front.answer(results, front.QUESTIONS[1]) == "better than random initialisation only"
-    assert front.answer(results, front.QUESTIONS[0]) == "not compared"
+    assert summary.answer(results, summary.QUESTIONS[1]) == "better than random initialisation only"
+    assert summary.answer(results, summary.QUESTIONS[0]) == "not compared"
 
 
 def test_the_published_results_are_of_the_contract() -> None:
