@@ -183,4 +183,3 @@ def test_a_record_of_another_shape_is_named_with_what_was_found(folder: Path) ->
     (folder / BSCANS).write_text("{", encoding="utf-8")
     with pytest.raises(UsageError, match=r"bscans\.json is not JSON"):
         tasks_of(Records(folder))
-
