@@ -18,7 +18,9 @@ from benchmarks.exam.decoys import DECOYS
 
 from octjepa.cli.failures import exit_with_message
 from octjepa.config import load_recipe
-from octjepa.encoders import PretrainedEncoder, load_encoder
+from octjepa.encoders import PretrainedEncoder
+from octjepa.encoders.base import GridEncoder
+from octjepa.encoders.locate import open_encoder
 from octjepa.errors import UsageError
 from octjepa.locks import writer_lock
 from octjepa.store import Store
@@ -31,7 +33,7 @@ from .openings import close_seal, code, open_seal
 from .page import row_names, write_page
 from .reading import Exam
 from .real_eyes import data_folder, pretraining_store, why_absent
-from .results import NO_PATCH, READINGS, SUPERVISED, Results, RowName, patch_text
+from .results import NO_PATCH, READINGS, SUPERVISED, UNTRAINED, Results, RowName, patch_text
 from .settings import EXAM, NOT_SEALED, PAGES, RECIPE, RESULTS, SEALED, WORK, Settings
 from .ship import ship
 
@@ -100,7 +102,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--only", metavar="NAME:SEED", action="append", help="of the encoders only this one; may be given again")
     add("--without", metavar="TASK", action="append", default=[], help="leave a task for later, such as tuning")
     add("--train", metavar="NAME:SEED", help="only train one run of encoders.yaml")
-    add("--read", metavar="RUN", help="read an encoder of your own beside its untrained twin")
+    add(
+        "--read", metavar="RUN", help="read a run of your own, or an encoder of the package, next to its random weights"
+    )
     add("--ship", metavar="NAME:SEED", help="put this run into the package as the encoder phantom-tiny")
     add("--sealed", action="store_true", help="the package's encoder on people that nobody has looked at")
     add("--again", action="store_true", help="open the sealed cohort a second time; the record says so")
@@ -135,7 +139,7 @@ def _examine(given: argparse.Namespace, settings: Settings, results: Results, pa
     plans = training.read_plans(only=given.only)
     about = {"measured": datetime.now(UTC).strftime("%Y-%m-%d"), **code()}
     if given.read:
-        _read_pair(exam, given.read, load_encoder(given.read), about, given.without)
+        _read_pair(exam, given.read, about, given.without)
         write_page(results, pages)
     if given.floors or everything:
         _read_floors(exam, plans, about, given.without)
@@ -255,14 +259,21 @@ def _unet(exam: Exam, work: Path, settings: Settings, about: dict[str, Any]) -> 
     exam.results.add(row, "real_fluid", found, {**about, "cpu_seconds": round(seconds), "seconds_of": plan.name})
 
 
-def _read_pair(exam: Exam, run: str, encoder: PretrainedEncoder, about: dict[str, Any], without: Sequence[str]) -> None:
-    """An encoder that is none of the plans, with its floors and its untrained twin."""
+def _read_pair(exam: Exam, location: str, about: dict[str, Any], without: Sequence[str]) -> None:
+    """An encoder that is none of the plans, with its baselines and its architecture with random weights.
+
+    location: a run, or an encoder of the package. Raises UsageError for an encoder whose tokens have no place.
+    """
+    encoder = open_encoder(location, load_recipe(RECIPE).preprocessing)
+    if not isinstance(encoder, GridEncoder):
+        raise UsageError(f"{location}: the exam reads tokens of a grid; this encoder is {type(encoder).__name__}")
     patch, seed = encoder.recipe.tokens.patch_size, encoder.recipe.train.seed
-    for floor in ("intensity", "raw_patches"):
+    for floor in ("intensity", "raw_patches", "context", "position"):
         exam.read(RowName(floor, patch), encoder, floor, about, without)
-    twin = RowName(training.twin_name(encoder.recipe, encoder.name), patch, seed)
-    exam.read(twin, encoder.untrained(), "encoder", about, without)
-    run_about = {**about, "run": Path(run).name, "trained": True}
+    known = isinstance(encoder, PretrainedEncoder)
+    twin = training.twin_name(encoder.recipe, encoder.name) if known else f"{UNTRAINED}:{encoder.name}"
+    exam.read(RowName(twin, patch, seed), encoder.untrained(), "encoder", about, without)
+    run_about = {**about, "run": Path(location).name, "trained": True}
     exam.read(RowName(encoder.name, patch, seed), encoder, "encoder", run_about, without)
 
 

@@ -24,6 +24,7 @@ from .measured import (
     Measured,
     Records,
     Task,
+    not_measured,
     tasks_of,
 )
 
@@ -47,7 +48,9 @@ def write_front_page(records: Records, folder: Path) -> None:
     tasks = tasks_of(records)
     folder.mkdir(parents=True, exist_ok=True)
     pages = {
-        "README.md": TEMPLATE.read_text(encoding="utf-8").format(answer=answer(tasks), table=table(tasks)),
+        "README.md": TEMPLATE.read_text(encoding="utf-8").format(
+            answer=answer(tasks), table=table(tasks), not_measured=_not_measured(records)
+        ),
         "packaged.md": DETAILS.read_text(encoding="utf-8").format(sections="\n\n".join(map(section, tasks))),
     }
     for name, text in pages.items():
@@ -71,6 +74,11 @@ def answer(tasks: Sequence[Task]) -> str:
             f"Goals met: {len(met)} of {len(met) + len(missed)}."
         )
     return "\n".join(lines)
+
+
+def _not_measured(records: Records) -> str:
+    missing = not_measured(records)
+    return f"Not measured yet: {', '.join(missing)}. " if missing else ""
 
 
 def goals(tasks: Sequence[Task], encoder: str) -> tuple[list[Task], list[Task]]:

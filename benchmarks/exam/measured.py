@@ -2,8 +2,9 @@
 
 In go the JSON files of `benchmarks/records`, out come tasks with the value of every row, and the paired differences
 between packaged encoders and baselines. Each program writes its record in a shape of its own, so there is a reader for
-each of them. A record that is absent, or of another shape, is an error that names the command which writes it: a page
-with holes would look complete.
+each of them. A record that is absent or of another shape, and a row of `REQUIRED` that is missing, are errors that name
+the command which writes them: a page with holes would look complete. Other rows are optional. A whole task that its
+record does not have yet is listed as not measured.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ OWN_RANDOM = {"phantom-unet": "random_unet", "phantom-truth": "random_init", "ph
 BASELINES = ("context", "intensity", "position")  # hand-made; `outline` takes the place of `position` for surfaces
 RANDOM = ("random_unet", "random_init")
 REFERENCE = "segmenter"
+REQUIRED = ("phantom-unet", "phantom-truth", "context", "random_unet", "random_init")
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,15 @@ class Records:
             found = found[key]
         return found
 
+    def has(self, name: str, command: str, *keys: str) -> bool:
+        """Whether a record has a part. Raises UsageError for a record that is absent."""
+        found = self.json(name, command)
+        for key in keys:
+            if not isinstance(found, dict) or key not in found:
+                return False
+            found = found[key]
+        return True
+
     def measured(self, name: str, command: str, *keys: str) -> Measured:
         """A value with its interval: `value` or `mean`, `low` and `high`."""
         found = self.at(name, command, *keys)
@@ -149,6 +160,7 @@ def _part(records: Records, name: str, rows: Sequence[str], metric: str, *where:
     """A metric of a record with `values` and `differences` of rows below `where`."""
     command = COMMANDS[name]
     inside = "rows" if name == REAL else "values"
+    rows = [row for row in rows if row in REQUIRED or records.has(name, command, *where, inside, row)]
     values = {row: records.measured(name, command, *where, inside, row, metric) for row in rows}
     less = {}
     for encoder in ENCODERS:
@@ -165,11 +177,13 @@ def _bscan_parts(records: Records, part: str, metric: str, rows: Sequence[str]) 
     found = {}
     for name in records.at(BSCANS, command, part):
         where = (part, name, "rows")
+        rows = [row for row in rows if row != "random_unet" or records.has(BSCANS, command, *where, row)]
         values = {row: records.measured(BSCANS, command, *where, row, metric) for row in rows}
         less = {
             (row, baseline): records.measured(BSCANS, command, *where, row, f"less_{baseline}")
             for row in ENCODERS
             for baseline in ("context", "intensity", OWN_RANDOM[row])
+            if baseline in rows
         }
         found[name] = Part(values, less)
     return found
@@ -226,13 +240,16 @@ def above_random_and_context() -> Goal:
 
     def is_met(task: Task, row: str) -> bool | None:
         counts = [task.times_better(row, baseline) for baseline in (OWN_RANDOM[row], "context")]
-        return all(better == compared == len(task.parts) for better, compared in counts)
+        if any(not compared for _, compared in counts):
+            return None
+        return all(better == len(task.parts) for better, _ in counts)
 
     return Goal("each above random weights and `context`", is_met)
 
 
 # --- tasks
 
+LOOK_ALIKES, SURFACES = "look-alikes of four lesions", "four surfaces"
 _ROWS = (*ENCODERS, *BASELINES, *RANDOM)
 _WITHOUT_POSITION = (*ENCODERS, "context", "intensity", *RANDOM)
 _MLP_ROWS = ("phantom-unet", "phantom-truth", "context", *RANDOM)
@@ -247,8 +264,8 @@ def tasks_of(records: Records) -> list[Task]:
     def real(metric: str, rows: Sequence[str] = _ROWS) -> dict[str, Part]:
         return {metric: _part(records, REAL, rows, metric)}
 
-    def reference(name: str, *keys: str) -> float:
-        return records.measured(name, COMMANDS[name], *keys).value
+    def reference(name: str, *keys: str) -> float | None:
+        return records.measured(name, COMMANDS[name], *keys).value if records.has(name, COMMANDS[name], *keys) else None
 
     every = Task(
         "lesions by token: mean of five",
@@ -258,63 +275,99 @@ def tasks_of(records: Records) -> list[Task]:
         reference=reference(TOKENS, "linear", "exam", "values", REFERENCE, "with_drusen"),
     )
     surfaces = (*ENCODERS, "context", "intensity", "outline", *RANDOM)
+    tasks: list[tuple[tuple[str, ...], Callable[[], Task]]] = [
+        ((), lambda: every),
+        ((), lambda: Task("without drusen", "AP", tokens("linear", "exam", "without_drusen"))),
+        ((), lambda: Task("drusen alone", "AP", tokens("linear", "exam", "drusen"), goal=at_least(0.20))),
+        (
+            (TOKENS, "mlp", "exam"),
+            lambda: Task("the first row, read by an MLP", "AP", tokens("mlp", "exam", "with_drusen", _MLP_ROWS)),
+        ),
+        (
+            (TOKENS, "linear", "shifted"),
+            lambda: Task(
+                "`shifted` phantoms: mean of three lesions",
+                "AP",
+                tokens("linear", "shifted", "with_drusen"),
+                goal=share_of(every, 0.9),
+            ),
+        ),
+        ((), lambda: Task("whole eyes: mean of five lesions", "AUROC", tokens("eyes", "exam", "with_drusen"))),
+        (
+            (TASKS, "look_alikes"),
+            lambda: Task(
+                LOOK_ALIKES,
+                "AUROC",
+                {"mean": _part(records, TASKS, _WITHOUT_POSITION, "mean", "look_alikes")},
+                goal=at_least(0.75),
+            ),
+        ),
+        ((), lambda: Task("area of atrophy", "R2", tokens("measures", "exam", "atrophy_mm2"))),
+        ((), lambda: Task("volume of fluid", "R2", tokens("measures", "exam", "fluid_mm3"))),
+        (
+            (TASKS, "surfaces"),
+            lambda: Task(
+                SURFACES,
+                "um",
+                {"mean": _part(records, TASKS, surfaces, "mean", "surfaces")},
+                lower_is_better=True,
+                digits=1,
+                goal=half_of_random(),
+            ),
+        ),
+        (
+            (),
+            lambda: Task(
+                "real: fluid by token, four labelled eyes",
+                "AP",
+                real("fluid_ap"),
+                goal=at_least(0.80),
+                reference=reference(REAL, "rows", REFERENCE, "fluid_ap"),
+            ),
+        ),
+        (
+            (),
+            lambda: Task(
+                "real: the same, one labelled eye",
+                "AP",
+                real("fluid_ap_from_one_eye"),
+                reference=reference(REAL, "rows", REFERENCE, "fluid_ap_from_one_eye"),
+            ),
+        ),
+        (
+            (),
+            lambda: Task(
+                "real: four labelled eyes, read by an MLP",
+                "AP",
+                real("fluid_ap_mlp"),
+                reference=reference(REAL, "rows", REFERENCE, "fluid_ap_mlp"),
+            ),
+        ),
+        (
+            (),
+            lambda: Task(
+                "real: four surfaces, one labelled eye",
+                "um",
+                real("surface_um", surfaces),
+                lower_is_better=True,
+                digits=1,
+                goal=at_most(12),
+                reference=_segmented_surfaces(records),
+            ),
+        ),
+        ((), lambda: _bscans(records, "real: four lesions in 526 B-scans", "lesions", "AP")),
+        ((), lambda: _bscans(records, "real: four diagnoses of eyes", "diagnoses", "AUROC")),
+    ]
+    return [make() for needed, make in tasks if not needed or records.has(needed[0], COMMANDS[needed[0]], *needed[1:])]
+
+
+def not_measured(records: Records) -> list[str]:
+    """Tasks that their record does not have yet, with the command that measures them."""
+    asked = {LOOK_ALIKES: (TASKS, "look_alikes"), SURFACES: (TASKS, "surfaces")}
     return [
-        every,
-        Task("without drusen", "AP", tokens("linear", "exam", "without_drusen")),
-        Task("drusen alone", "AP", tokens("linear", "exam", "drusen"), goal=at_least(0.20)),
-        Task("the first row, read by an MLP", "AP", tokens("mlp", "exam", "with_drusen", _MLP_ROWS)),
-        Task(
-            "`shifted` phantoms: mean of three lesions",
-            "AP",
-            tokens("linear", "shifted", "with_drusen"),
-            goal=share_of(every, 0.9),
-        ),
-        Task("whole eyes: mean of five lesions", "AUROC", tokens("eyes", "exam", "with_drusen")),
-        Task(
-            "look-alikes of four lesions",
-            "AUROC",
-            {"mean": _part(records, TASKS, _WITHOUT_POSITION, "mean", "look_alikes")},
-            goal=at_least(0.75),
-        ),
-        Task("area of atrophy", "R2", tokens("measures", "exam", "atrophy_mm2")),
-        Task(
-            "four surfaces",
-            "um",
-            {"mean": _part(records, TASKS, surfaces, "mean", "surfaces")},
-            lower_is_better=True,
-            digits=1,
-            goal=half_of_random(),
-        ),
-        Task(
-            "real: fluid by token, four labelled eyes",
-            "AP",
-            real("fluid_ap"),
-            goal=at_least(0.80),
-            reference=reference(REAL, "rows", REFERENCE, "fluid_ap"),
-        ),
-        Task(
-            "real: the same, one labelled eye",
-            "AP",
-            real("fluid_ap_from_one_eye"),
-            reference=reference(REAL, "rows", REFERENCE, "fluid_ap_from_one_eye"),
-        ),
-        Task(
-            "real: four labelled eyes, read by an MLP",
-            "AP",
-            real("fluid_ap_mlp"),
-            reference=reference(REAL, "rows", REFERENCE, "fluid_ap_mlp"),
-        ),
-        Task(
-            "real: four surfaces, one labelled eye",
-            "um",
-            real("surface_um", surfaces),
-            lower_is_better=True,
-            digits=1,
-            goal=at_most(12),
-            reference=_segmented_surfaces(records),
-        ),
-        _bscans(records, "real: four lesions in 526 B-scans", "lesions", "AP"),
-        _bscans(records, "real: four diagnoses of eyes", "diagnoses", "AUROC"),
+        f"{text} (`{COMMANDS[name]}`)"
+        for text, (name, *keys) in asked.items()
+        if not records.has(name, COMMANDS[name], *keys)
     ]
 
 

@@ -16,7 +16,8 @@ from benchmarks.exam.decoys import DECOYS
 from jaxtyping import Float
 
 from octjepa.embed.leakage import count_seen_volumes, recorded_training_set
-from octjepa.encoders import PretrainedEncoder
+from octjepa.encoders import PretrainedEncoder, load_encoder
+from octjepa.encoders.base import GridEncoder
 from octjepa.errors import UsageError
 from octjepa.store.contract import contract_differences
 
@@ -25,7 +26,7 @@ from .cohorts import EXAMINED, SECOND_VISIT, UNFLATTENED, Cohort
 from .lesion_tasks import EyeProbe, TokenTruth
 from .readings import Projection
 from .real_eyes import data_folder, recorded_real_eyes
-from .results import CENTERED, EYES, SAME_EYE, Finding, LeftOut, Results, RowName
+from .results import CENTERED, EYES, SAME_EYE, Finding, LeftOut, Results, RowName, patch_text
 from .settings import REAL_EYES
 from .tokens import (
     Featurise,
@@ -65,16 +66,16 @@ class Exam:
             self._token_truth[table.patch] = TokenTruth(self.cohort("main"), table)
         return self._token_truth[table.patch]
 
-    def intensity(self, encoder: PretrainedEncoder) -> EyeProbe:
+    def intensity(self, encoder: GridEncoder[Any]) -> EyeProbe:
         """Intensity of the main cohort's patches, pooled and projected: what `added_auroc` starts from."""
         patch = encoder.recipe.tokens.patch_size
         if patch not in self._intensity:
-            main = self.cohort("main")
-            table = token_table(of_intensity(encoder), main, encoder, "intensity")
+            main, cutter = self.cohort("main"), patch_reader(encoder)
+            table = token_table(of_intensity(cutter), main, cutter, "intensity")
             self._intensity[patch] = EyeProbe(main, projected_eyes(main, table, EYES))
         return self._intensity[patch]
 
-    def check_unseen(self, encoder: PretrainedEncoder) -> None:
+    def check_unseen(self, encoder: GridEncoder[Any]) -> None:
         """Raises UsageError if the encoder was trained on volumes of any cohort of the exam, whatever their split.
 
         By content ids and by UIDs. Content ids are hashes of voxels, which differ if another processor made the same
@@ -90,7 +91,7 @@ class Exam:
                     "of people it has seen. Pretrain on the pretraining cohort, or on other data"
                 )
 
-    def check_real_eyes_unseen(self, encoder: PretrainedEncoder) -> None:
+    def check_real_eyes_unseen(self, encoder: GridEncoder[Any]) -> None:
         """Raises UsageError where the encoder was trained on the real eyes that are tested."""
         if encoder.recorded_training & self._real_eyes:
             raise UsageError(
@@ -103,7 +104,7 @@ class Exam:
     def _real_eyes(self) -> frozenset[str]:
         return recorded_real_eyes(data_folder())
 
-    def check_contract(self, encoder: PretrainedEncoder) -> None:
+    def check_contract(self, encoder: GridEncoder[Any]) -> None:
         """Raises UsageError where the encoder reads other volumes than the exam's, or patches that its truth cannot."""
         preprocessing, patch = self.cohort("main").store.preprocessing, encoder.recipe.tokens.patch_size
         differences = contract_differences(preprocessing, encoder.preprocessing, "exam")
@@ -122,7 +123,7 @@ class Exam:
     def read(
         self,
         row: RowName,
-        encoder: PretrainedEncoder,
+        encoder: GridEncoder[Any],
         kind: str,
         about: dict[str, Any],
         without: Sequence[str] = (),
@@ -140,11 +141,11 @@ class Exam:
             self.check_real_eyes_unseen(encoder)
         makers: dict[str, Callable[[], Featurise]] = {
             "encoder": lambda: of_encoder(encoder),
-            "intensity": lambda: of_intensity(encoder),
-            "raw_patches": lambda: of_raw_patches(encoder, self.cohort("main")),
-            "context": lambda: of_context(encoder),
-            "position": lambda: of_position(encoder),
-            "tissue": lambda: of_tissue(encoder),
+            "intensity": lambda: of_intensity(patch_reader(encoder)),
+            "raw_patches": lambda: of_raw_patches(patch_reader(encoder), self.cohort("main")),
+            "context": lambda: of_context(patch_reader(encoder)),
+            "position": lambda: of_position(patch_reader(encoder)),
+            "tissue": lambda: of_tissue(patch_reader(encoder)),
         }
         reader = _Row(self, row, encoder, makers[kind], kind)
         for task, findings in reader.tasks():
@@ -168,7 +169,7 @@ class _Row:
     """The tables of one row; the one of the main cohort is made once and used by three tasks."""
 
     def __init__(
-        self, exam: Exam, row: RowName, encoder: PretrainedEncoder, featurise: Callable[[], Featurise], kind: str
+        self, exam: Exam, row: RowName, encoder: GridEncoder[Any], featurise: Callable[[], Featurise], kind: str
     ) -> None:
         self.exam, self.row, self.encoder, self.make, self.kind = exam, row, encoder, featurise, kind
 
@@ -223,16 +224,17 @@ class _Row:
         yield "same_eye", self._same_eye
         yield "decoys", self._decoys
         yield "frozen", lambda: frozen(main, self.eyes, self.row.seed)
-        if self.kind == "encoder":
-            yield "tuning", lambda: tuning(main, self.encoder, self.row.seed)
-            yield "tuning_segmentation", lambda: tuning_segmentation(main, self.encoder, self.row.seed)
+        trained = self.encoder if isinstance(self.encoder, PretrainedEncoder) else None  # others are frozen
+        if self.kind == "encoder" and trained is not None:
+            yield "tuning", lambda: tuning(main, trained, self.row.seed)
+            yield "tuning_segmentation", lambda: tuning_segmentation(main, trained, self.row.seed)
         recipe = self.encoder.recipe
         yield "real_fluid", lambda: real_tasks.read_fluid(self.exam.folder, self.kind, self.featurise, recipe)
-        if self.kind not in ("raw_patches", "context"):
+        if trained is not None and self.kind not in ("raw_patches", "context"):
             blind = self.kind == "intensity"
             yield (
                 "real_fluid_decoder",
-                lambda: real_decoder.read_decoded(self.exam.folder, self.encoder, blind, self.row.seed),
+                lambda: real_decoder.read_decoded(self.exam.folder, trained, blind, self.row.seed),
             )
 
     def _same_eye(self) -> Iterator[Finding | LeftOut]:
@@ -253,6 +255,23 @@ class _Row:
         for count in sorted({one.labels for one in found if one.labels is not None}):
             of_count = [one for one in found if isinstance(one, Finding) and one.labels == count]
             yield measurement_tasks.macro(of_count, "decoys", "auroc", count, metrics)
+
+
+def patch_reader(encoder: GridEncoder[Any]) -> PretrainedEncoder:
+    """What cuts the patches of the baselines: the encoder itself, or for a frozen one `phantom-tiny`.
+
+    Raises UsageError if a frozen encoder has tokens of another size, because its baselines would be of other patches.
+    """
+    if isinstance(encoder, PretrainedEncoder):
+        return encoder
+    packaged = load_encoder("phantom-tiny")
+    patch, expected = encoder.recipe.tokens.patch_size, packaged.recipe.tokens.patch_size
+    if patch != expected:
+        raise UsageError(
+            f"{encoder.name} has tokens of {patch_text(patch)} voxels: the exam has baselines for tokens of "
+            f"{patch_text(expected)} voxels"
+        )
+    return packaged
 
 
 def projected_eyes(cohort: Cohort, table: TokenTable, pool: str) -> Float[np.ndarray, "V components"]:

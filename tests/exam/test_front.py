@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
     """Records in which every packaged encoder is ahead of every baseline."""
     out = tmp_path / "records"
     (out / "real").mkdir(parents=True)
-    metrics = ("with_drusen", "without_drusen", "drusen", "atrophy_mm2", "mean")
+    metrics = ("with_drusen", "without_drusen", "drusen", "atrophy_mm2", "fluid_mm3", "mean")
     values, less = _of_rows(metrics)
     block = {"values": values, "differences": less}
     both = {"exam": block, "shifted": block}
@@ -161,6 +161,18 @@ def test_a_row_that_is_missing_is_named_with_its_place(folder: Path) -> None:
     change(folder / REAL, lambda content: content["rows"].pop("context"))
     with pytest.raises(UsageError, match=r"real_tokens\.json has no rows/context: measure it, python -m benchmarks\."):
         tasks_of(Records(folder))
+
+
+def test_a_task_that_is_not_measured_yet_is_said_to_be_so(folder: Path, tmp_path: Path) -> None:
+    change(folder / TASKS, lambda content: content.pop("look_alikes"))
+    write_front_page(Records(folder), tmp_path / "out")
+    text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "Not measured yet: look-alikes of four lesions (`python -m benchmarks.phantom_tasks`)." in text
+    assert "look-alikes of four lesions; AUROC" not in text
+    change(folder / TOKENS, lambda content: content["linear"]["exam"]["values"].pop("phantom-tiny"))  # optional
+    change(folder / TOKENS, lambda content: content["linear"]["exam"]["values"].pop("segmenter"))
+    first = tasks_of(Records(folder))[0]
+    assert (first.value("phantom-tiny"), first.reference) == (None, None)
 
 
 def test_a_difference_that_is_missing_is_named(folder: Path) -> None:

@@ -19,6 +19,7 @@ from benchmarks.exam.reading import Exam
 from benchmarks.exam.results import READINGS, Results, RowName
 from benchmarks.exam.settings import REAL_EYES, RECIPE, TUNED, Settings
 
+import octjepa
 from examined_eyes import eye_table
 from narrow_encoder import OVERRIDES
 from octjepa.cohort.recorded_scans import uid_key
@@ -88,6 +89,21 @@ def test_an_encoder_of_another_preprocessing_is_refused_with_what_differs(refusi
     with pytest.raises(UsageError, match=r"patches of 2 columns; .* every 4th column"):
         read_nothing(refusing, encoder(("tokens.patch_size=[4, 8, 2]", "tokens.budget=128")), REAL_EYES)
     read_nothing(refusing, encoder(), REAL_EYES)
+
+
+def test_a_frozen_encoder_is_read_by_the_tasks_that_do_not_train_it(refusing: Exam) -> None:
+    preprocessing = load_recipe(RECIPE).preprocessing
+    frozen = octjepa.open_encoder("phantom-unet", preprocessing)
+    asked: Any = {}
+    for one in (frozen, encoder()):
+        row: Any = reading._Row(refusing, ROW, one, lambda: None, "encoder")  # type: ignore[arg-type, return-value]
+        asked[one.name] = {task for task, _ in row.tasks()}
+    assert asked["mine"] - asked["phantom-unet"] == {*TUNED, "real_fluid_decoder"}
+    assert asked["phantom-unet"] < asked["mine"]
+    assert reading.patch_reader(frozen).name == "phantom-tiny"  # cuts the patches of its baselines
+    coarse = preprocessing.model_copy(update={"target_spacing_mm": (0.36, 0.0156, 0.047)})
+    with pytest.raises(UsageError, match=r"phantom-unet has tokens of 4x4x8 voxels: the exam has baselines .* 4x8x8"):
+        reading.patch_reader(octjepa.open_encoder("phantom-unet", coarse))
 
 
 @pytest.mark.slow
