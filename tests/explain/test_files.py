@@ -37,7 +37,7 @@ def eye(made: Path) -> OccludedVolume:
 def test_files_have_the_scans_geometry_and_the_maps_values(
     made: Path, eye: OccludedVolume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("octjepa.explain.files.occluded_eyes", lambda store, encoder: [eye])
+    monkeypatch.setattr("octjepa.explain.eyes.occluded_eyes", lambda store, encoder: [eye])
     paths = [Path(path) for path in write_saliency(read_contents(made), tmp_path / "maps")]
     name = eye.row.volume_id
     assert [path.name for path in paths] == [f"{name}.occlusion.nii.gz", f"{name}.similarity.nii.gz", f"{name}.png"]
@@ -80,7 +80,7 @@ def test_a_position_without_tissue_and_a_store_without_a_run_are_refused(
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, *eyes: OccludedVolume) -> None:
-    monkeypatch.setattr("octjepa.explain.files.occluded_eyes", lambda store, encoder: list(eyes))
+    monkeypatch.setattr("octjepa.explain.eyes.occluded_eyes", lambda store, encoder: list(eyes))
 
 
 def rows_of(eye: OccludedVolume, made: Path) -> list[VolumeAttention]:

@@ -1,4 +1,4 @@
-"""Every defect has its outcome: the table of tests/support/zoo, row by row, against the reader.
+"""Every defect has its outcome: the table of tests/zoo, row by row, against the reader.
 
 Defects that the reader does not decide about (left out, a second copy, a blank scan) are in `tests/store/test_zoo.py`.
 """
@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.zoo import DEFECTS, Defect, write_broken
+from tests.zoo.headers import PATIENT_NAME
 
 from octjepa.errors import VolumeRejected
 from octjepa.phantom import DEVICES, DIALECTS, make_eye
@@ -21,8 +23,6 @@ from octjepa.read.manifest import find_row
 from octjepa.read.reader import read_volume
 from octjepa.reasons import REASONS
 from octjepa.volume import AXES, OCTVolume
-from zoo import DEFECTS, Defect, write_broken
-from zoo.headers import PATIENT_NAME
 
 SEED = 3
 LATER = {"blank", "duplicate_content", "duplicate_sop_uid", "manifest_row_without_file"}

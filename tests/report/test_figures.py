@@ -14,7 +14,7 @@ from PIL import Image
 
 from octjepa.cohort import examples
 from octjepa.evaluate.results import ProbePaired, Row
-from octjepa.report.figures import curves, eyes, forest, masks, svg, tokens
+from octjepa.report.figures import curves, eyes, forest, masks, svg
 from octjepa.report.mask_statistics import single_family
 
 
@@ -66,23 +66,6 @@ def test_a_mask_picture_has_exactly_the_recipes_counts(made: Path, family: str) 
     assert picture.in_use == (family in ("tubes", "blocks"))
     drawn = sum(len(re.findall("M", path)) for s in picture.slabs for path in re.findall(r'tok-target" d="([^"]+)', s))
     assert drawn == target
-
-
-def test_components_find_the_directions_that_vary_and_do_not_depend_on_order() -> None:
-    rng = np.random.default_rng(0)
-    rows = rng.integers(0, 8, 300)
-    features = rng.normal(0, 0.01, (300, 20)).astype(np.float32)
-    features[:, 3] += rows  # depth alone
-    one = tokens.principal_components([features[:100], features[100:]], [rows[:100], rows[100:]])
-    assert one.colours(features[:100]).shape == (100, 3)
-    assert one.explained > 0.99
-    assert one.by_depth > 0.99
-    other = tokens.principal_components([features[100:], features[:100]], [rows[100:], rows[:100]])
-    assert np.abs(other.colours(features[:100]).astype(int) - one.colours(features[:100])).max() <= 1
-    free = tokens.principal_components([rng.normal(size=(300, 20))], [rows])
-    assert free.by_depth < 0.2
-    with pytest.raises(ValueError, match="too few"):
-        tokens.principal_components([features[:3]], [rows[:3]])
 
 
 def test_bins_keep_mean_and_range_of_long_curves() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 
 import pytest
+from tests.zoo import DEFECTS
+from tests.zoo.headers import PATIENT_NAME
 
 from octjepa.errors import TooManyLostError
 from octjepa.ingest import build_store
 from octjepa.phantom import cohort
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store
-from zoo import DEFECTS
-from zoo.headers import PATIENT_NAME
 
 PREPROCESSING = Preprocessing(
     image_size=(8, 64, 64), margin=(0, 8, 8), target_spacing_mm=(0.7, 0.0156, 0.094), axial_anchor=0.65

@@ -1,5 +1,6 @@
 """The parts of an eye that an encoder or a tuned network uses, as maps in the geometry of the scan as it came.
 
-`occlusion` leaves tokens out, `similarity` compares tokens, `attention` shows what a probe or a tuned head weighs.
-`native` lays the values of tokens on the scan, `files` writes them; the report and the viewer draw the same values.
+`occlusion` leaves tokens out, `similarity` compares tokens, `components` gives tokens of like features like colours,
+and `attention` shows what a probe or a tuned head weighs. `native` lays the values of tokens on the scan, `files`
+writes them. The report and the viewer draw these values and compute none of their own.
 """

@@ -1,4 +1,4 @@
-"""The eyes that are explained, and their occlusion.
+"""The eyes that are explained, their occlusion, and the size by which its changes are judged.
 
 Of a pretraining held-out eyes are taken, of a fine-tuning test cases that it classified correctly and wrongly. Their
 number is limited by the cost, so that a page does not take long.
@@ -10,24 +10,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 
 from octjepa.cohort import examples
+from octjepa.distributed.runtime import best_device
 from octjepa.embed.embedding import require_same_contract
-from octjepa.encoders import PretrainedEncoder
+from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.errors import OctjepaError
-from octjepa.explain.occlusion import Occlusion, encoder_occlusion, forward_passes, tuned_occlusion
+from octjepa.explain.occlusion import (
+    POOL,
+    Occlusion,
+    encoder_occlusion,
+    forward_passes,
+    median_distance,
+    tuned_occlusion,
+)
 from octjepa.parsing import read_parquet
 from octjepa.store import Store
 from octjepa.store.index import IndexEntry
 from octjepa.tasks.finetune.external import TunableExternal
 from octjepa.tasks.finetune.network import TunableEncoder
-from octjepa.tasks.finetune.predict import TunedModel
+from octjepa.tasks.finetune.predict import TunedModel, load_tuned
 from octjepa.volume import CanonicalVolume
 
 MAX_EYES = 4
 MAX_CASES = 8
+SCALE_EYES = 16
 FLOP_PER_THREAD = 1e12  # that all maps of a page may cost: about 10 s of one core; 0.08e12 took 0.8 s
 _FLOP_ACCELERATOR = 1e15
 
@@ -40,6 +50,59 @@ class OccludedVolume:
     volume: CanonicalVolume
     occlusion: Occlusion
     caption: str = ""
+
+
+@dataclass(frozen=True)
+class ExplainedEyes:
+    """The eyes to map, and the network that they are mapped by. tuned: of a fine-tuning, else None."""
+
+    encoder: TunableEncoder
+    eyes: list[OccludedVolume]
+    tuned: TunedModel | None = None
+
+
+def explain_encoder(store: Store, path: str | Path) -> ExplainedEyes:
+    """Held-out eyes of `store` by the pretrained encoder at `path`. Raises as `occluded_eyes`; ContractError."""
+    encoder = load_encoder(path).to(best_device())
+    require_same_contract(encoder, store, path)
+    return ExplainedEyes(encoder, occluded_eyes(store, encoder))
+
+
+def explain_tuning(store: Store, path: Path) -> ExplainedEyes:
+    """Test cases by the fine-tuning in the folder `path`. Raises as `occluded_cases` and `load_tuned`."""
+    tuned = load_tuned(path, best_device())
+    return ExplainedEyes(tuned.encoder, occluded_cases(store, path, tuned), tuned)
+
+
+@dataclass(frozen=True)
+class ChangeScale:
+    """The size by which the changes of all eyes are judged.
+
+    unit: every change is divided by it. great: a great change, before the division. people: how many eyes, each of
+    another person, gave the unit; 0 if changes have a unit of their own.
+    """
+
+    unit: float
+    great: float
+    people: int = 0
+
+
+def change_scale(store: Store, explained: ExplainedEyes) -> ChangeScale:
+    """Of an embedding the median distance between the first `SCALE_EYES` held-out people; of a prediction its own unit.
+
+    A great change of a quantity is its standard deviation, of a probability 1. Raises OctjepaError: fewer than two
+    held-out people.
+    """
+    if explained.tuned is not None:
+        head = explained.tuned.heads[0]
+        return ChangeScale(1.0, 1.0 if head.classes else head.scale[1])
+    held_out = store.table[(store.table["pattern"] == "raster") & store.table["split"].isin(["test", "val"])]
+    first_of_person = held_out.sort_values("volume_id").drop_duplicates("person_id")["volume_id"]
+    volume_ids = [str(volume_id) for volume_id in first_of_person[:SCALE_EYES]]
+    unit = median_distance(np.stack([explained.encoder.embed(store.read(one), POOL) for one in volume_ids]))
+    if not unit > 0:
+        raise OctjepaError(f"{len(volume_ids)} held-out people give no distance between eyes to scale changes by")
+    return ChangeScale(unit, unit, len(volume_ids))
 
 
 def occluded_eyes(store: Store, encoder: PretrainedEncoder) -> list[OccludedVolume]:

@@ -7,46 +7,20 @@ The files of `octjepa segment` have the same axes and order of B-scans, so that 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 
-from octjepa.distributed.runtime import best_device
-from octjepa.embed.embedding import require_same_contract
-from octjepa.encoders import load_encoder
 from octjepa.errors import UsageError
 from octjepa.explain.attention import TokenAttention, read_attention
-from octjepa.explain.eyes import OccludedVolume, occluded_cases, occluded_eyes
+from octjepa.explain.eyes import ExplainedEyes, OccludedVolume
 from octjepa.explain.figures import write_attention_maps, write_figure
 from octjepa.explain.occlusion import occlusion_grid, strongest_token
 from octjepa.explain.similarity import similarity_grid
 from octjepa.explain.writer import NativeWriter
 from octjepa.store import Store
 from octjepa.tasks.finetune.network import TunableEncoder
-from octjepa.tasks.finetune.predict import TunedModel, load_tuned
+from octjepa.tasks.finetune.predict import TunedModel
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ExplainedEyes:
-    """The eyes to map, and the network that they are mapped by. tuned: of a fine-tuning, else None."""
-
-    encoder: TunableEncoder
-    eyes: list[OccludedVolume]
-    tuned: TunedModel | None = None
-
-
-def explain_encoder(store: Store, path: str | Path) -> ExplainedEyes:
-    """Held-out eyes of `store` by the pretrained encoder at `path`. Raises as `eyes.occluded_eyes`; ContractError."""
-    encoder = load_encoder(path).to(best_device())
-    require_same_contract(encoder, store, path)
-    return ExplainedEyes(encoder, occluded_eyes(store, encoder))
-
-
-def explain_tuning(store: Store, path: Path) -> ExplainedEyes:
-    """Test cases by the fine-tuning in the folder `path`. Raises as `eyes.occluded_cases` and `load_tuned`."""
-    tuned = load_tuned(path, best_device())
-    return ExplainedEyes(tuned.encoder, occluded_cases(store, path, tuned), tuned)
 
 
 def write_maps(store: Store, explained: ExplainedEyes, folder: Path, attention: Path | None = None) -> list[str]:

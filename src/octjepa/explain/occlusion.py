@@ -150,6 +150,14 @@ def region_radius(token_mm: Size3) -> tuple[int, int, int]:
     return slices, depth, columns
 
 
+def region_mm(recipe: Recipe) -> Size3:
+    """The size of a region (slice, depth, column), at least `REGION_MM`."""
+    slices, depth, columns = (
+        (2 * radius + 1) * size for radius, size in zip(region_radius(patch_mm(recipe)), patch_mm(recipe), strict=True)
+    )
+    return slices, depth, columns
+
+
 def forward_passes(grid: tuple[int, int, int]) -> int:
     """The most sets of tokens that `occlude` gives to the encoder for one volume."""
     d, h, w = grid

@@ -1,6 +1,6 @@
 """Broken files for a synthetic cohort: a good scan file with one defect, and what a reader must do with it.
 
-`DEFECTS` are the six kinds of `octjepa phantom --broken`. The tests add many more kinds to them (tests/support/zoo)
+`DEFECTS` are the six kinds of `octjepa phantom --broken`. The tests add many more kinds to them (tests/zoo)
 with the same building blocks: `ScanFile` is a good file to change, a `Defect` says how it changes and what must become
 of it. `accepted` and `refused` make the two common forms of a `Defect`.
 """

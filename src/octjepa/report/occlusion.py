@@ -17,19 +17,16 @@ import numpy as np
 from jaxtyping import Float
 from markupsafe import Markup
 
-from octjepa.cohort import examples
-from octjepa.errors import OctjepaError
 from octjepa.report.figures import eyes, svg
 from octjepa.store.index import IndexEntry
 
 if TYPE_CHECKING:
-    from octjepa.explain.eyes import OccludedVolume
+    from octjepa.explain.eyes import ExplainedEyes, OccludedVolume
     from octjepa.recipe import Recipe
     from octjepa.store import Store
 
-SCALE_EYES = 16
 LEVELS = 8  # of a colour's strength; the page's style holds one rule for each
-_LEAST = 0.05  # of the unit: the smallest change that is drawn in full colour
+_LEAST = 0.05  # of a great change: the smallest change that is drawn in full colour
 
 
 @dataclass(frozen=True)
@@ -75,43 +72,33 @@ class OcclusionMaps:
 def run_maps(store: Store, path: Path) -> OcclusionMaps | None:
     """Maps of the embedding for the held-out eyes of the token maps; None where the store holds none.
 
-    Raises OctjepaError: no encoder as well costly for a page, fewer than two held-out people to scale by.
+    Raises as `explain_encoder` and `change_scale`.
     """
-    from octjepa.distributed.runtime import best_device
-    from octjepa.encoders import load_encoder
-    from octjepa.explain import occlusion
-    from octjepa.explain.eyes import affordable_eyes, occluded_eyes
+    from octjepa.explain.eyes import explain_encoder
 
-    encoder = load_encoder(path).to(best_device())
-    if not examples.one_per_device(store.table, splits=("test", "val")):
-        return None
-    affordable_eyes(encoder)
-    held_out = store.table[(store.table["pattern"] == "raster") & store.table["split"].isin(["test", "val"])]
-    first_of_person = held_out.sort_values("volume_id").drop_duplicates("person_id")["volume_id"]
-    scale_ids = [str(volume_id) for volume_id in first_of_person[:SCALE_EYES]]
-    embeddings = np.stack([encoder.embed(store.read(volume_id), occlusion.POOL) for volume_id in scale_ids])
-    unit = occlusion.median_distance(embeddings)
-    if not unit > 0:
-        raise OctjepaError(f"{len(scale_ids)} held-out people give no distance between eyes to scale changes by")
-    occluded = occluded_eyes(store, encoder)
-    return replace(draw_maps(store, occluded, encoder.recipe, _LEAST * unit, unit), scale_eyes=len(scale_ids))
+    return _explained_maps(store, explain_encoder(store, path))
 
 
 def tuning_maps(store: Store, path: Path) -> OcclusionMaps | None:
     """Maps of the prediction of the first target, for test volumes; None if none of them has a label.
 
-    Raises OctjepaError: no tuned network, and as `occluded_cases`.
+    Raises as `explain_tuning`.
     """
-    from octjepa.distributed.runtime import best_device
-    from octjepa.explain.eyes import occluded_cases
-    from octjepa.tasks.finetune.predict import load_tuned
+    from octjepa.explain.eyes import explain_tuning
 
-    tuned = load_tuned(path, best_device())
-    occluded, head = occluded_cases(store, path, tuned), tuned.heads[0]
-    if not occluded:
+    return _explained_maps(store, explain_tuning(store, path))
+
+
+def _explained_maps(store: Store, explained: ExplainedEyes) -> OcclusionMaps | None:
+    from octjepa.explain.eyes import change_scale
+
+    if not explained.eyes:
         return None
-    least = _LEAST * (1.0 if head.classes else head.scale[1])
-    maps = draw_maps(store, occluded, tuned.encoder.recipe, least)
+    scale = change_scale(store, explained)
+    maps = draw_maps(store, explained.eyes, explained.encoder.recipe, _LEAST * scale.great, scale.unit)
+    if explained.tuned is None:
+        return replace(maps, scale_eyes=scale.people)
+    head = explained.tuned.heads[0]
     return replace(maps, target=head.target, classes=bool(head.classes))
 
 
@@ -122,14 +109,14 @@ def draw_maps(
 
     least: the change, before division, that is drawn in full colour, at least.
     """
-    from octjepa.explain.occlusion import SCATTERED_DRAWS, patch_mm, region_radius
+    from octjepa.explain.occlusion import SCATTERED_DRAWS, region_mm
 
     max_en_face, max_b_scan = (
         max(least, *(float(np.nanmax(np.abs(values))) for values in maps))
         for maps in zip(*((volume.occlusion.en_face, volume.occlusion.b_scan) for volume in volumes), strict=True)
     )
     pictures = tuple(_picture(store, volume, recipe, max_en_face, max_b_scan, unit) for volume in volumes)
-    z, y, x = ((2 * n + 1) * size for n, size in zip(region_radius(patch_mm(recipe)), patch_mm(recipe), strict=True))
+    z, y, x = region_mm(recipe)
     return OcclusionMaps(pictures, max_en_face / unit, max_b_scan / unit, (z, x), (z, y, x), SCATTERED_DRAWS)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from octjepa.errors import UsageError
-from octjepa.explain.files import explain_encoder, explain_tuning, write_maps
+from octjepa.explain.eyes import explain_encoder, explain_tuning
+from octjepa.explain.files import write_maps
 from octjepa.report.contents import Contents
 
 

@@ -13,10 +13,11 @@ from jaxtyping import Float, UInt8
 
 from octjepa.cohort import examples
 from octjepa.explain import native
+from octjepa.explain.components import Components, principal_components, tissue_tokens
 from octjepa.explain.similarity import cosine_with
 from octjepa.recipe import Recipe
 from octjepa.record import Record
-from octjepa.report.figures import masks, tokens
+from octjepa.report.figures import masks
 from octjepa.store.index import entries_of
 from octjepa.store.storage import DamagedVolume
 from octjepa.viewer.native_scan import coloured
@@ -110,10 +111,10 @@ class TokenColours:
 
     def _tissue_tokens(self, volume_id: str) -> tuple[np.ndarray, np.ndarray]:
         assert self.encoder is not None
-        return tokens.tissue_tokens(self.encoder, self.store.read(volume_id))
+        return tissue_tokens(self.encoder, self.store.read(volume_id))
 
     @cached_property
-    def _components(self) -> tokens.Components:
+    def _components(self) -> Components:
         """Fitted on the eyes of the report, the first of each device, so that a colour means the same in all volumes.
 
         Damaged volumes are left out. Raises ValueError: the others hold too few tokens.
@@ -128,7 +129,7 @@ class TokenColours:
             rest = rest[~rest["volume_id"].isin([entry.volume_id for entry in chosen])]
         if not tissue:
             raise ValueError("no volume can be read to fit the colours on")
-        return tokens.principal_components([part for part, _ in tissue], [positions[:, 1] for _, positions in tissue])
+        return principal_components([part for part, _ in tissue], [positions[:, 1] for _, positions in tissue])
 
 
 def _range(cosine: np.ndarray) -> tuple[float, float]:

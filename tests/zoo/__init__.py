@@ -12,7 +12,8 @@ from typing import Final
 
 from octjepa.phantom import broken
 from octjepa.phantom.broken import Defect, write_broken
-from zoo import files, frames, geometry, headers
+
+from . import files, frames, geometry, headers
 
 __all__ = ["DEFECTS", "Defect", "write_broken"]
 

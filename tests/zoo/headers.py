@@ -9,7 +9,8 @@ import numpy as np
 
 from octjepa.phantom.broken import Apply, Defect, Files, ScanFile, accepted, refused
 from octjepa.phantom.dicom import SOP_CLASS, derived_uid
-from zoo.files import dataset_offset
+
+from .files import dataset_offset
 
 PATIENT_NAME: Final = "Zoo^Phantom"  # nobody's; a reader must never repeat it
 _BYTE_CAPTURE = "1.2.840.10008.5.1.4.1.1.7.2"
