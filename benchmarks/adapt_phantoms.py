@@ -12,18 +12,18 @@ import argparse
 import copy
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from octjepa.model.boundary_unet import decode_boundaries, segmentation_loss
+from octjepa.model.boundary_unet import BoundaryUNet, decode_boundaries, segmentation_loss
 from octjepa.model.bscan_inference import bscan_logits, with_statistics
 from octjepa.phantom.random_scene import AS_IS, MODERATE, SHIFTED, STRONG, draw_scene
-from octjepa.tasks.segmenter.adapt import AdaptSettings, AdaptTask, Sample, split_samples, train
+from octjepa.tasks.segmenter.adapt import AdaptSettings, AdaptTask, Sample, Trained, split_samples, train
 from octjepa.tasks.segmenter.calibrate import PhantomEye, phantom_eye
 from octjepa.tasks.segmenter.image_formation import ROW_UM, Draws, form_batch
 from octjepa.tasks.segmenter.inference import Segmenter, load_segmenter
@@ -110,6 +110,59 @@ class Mixed(AdaptTask):
         yield (layers + 2 * fluid) * 0.5
 
 
+class AveragedMixed(Mixed, Averaged):
+    """Both."""
+
+
+class LastLayers(AdaptTask):
+    """Changes the weights of the last decoder level and of the head alone."""
+
+    def begin_update(self, update: int) -> dict[str, Any]:
+        network = cast(BoundaryUNet, self.learner.network)
+        changed = {id(p) for part in (network.up[-1], network.head) for p in part.parameters()}
+        for parameter in network.parameters():
+            parameter.requires_grad_(id(parameter) in changed)
+        return super().begin_update(update)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to adapt: what a step learns, the learning rate, and the share of the adapted weights in the result."""
+
+    task_class: type[AdaptTask] = AdaptTask
+    rate: float = 1.0  # times the usual one
+    share: float = 1.0  # below 1: a mean of adapted and packaged weights (Wortsman et al. 2022, WiSE-FT)
+
+    def train(
+        self, network: nn.Module, training: Sequence[Sample], held_out: Sequence[Sample], settings: AdaptSettings
+    ) -> Trained:
+        """Adapts a copy of `network` this way."""
+        if issubclass(self.task_class, Mixed) and not hasattr(Mixed, "pool"):
+            Mixed.pool = scene_pool()
+        settings = replace(settings, learning_rate=settings.learning_rate * self.rate)
+        trained = train(network, training, held_out, settings, task_class=self.task_class)
+        if self.share == 1:
+            return trained
+        blended = copy.deepcopy(trained.network)
+        with torch.no_grad():
+            for value, start in zip(blended.state_dict().values(), network.state_dict().values(), strict=True):
+                if value.is_floating_point():
+                    value.lerp_(start, 1 - self.share)
+        return replace(trained, network=blended)
+
+
+WAYS: Final = {
+    "all weights": Way(),
+    "averaged weights": Way(Averaged),
+    "a fifth of the rate": Way(rate=0.2),
+    "with phantoms": Way(Mixed),
+    "half of the weights": Way(share=0.5),
+    "half of the weights, with phantoms": Way(Mixed, share=0.5),
+    "averaged weights, with phantoms": Way(AveragedMixed),
+    "last layers": Way(LastLayers),
+}
+
+
 def scene_pool(count: int = 48) -> ScenePool:
     """Training phantoms, 1 : 1 : 2 as they are, moderately and strongly randomised."""
     ranges = (AS_IS, MODERATE, STRONG, STRONG)
@@ -146,26 +199,18 @@ def main() -> None:
     lines = [json.loads(line) for line in arguments.out.read_text().splitlines()] if arguments.out.is_file() else []
     done = {(line["scanner"], line["way"]) for line in lines}
     settings = AdaptSettings(most_steps=arguments.steps)
-    ways = {
-        "all weights": (settings, AdaptTask),
-        "averaged weights": (settings, Averaged),
-        "a fifth of the rate": (replace(settings, learning_rate=settings.learning_rate / 5), AdaptTask),
-        "with phantoms": (settings, Mixed),
-    }
     packaged = load_segmenter()
     for number in range(arguments.scanners):
         labelled, *others = scanner_eyes(number)
         training, held_out = split_samples(samples_of(labelled))
-        for way, (chosen, task_class) in {"packaged": (settings, None), **ways}.items():
-            if (number, way) in done:
+        for name, way in {"packaged": None, **WAYS}.items():
+            if (number, name) in done:
                 continue
-            line: dict[str, object] = {"scanner": number, "display": SCANNERS[number], "way": way}
-            if task_class is None:
+            line: dict[str, object] = {"scanner": number, "display": SCANNERS[number], "way": name}
+            if way is None:
                 line |= score(packaged, others)
             else:
-                if task_class is Mixed and not hasattr(Mixed, "pool"):
-                    Mixed.pool = scene_pool()
-                trained = train(packaged.network, training, held_out, chosen, task_class=task_class)
+                trained = way.train(packaged.network, training, held_out, settings)
                 line |= score(Segmenter(trained.network, packaged.calibration), others)
                 line |= {"step": trained.step, "cpu_seconds": round(trained.cpu_seconds, 1), "losses": trained.losses}
             with arguments.out.open("a") as file:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.adapt_phantoms import Averaged
+from benchmarks.adapt_phantoms import WAYS
 from benchmarks.real_eyes import SHARED, development_eyes
 
 import octjepa
@@ -25,12 +25,10 @@ from octjepa.model.boundary_unet import BoundaryUNet, NetworkSize
 from octjepa.tasks.segment.layer_names import ANY_CLASS, FLUID
 from octjepa.tasks.segmenter.adapt import (
     AdaptSettings,
-    AdaptTask,
     LabelledScan,
     adapted_calibration,
     labelled_samples,
     split_samples,
-    train,
 )
 from octjepa.tasks.segmenter.evaluation import pooled_score, score_eye
 from octjepa.tasks.segmenter.inference import Segmenter, load_segmenter
@@ -38,7 +36,6 @@ from octjepa.volume import OCTVolume
 
 _EYES = 5
 CHOSEN = {1: (5,), 3: (2, 5, 8), 5: (1, 3, 5, 7, 9), 11: tuple(range(11))}
-WAYS = {"all weights": AdaptTask, "averaged weights": Averaged}  # compared in benchmarks/adapt_phantoms.py
 _BACKGROUND_OR_SUB_RPE = 0b1001  # the graders marked fluid, not sub-RPE material
 
 
@@ -66,7 +63,7 @@ def _line(
     training, held_out = split_samples(labelled_samples(learned.labelled(CHOSEN[count])))
     torch.manual_seed(settings.seed)
     network = packaged.network if start == "packaged" else BoundaryUNet(NetworkSize())
-    trained = train(network, training, held_out, settings, task_class=WAYS[way])
+    trained = WAYS[way].train(network, training, held_out, settings)
     segmenter = Segmenter(trained.network, adapted_calibration(packaged.calibration, trained.step > 0))
     others = [eye for eye in eyes if eye is not learned]
     scores = [score_eye(segmenter.segment(eye.volume), eye.layers, eye.fluid) for eye in others]
