@@ -49,8 +49,8 @@ _MODULES = {
 
 
 def __dir__() -> list[str]:
-    """The public names, which are imported on first use."""
-    return sorted({*globals(), *__all__})
+    """The public names, which are imported on first use, and the names of every module."""
+    return sorted({name for name in globals() if name.startswith("__")} | {*__all__})
 
 
 def __getattr__(name: str) -> Any:

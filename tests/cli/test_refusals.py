@@ -224,7 +224,9 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(
 
 def test_too_much_lost_is_reported_after_the_work_is_done(line: Any, tmp_path: Path) -> None:
     cohort, store = tmp_path / "cohort", tmp_path / "store"
-    assert call("phantom", cohort, "--people", 1, "--broken", 6, "--workers", 1).code == 0
+    drawn = call("phantom", cohort, "--people", 1, "--broken", 6, "--workers", 1)
+    assert drawn.code == 0
+    assert f"octjepa ingest {cohort} --store STORE" in drawn.out
     result = call("ingest", cohort, "--store", store, "--workers", 1, "--json")
     assert result.code == 3
     assert result.json["lost"] == sum(result.json["by_reason"].values()) > 0

@@ -74,7 +74,8 @@ def phantom(
         raise UsageError(f"unknown device {', '.join(map(repr, unknown))}: choose from {', '.join(DEVICES)}")
     processes = worker_count(workers)
     design = CohortDesign(broken, difficulty, group_effect)
-    print_result(write_cohort(out, people, seed, chosen, size, read_shares(shares), processes, design), as_json)
+    made = write_cohort(out, people, seed, chosen, size, read_shares(shares), processes, design)
+    print_result(made if as_json else {**made, "next": f"octjepa ingest {out} --store STORE"}, as_json)
 
 
 @app.command()

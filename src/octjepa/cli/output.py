@@ -300,7 +300,7 @@ def print_segmented(segmented: SegmentedScans, page: Path) -> None:
     print(f"page  {page}", flush=True)
 
 
-def print_adapted(adapted: AdaptedFolder, as_json: bool) -> None:
+def print_adapted(adapted: AdaptedFolder, as_json: bool, images: bool = False) -> None:
     """Prints the scores of the networks on the held-out B-scans, the notes, and how to use the adapted network."""
     if as_json:
         print_result(adapted.to_json(), as_json)
@@ -315,7 +315,8 @@ def print_adapted(adapted: AdaptedFolder, as_json: bool) -> None:
     print(f"learned from {learned}; measured on {adapted.held_out_bscans} that were held out")
     for note in adapted.notes:
         print(f"note: {note}")
-    print(f"use it: octjepa segment SCAN... --model {adapted.folder} --out DIR", flush=True)
+    what = "PICTURES --images" if images else "SCAN..."
+    print(f"use it: octjepa segment {what} --model {adapted.folder} --out DIR", flush=True)
 
 
 def print_segmented_bscans(segmented: SegmentedBScans) -> None:

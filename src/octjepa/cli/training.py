@@ -176,7 +176,9 @@ def pretrain(
     if summary.checkpoint is not None:
         # in the run folder it is relative, to let that move
         summary = replace(summary, checkpoint=str(parse_location(summary.checkpoint, within=out)))
-    print_result(summary.to_json(), as_json)
+    result = summary.to_json()
+    follows = f"octjepa embed {out} --store {store} --out embeddings.parquet"
+    print_result(result if as_json else {**result, "next": follows}, as_json)
 
 
 def _warn_of_few_people(store: Store) -> None:

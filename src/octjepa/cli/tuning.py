@@ -381,7 +381,7 @@ def _adapt(
     with bar("adapt", 1, "network") as progress:
         adapted = adapt_sources(request, out, say=progress.say)
         progress.advance()
-    print_adapted(adapted, as_json)
+    print_adapted(adapted, as_json, images)
 
 
 def _segment_scans(

@@ -14,6 +14,7 @@ from PIL import Image
 
 import octjepa
 from command_line import call
+from octjepa.cli.output import print_adapted
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.notes import Note
 from octjepa.phantom import make_eye
@@ -33,7 +34,7 @@ from octjepa.tasks.segmenter.adapt import (
     split_samples,
     train,
 )
-from octjepa.tasks.segmenter.adapt_scans import allowed_classes, labelled_scan
+from octjepa.tasks.segmenter.adapt_scans import AdaptedFolder, allowed_classes, labelled_scan
 from octjepa.tasks.segmenter.image_formation import Draws
 from octjepa.tasks.segmenter.inference import load_segmenter, with_calibration
 from octjepa.volume import OCTVolume
@@ -311,3 +312,13 @@ def test_wrong_requests_of_the_command(tmp_path: Path) -> None:
     assert "adapt takes scans and --labels, not --store" in message("adapt", scan, "--store", labels, *out)
     assert "holds no segmentation network" in message(scan, "--model", labels, *out)
     assert not (tmp_path / "network").exists() or not list((tmp_path / "network").glob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("images", "words"), [(False, "segment SCAN... --model"), (True, "segment PICTURES --images --model")]
+)
+def test_the_next_command_fits_what_was_learned_from(
+    images: bool, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_adapted(AdaptedFolder(Path("network"), 1, 2, 1, (), ()), False, images)
+    assert f"octjepa {words} network --out DIR" in capsys.readouterr().out
