@@ -274,8 +274,8 @@ def test_a_folder_of_pictures_with_masks(tmp_path: Path, monkeypatch: pytest.Mon
     assert (message["scans"], message["training_bscans"], message["held_out_bscans"]) == (4, 3, 1)
     assert message["networks"][0]["score"]["mean_um"] < 40
     notes = "\n".join(message["notes"])
-    assert "1 labelled pictures cannot be read (frames_broken)" in notes
-    assert "1 label files belong to no picture" in notes
+    assert "not used, because unreadable: 1 labelled picture (frames_broken)" in notes
+    assert "not used: 1 label file without a picture of that name" in notes
     assert "spacing unknown: pictures are taken to be 2 x 6 mm" in notes
     stated = call(*words, "--spacing", "0.0078,0.04", "--out", tmp_path / "stated")
     assert stated.code == 0, stated.err

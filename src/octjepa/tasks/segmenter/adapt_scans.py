@@ -20,7 +20,7 @@ from jaxtyping import UInt8
 from safetensors.torch import save
 
 from octjepa.checkpoint.boundary_unet import PACKAGED
-from octjepa.errors import UsageError, VolumeRejected
+from octjepa.errors import UsageError, VolumeRejected, counted
 from octjepa.files import write_atomic
 from octjepa.ingest.source_file import SourceFile
 from octjepa.ingest.sources import discover
@@ -193,7 +193,7 @@ def _labelled_bscans(
         raise refused[0]
     if refused:
         shown = ", ".join(sorted({error.reason for error in refused}))
-        notes.append(f"{len(refused)} labelled pictures cannot be read ({shown}) and are not used")
+        notes.append(f"not used, because unreadable: {counted(len(refused), 'labelled picture')} ({shown})")
     _check_and_note(len(scans), len(sources) - len(refused), "pictures", notes)
     _note_unused(folders, len(used), "picture", notes)
     if any(ASSUMED_NOTE in scan.volume.notes for scan in scans):
@@ -213,7 +213,7 @@ def _check_and_note(labelled: int, total: int, noun: str, notes: list[str]) -> N
 
 def _note_unused(folders: Sequence[LabelFolder], used: int, noun: str, notes: list[str]) -> None:
     if count := sum(folder.label_count for folder in folders) - used:
-        notes.append(f"{count} label files belong to no {noun} and are not used: expected the {noun}s' names")
+        notes.append(f"not used: {counted(count, 'label file')} without a {noun} of that name")
 
 
 def _read_labels(
