@@ -139,16 +139,8 @@ class Way:
         """Adapts a copy of `network` this way."""
         if issubclass(self.task_class, Mixed) and not hasattr(Mixed, "pool"):
             Mixed.pool = scene_pool()
-        settings = replace(settings, learning_rate=settings.learning_rate * self.rate)
-        trained = train(network, training, held_out, settings, task_class=self.task_class)
-        if self.share == 1:
-            return trained
-        blended = copy.deepcopy(trained.network)
-        with torch.no_grad():
-            for value, start in zip(blended.state_dict().values(), network.state_dict().values(), strict=True):
-                if value.is_floating_point():
-                    value.lerp_(start, 1 - self.share)
-        return replace(trained, network=blended)
+        settings = replace(settings, learning_rate=settings.learning_rate * self.rate, adapted_share=self.share)
+        return train(network, training, held_out, settings, task_class=self.task_class)
 
 
 WAYS: Final = {

@@ -172,6 +172,19 @@ def test_the_same_seed_gives_the_same_weights() -> None:
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
+def test_the_result_is_the_mean_of_learned_and_starting_weights() -> None:
+    samples = labelled_samples(drawn_scan())[:2]
+    settings = AdaptSettings(most_steps=1, batch=1, learning_rate=1e-4)
+    start = load_segmenter().network
+    learned, half = (
+        train(start, samples, [], replace(settings, adapted_share=share)).network.state_dict() for share in (1.0, 0.5)
+    )
+    for name, before in start.state_dict().items():
+        if before.is_floating_point():
+            assert torch.allclose(half[name], (learned[name] + before) / 2, atol=1e-6)
+    assert not torch.equal(learned["head.weight"], start.state_dict()["head.weight"])
+
+
 def test_classes_that_nobody_graded_are_not_background() -> None:
     codes = np.array([[[0, 1, 2, 255]]], np.uint8)
     assert allowed_classes(LabelVolume(codes, ("fluid", "vessel"))).ravel().tolist() == [9, 6, 9, 15]
