@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.adapt_phantoms import WAYS
-from benchmarks.real_eyes import SHARED, development_eyes
+from benchmarks.real_eyes import SHARED, USUAL_WAY, development_eyes
 
 import octjepa
 from octjepa.files import write_json
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--eyes", nargs="+")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--learning-rate", type=float, default=AdaptSettings.learning_rate)
-    parser.add_argument("--way", choices=sorted(WAYS), default="all weights")
+    parser.add_argument("--way", choices=sorted(WAYS), default=USUAL_WAY, help="from random weights: all weights")
     parser.add_argument("--record", type=Path, help="write means of the file as JSON, compute nothing")
     parser.add_argument("--table", action="store_true", help="print means of the file, compute nothing")
     arguments = parser.parse_args()
@@ -110,12 +110,13 @@ def main() -> None:
     }
     for count in arguments.bscans:
         for start in arguments.starts:
+            way = arguments.way if start == "packaged" else "all weights"
             for eye in eyes:
-                is_done = (eye.name, count, start, settings.seed, arguments.way) in done
+                is_done = (eye.name, count, start, settings.seed, way) in done
                 if is_done or (arguments.eyes and eye.name not in arguments.eyes):
                     continue
                 with arguments.out.open("a") as file:
-                    file.write(json.dumps(_line(eyes, eye, count, start, settings, arguments.way)) + "\n")
+                    file.write(json.dumps(_line(eyes, eye, count, start, settings, way)) + "\n")
 
 
 def _means(lines: list[dict[str, Any]], least: int = 1) -> list[dict[str, Any]]:
