@@ -131,6 +131,12 @@ def real_scans() -> Path:
     return folder
 
 
+@pytest.fixture
+def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan whose peak of memory, which takes one to three seconds, is not computed; tests/train/test_plan.py does."""
+    monkeypatch.setattr("octjepa.train.plan.peak_bytes", lambda *_: 1 << 30)
+
+
 @pytest.fixture(scope="session")
 def proxies() -> Iterator[dict[str, Any]]:
     """Scheme -> an emulated object store behind a proxy that can inject faults; started once."""

@@ -30,6 +30,7 @@ def done(*words: object) -> dict:
     return outcome.json
 
 
+@pytest.mark.usefixtures("without_memory")
 def test_every_verb_takes_a_bucket(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octjepa.report.store_layers.LayerCache", FlatLayers)  # a network takes seconds for every scan
     store, saves, run = join(bucket.url, "store"), join(bucket.url, "saves"), tmp_path / "run"

@@ -21,6 +21,9 @@ from octjepa.train import plan as plan_module
 PARTS = plan_module.TimedParts("cpu", 1, 16, 0.1, 0.3, 0.05, 3)
 
 
+pytestmark = pytest.mark.usefixtures("without_memory")
+
+
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     """A store of 30 training and 5 validation volumes; the list grows by the seconds of each measurement."""

@@ -25,7 +25,7 @@ def other_grid(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("other_grid")
+@pytest.mark.usefixtures("other_grid", "without_memory")
 def test_a_store_of_another_grid_is_planned_and_named() -> None:
     planned = call("plan", "tiny_cpu", "--store", "store")
     assert planned.code == 0

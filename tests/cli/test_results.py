@@ -94,7 +94,7 @@ def test_probe_rows_are_whole_and_stand_beside_their_baselines(line: Any) -> Non
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_shipped_recipe_plans(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The peak of memory takes seconds; tests/train/test_plan.py computes it of three recipes, one of them large."""
-    if recipe not in ("smoke_test", "tiny_cpu_levjepa", "fine_cpu_noise2noise"):
+    if recipe != "tiny_cpu_levjepa":  # of which no other test plans the peak
         monkeypatch.setattr("octjepa.train.plan.peak_bytes", lambda *_: 1 << 30)
     planned = call("plan", recipe, "--json", "--quiet").json
     assert planned.keys() >= PLAN_KEYS
@@ -108,11 +108,13 @@ def test_no_recipe_is_left_out_here() -> None:
     assert set(PRETRAINING.names()) == set(RECIPES)
 
 
+@pytest.mark.usefixtures("without_memory")
 def test_plan_counts_the_volumes_of_a_store(line: Any) -> None:
     planned = call("plan", "tiny_cpu", "--store", line.store, "--json").json
     assert planned["volumes"] == line.results["split"]["train"] * 2
 
 
+@pytest.mark.usefixtures("without_memory")
 @pytest.mark.parametrize(
     ("overrides", "result"),
     [
@@ -124,8 +126,7 @@ def test_plan_counts_the_volumes_of_a_store(line: Any) -> None:
 def test_plan_says_which_number_of_volumes_it_counts_with(
     line: Any, overrides: list[str], result: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Seconds each; tests/train/test_plan.py and test_plan_hours.py test them.
-    monkeypatch.setattr("octjepa.train.plan.peak_bytes", lambda *_: 1 << 30)
+    # Takes seconds; test_plan_hours.py tests it.
     monkeypatch.setattr("octjepa.train.plan.is_quick_to_time", lambda *_: False)
     shown = call("plan", "tiny_cpu", *overrides).out
     after = "epochs, and updates counted in epochs, follow it; --store STORE counts a store's"

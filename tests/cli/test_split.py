@@ -82,6 +82,7 @@ def test_against_a_store_splits_nothing_and_tells_whom_it_knows(store: Path, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_memory")
 def test_plan_counts_the_cohort_and_a_criterion_that_takes_the_last_is_named(tmp_path: Path) -> None:
     from octjepa.config import load_recipe
 
@@ -130,6 +131,7 @@ def test_few_test_people_are_named_with_how_many_a_probe_needs(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_memory")
 def test_a_store_of_one_person_names_how_many_people_a_split_and_a_run_need(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

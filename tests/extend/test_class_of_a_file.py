@@ -61,6 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_memory")
 def test_a_class_of_a_file_is_planned_and_used(folder: Path) -> None:
     named = "own_objectives:Smooth"
     planned = call("plan", "tiny_cpu_vjepa", f"objective.name={named}", "--json")

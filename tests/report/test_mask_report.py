@@ -40,6 +40,7 @@ def test_a_store_gives_json_and_figure(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_memory")
 def test_the_verb_without_a_store(tmp_path: Path) -> None:
     small = ("preprocessing.image_size=[8,64,64]", "preprocessing.margin=[0,4,4]")
     planned = call("plan", "smoke_test", *small, "--masks", tmp_path / "masks", "--json").json

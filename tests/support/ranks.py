@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
 
+from fork_server import ForkedProcess, start
 from octjepa.checkpoint import folder
 from octjepa.files import read_json_lines
 from octjepa.train.loop import pretrain
@@ -25,32 +24,29 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def start_ranks(code: str, *arguments: object, world: int = 2) -> list[subprocess.Popen[str]]:
-    """Processes that run `code` with `arguments` in sys.argv, as ranks 0 .. world - 1 of one job."""
-    port = str(free_port())
-    started = []
-    for rank in range(world):
-        environment = os.environ | {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port, "OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH,
-        }  # fmt: skip
-        started.append(
-            subprocess.Popen(
-                [sys.executable, "-c", code, *map(str, arguments)], env=environment, text=True,
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            )
-        )  # fmt: skip
-    return started
+def start_ranks(code: str, *arguments: object, world: int = 2) -> list[ForkedProcess]:
+    """Processes that run `code` with `arguments` in sys.argv, as ranks 0 .. world - 1 of one job.
+
+    They are forked from a process that has imported torch and this module (`fork_server`).
+    """
+    job = os.environ | {
+        "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH,
+    }  # fmt: skip
+    return [
+        start(code, [str(argument) for argument in arguments], job | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(world)
+    ]
 
 
-def finish(processes: list[subprocess.Popen[str]], seconds: float = 300) -> list[tuple[int, str, str]]:
+def finish(processes: list[ForkedProcess], seconds: float = 300) -> list[tuple[int, str, str]]:
     """(exit code, stdout, stderr) of each."""
     try:
         result = [process.communicate(timeout=seconds) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    return [(process.returncode, out, err) for process, (out, err) in zip(processes, result, strict=True)]
+    return [(process.poll() or 0, out, err) for process, (out, err) in zip(processes, result, strict=True)]
 
 
 BEGIN = """

@@ -19,12 +19,6 @@ from octjepa.train.plan import plan, time_run
 from synthetic import TEST_SIZE, MemoryStore, small_recipe
 
 
-@pytest.fixture
-def without_memory(monkeypatch):
-    """A plan whose peak of memory, which takes seconds, is not counted."""
-    monkeypatch.setattr(plan_module, "peak_bytes", lambda *_: 0)
-
-
 @pytest.mark.slow
 def test_the_reference_recipes_plan_to_the_reference_figures(without_memory):
     single = plan(load_recipe("pretrain_vjepa_single_domain"), volumes=1000)
