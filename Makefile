@@ -1,15 +1,15 @@
 # Each target does its own set-up: a fresh clone needs nothing but make, bash and Python 3.11 to 3.13.
 .DEFAULT_GOAL := help
-.PHONY: help core setup demo test test-all test-xla check format bench structure exam real docs lock
+.PHONY: help core setup demo test test-all test-xla check check-types check-house format bench structure exam real docs lock
 
 PY := .venv/bin/python
 WORKERS ?= 2
 # Files stay whole, and the longest begin first (tests/conftest.py).
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # One thread a process: the tests run in WORKERS processes, and a fixed count keeps sums the same to the bit.
-test test-all check docs: export OMP_NUM_THREADS := 1
+test test-all check check-house docs: export OMP_NUM_THREADS := 1
 # Rewritten tests and shape-checked modules are kept, also where the environment keeps no bytecode: half of the start.
-test test-all check: export PYTHONDONTWRITEBYTECODE :=
+test test-all check check-house: export PYTHONDONTWRITEBYTECODE :=
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-13s %s\n", $$1, $$2 }'
@@ -38,8 +38,14 @@ test-xla:  ## the training update by torch_xla, on its CPU device, in .venv-xla 
 check: setup  ## what has to be clean before a commit: format, lint, types, import contract, words, docs
 	@.venv/bin/ruff format --check .
 	@.venv/bin/ruff check .
+	@$(MAKE) --no-print-directory -j 2 check-types check-house
+
+# The two parts of `check` that take longest, side by side: types and imports need one core only.
+check-types: setup
 	@$(PY) -m mypy
 	@.venv/bin/lint-imports
+
+check-house: setup
 	@$(PY) -m pytest -q -n $(WORKERS) tests/house
 
 format: setup  ## rewrite the sources in the project's format and apply the safe lint fixes

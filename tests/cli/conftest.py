@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from command_line import call
-from flat_layers import FlatLayers
 from narrow_encoder import OVERRIDES
+from short_pages import draw_flat_layers, shorten_pages
 
 
 @dataclass
@@ -74,7 +74,8 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
         "--probe", "linear", "--out", made.root / "probe.json",
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("octjepa.report.store_layers.LayerCache", FlatLayers)  # a network takes seconds for every scan
+        shorten_pages(patch)
+        draw_flat_layers(patch)
         made.say("report", made.root)
     return made
 

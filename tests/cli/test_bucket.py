@@ -11,9 +11,9 @@ import pytest
 
 from bucket_servers import Bucket, bucket_of, s3_server
 from command_line import call
-from flat_layers import FlatLayers
 from narrow_encoder import OVERRIDES
 from octjepa.remote import bucket_lock, info, join, list_objects, put_bytes, remove
+from short_pages import draw_flat_layers, shorten_pages
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,8 @@ def done(*words: object) -> dict:
 
 @pytest.mark.usefixtures("without_memory")
 def test_every_verb_takes_a_bucket(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octjepa.report.store_layers.LayerCache", FlatLayers)  # a network takes seconds for every scan
+    shorten_pages(monkeypatch)
+    draw_flat_layers(monkeypatch)
     store, saves, run = join(bucket.url, "store"), join(bucket.url, "saves"), tmp_path / "run"
     done("phantom", tmp_path / "eyes", "--people", 4, "--devices", "topcon_maestro2", "--workers", 1)
     assert done("ingest", tmp_path / "eyes", "--store", store, "--workers", 1)["accepted"] == 8

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 
-from octjepa import demo
+from narrow_encoder import OVERRIDES
+from octjepa import config, demo
 from octjepa.cli.output import print_demo
+from octjepa.config import load_recipe
 from octjepa.demo import FEWEST_UPDATES, LESIONS, choose_schedule, run_demo
 from octjepa.errors import UsageError
+from octjepa.recipe import Recipe
+from short_pages import draw_flat_layers, shorten_pages
 
 pytestmark = pytest.mark.timeout(900)  # the fixture runs every stage, and the first test waits for it
+
+
+def narrow(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe with a narrow encoder and half its batch."""
+    return load_recipe(name, [*overrides, *OVERRIDES, "train.global_batch=8"])
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +31,9 @@ def made(tmp_path_factory):
         patch.setattr(demo, "PEOPLE_PER_MINUTE", 20)
         patch.setattr(demo, "UPDATES_PER_MINUTE", 12)
         patch.setattr(demo, "TIMING_SECONDS", 0.0)
+        patch.setattr(config, "load_recipe", narrow)
+        shorten_pages(patch)
+        draw_flat_layers(patch)
         return out, run_demo(out, minutes=1.0)
 
 

@@ -15,6 +15,7 @@ from octjepa.errors import UsageError
 from octjepa.objectives.base import get_objective
 from octjepa.outside import allow_outside
 from octjepa.phantom import write_cohort
+from short_pages import shorten_pages
 
 CODE = """
 from pathlib import Path
@@ -108,9 +109,10 @@ def test_a_recipe_of_another_person_imports_nothing(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_trained_embedded_and_reported(folder: Path) -> None:
+def test_a_run_is_trained_embedded_and_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten_pages(monkeypatch)
     named = "objective.name=own_objectives:Smooth"
-    write_cohort(folder / "eyes", people=3)
+    write_cohort(folder / "eyes", people=3, devices=["topcon_maestro2"])
     assert call("ingest", "eyes", "--store", "store", "--quiet").code == 0
     assert call("split", "store", "--by", "stratified").code == 0
     small = ("train.max_updates=2", "train.global_batch=4", *OVERRIDES, "--store", "store", "--out", "run", "--quiet")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from disturbances import End, live
+from short_pages import draw_flat_layers, shorten_pages
 from verbs import Inputs, Verb, differences, import_all, left_over
 
 
@@ -37,11 +38,14 @@ class Lives:
 
 
 @pytest.fixture(scope="session")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inputs]:
     torch.set_num_threads(1)
     made = Inputs.make(tmp_path_factory.mktemp("inputs"))
     import_all()
-    return made
+    with pytest.MonkeyPatch.context() as patch:  # a life is a copy of this process
+        shorten_pages(patch)
+        draw_flat_layers(patch)
+        yield made
 
 
 @pytest.fixture(scope="session")

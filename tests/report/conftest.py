@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from markupsafe import Markup
 
 from demo_folder import probe_of
+from short_pages import shorten_pages
 
 
 @pytest.fixture(scope="session")
@@ -32,11 +32,5 @@ def rewrite_probe() -> Callable[[Path, float, float], None]:
 
 @pytest.fixture(autouse=True)
 def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One eye's occlusion map and a few masks without their chart are enough, except for `page`, which has all.
-
-    `page` is made before: a session fixture does not see what a test patches. A page takes half the time.
-    """
-    monkeypatch.setattr("octjepa.explain.eyes.MAX_EYES", 1)
-    monkeypatch.setattr("octjepa.report.sections._MASK_TOKENS", 1000)
-    monkeypatch.setattr("octjepa.report.sections._FEWEST_MASKS", 1)
-    monkeypatch.setattr("octjepa.report.figures.masks.mask_chart", lambda measured: Markup('<svg class="chart"></svg>'))
+    """Every page but `page`, which has all pictures: a session fixture is made before a test patches anything."""
+    shorten_pages(monkeypatch)

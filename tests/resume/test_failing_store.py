@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -123,10 +124,10 @@ pretrain(recipe_of(), Store.open(sys.argv[2]), out)
 
 
 def test_volumes_that_are_gone_for_good_are_replaced_by_the_next_in_order_and_counted_on_any_number_of_ranks(
-    scans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = recipe_of()
-    build_store([scans], tmp_path / "store", recipe.preprocessing)
+    shutil.copytree(healthy / "store", tmp_path / "store")
     store = Store.open(tmp_path / "store")
     ids = select_volumes(store, recipe, "train").volume_ids
     gone = set(sorted(ids)[:: round(1 / SHARE)])

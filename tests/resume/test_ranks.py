@@ -119,7 +119,7 @@ told["refused_read"] = pretrain(recipe, store(recipe), out / "refused_read", res
 # rank 0 takes long over the checkpoint of a stopped run
 honest_save = checkpointing.state.save
 def slow(*arguments):
-    time.sleep(3)
+    time.sleep(1)
     return honest_save(*arguments)
 checkpointing.state.save, loop.accumulate = slow, stopping
 try:

@@ -2,8 +2,9 @@
 
 A fresh process needs two to four CPU seconds to import torch, and a test with two ranks starts two of them. The client
 (`start`) runs in the test process. The server is this file as a script: it imports `ranks`, then waits for requests and
-forks one child for each. Its only other thread is that of pyarrow's allocator, which handles forks itself, so a fork is safe. A child starts
-without any process group of torch.distributed. Variables that are read when a process starts, such as LD_PRELOAD, need a server of their own.
+forks one child for each. Its only other thread is that of pyarrow's allocator, which handles forks itself, so a fork is
+safe. A child starts without any process group of torch.distributed. Variables that are read when a process starts, such
+as LD_PRELOAD, need a server of their own.
 """
 
 from __future__ import annotations
