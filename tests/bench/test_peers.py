@@ -67,6 +67,7 @@ def test_their_student_sees_the_context_alone_and_makes_our_features_of_it() -> 
     )
 
 
+@pytest.mark.slow
 def test_their_masked_autoencoder_is_as_large_and_sees_as_much() -> None:
     recipe = bench_recipe(*transformers_videomae.ALIKE, name=transformers_videomae.RECIPE)
     theirs, ours = transformers_videomae.videomae_model(recipe), VJEPA3D.from_recipe(recipe)

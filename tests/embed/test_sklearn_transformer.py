@@ -138,6 +138,7 @@ def test_scikit_learns_own_checks(check: str) -> None:
     run(VolumeEmbedder("phantom-tiny"))
 
 
+@pytest.mark.slow
 def test_what_is_no_scan_is_reported(
     small: PretrainedEncoder, memory: MemoryStore, eyes: tuple[list[Path], Store]
 ) -> None:
@@ -161,6 +162,7 @@ def test_what_is_no_scan_is_reported(
         VolumeEmbedder(small, store=eyes[1]).fit()
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_read_is_named(eyes: tuple[list[Path], Store], tmp_path: Path) -> None:
     broken = tmp_path / "page.dcm"
     broken.write_text("<html>", encoding="utf-8")

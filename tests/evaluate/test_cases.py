@@ -82,6 +82,7 @@ def test_volumes_without_a_split_are_in_no_case(level: str, several: str, unspli
     assert cases.about.volumes_in_no_split == len(unsplit)
 
 
+@pytest.mark.slow
 def test_a_person_with_a_volume_in_no_split_is_tested_on_the_others(probed: Callable[..., ProbeResult]) -> None:
     def one_unsplit(frame: pd.DataFrame, labels: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
         left = (frame["eye"] == "OS") & ~frame["person_id"].duplicated()

@@ -109,6 +109,7 @@ def test_macro_is_the_mean_and_the_difference_is_of_the_rows(planted: ProbeResul
     assert planted.paired["difference"] == pytest.approx(macro["value"] - auroc("untrained", "macro")["value"])
 
 
+@pytest.mark.slow
 def test_the_result_is_plain_json(planted: ProbeResult) -> None:
     assert set(json.loads(json.dumps(planted.payload(), allow_nan=False))) == {
         *("faults", "notes", "rows", "paired", "comparisons", "baselines", "choices", "confusions", "targets"),
@@ -116,6 +117,7 @@ def test_the_result_is_plain_json(planted: ProbeResult) -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_planned_result_is_compared_with_every_other_baseline(planted: ProbeResult) -> None:
     key = {name: planted.paired[name] for name in ("name", "target", "probe", "pool", "metric")}
     value = _row(planted, **key)["value"]
@@ -169,6 +171,7 @@ def test_a_leaked_person_stops_everything(cohort: Cohort, saved: Save) -> None:
         _run(saved, frame, labels, ["lesion0"])
 
 
+@pytest.mark.slow
 def test_a_constant_encoder_is_named(cohort: Cohort, saved: Save) -> None:
     frame, labels = cohort(people=60)
     frame["vector"] = [np.ones(48, np.float32)] * len(frame)
@@ -250,6 +253,7 @@ def test_two_encoders_are_cut_to_their_common_volumes(cohort: Cohort, saved: Sav
         run_probes([tables[0], read_embeddings(saved(unknown_people, labels, "third")[0])], tsv, ["lesion0"])
 
 
+@pytest.mark.slow
 def test_a_rare_lesion_counts_the_resamples_without_it(cohort: Cohort, saved: Save) -> None:
     frame, labels = cohort(people=60)
     tested = labels.index[frame["split"] == "test"]

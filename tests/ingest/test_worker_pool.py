@@ -75,6 +75,7 @@ def test_a_suspect_has_the_machine_to_itself(tmp_path: Path, monkeypatch: pytest
     assert max(at_once.values()) == 2
 
 
+@pytest.mark.slow
 def test_what_is_no_file_s_fault_ends_the_work(tmp_path: Path) -> None:
     with pytest.raises(OctjepaError, match="the disk is full"):
         reasons(sources(tmp_path, "a", "full", "b"))
@@ -129,6 +130,7 @@ def test_phantoms_are_drawn_by_a_process_a_core(
     assert started == [3]
 
 
+@pytest.mark.slow
 def test_no_process_is_left_behind(tmp_path: Path) -> None:
     from octjepa.ingest.worker_pool import WorkerPool
 

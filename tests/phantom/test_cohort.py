@@ -135,6 +135,7 @@ def test_same_seed_gives_equal_bytes_whatever_the_workers(cohort: tuple[Path, di
     assert folder_hash(tmp_path / "again") == folder_hash(cohort[0])
 
 
+@pytest.mark.slow
 def test_broken_files_are_broken(cohort: tuple[Path, dict[str, int]]) -> None:
     out, _ = cohort
     good = {row["filepath"].lstrip("/") for row in read_tsv(out / "truth" / "eyes.tsv")}
@@ -163,6 +164,7 @@ def _kind(path: Path) -> str:
     return "good" if "PixelData" in dataset else "no_pixel_data"
 
 
+@pytest.mark.slow
 def test_refusals(tmp_path: Path, cohort: tuple[Path, dict[str, int]]) -> None:
     with pytest.raises(UsageError, match="people 0"):
         write_cohort(tmp_path / "a", people=0)

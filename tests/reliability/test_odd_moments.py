@@ -115,6 +115,7 @@ def test_a_run_resumes_from_the_checkpoint_before_one_with_nan(
     assert_same(weights_of(trained), weights_of(run))
 
 
+@pytest.mark.slow
 def test_a_run_of_which_every_checkpoint_holds_nan_is_not_resumed(trained: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     (run / "summary.json").unlink()

@@ -194,6 +194,7 @@ def test_descriptions_that_describe_nothing_are_refused(tmp_path, name, text, wo
         load_external(tmp_path)
 
 
+@pytest.mark.slow
 def test_einops_is_named_where_a_network_of_monai_needs_it(tmp_path, monkeypatch):
     import sys
 
