@@ -113,7 +113,7 @@ def test_a_run_is_trained_embedded_and_reported(folder: Path, monkeypatch: pytes
     shorten_pages(monkeypatch)
     named = "objective.name=own_objectives:Smooth"
     write_cohort(folder / "eyes", people=3, devices=["topcon_maestro2"])
-    assert call("ingest", "eyes", "--store", "store", "--quiet").code == 0
+    assert call("ingest", "eyes", "--store", "store", "--workers", 1, "--quiet").code == 0
     assert call("split", "store", "--by", "stratified").code == 0
     small = ("train.max_updates=2", "train.global_batch=4", *OVERRIDES, "--store", "store", "--out", "run", "--quiet")
     trained = call("pretrain", "tiny_cpu_vjepa", named, *small)

@@ -83,7 +83,7 @@ def test_the_answers_of_segment_are_shown_with_their_scans(eyes: Path, tmp_path:
 def test_a_store_finds_the_scans_that_were_ingested(eyes: Path, tmp_path: Path) -> None:
     build_store([eyes], tmp_path / "store", load_encoder("phantom-tiny").recipe.preprocessing)
     assert "--scans" in open_scans(tmp_path / "store").native_about(min(open_scans(tmp_path / "store").ids)).reason
-    outcome = call("ingest", eyes, "--store", tmp_path / "store", "--recipe", "tiny_cpu", "--quiet")
+    outcome = call("ingest", eyes, "--store", tmp_path / "store", "--recipe", "tiny_cpu", "--workers", 1, "--quiet")
     assert outcome.code == 0, outcome.err
     with opened_source(tmp_path / "store") as (shown, folders):
         assert folders == [str(eyes)]
