@@ -112,7 +112,7 @@ def test_a_recipe_of_another_person_imports_nothing(folder: Path) -> None:
 def test_a_run_is_trained_embedded_and_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shorten_pages(monkeypatch)
     named = "objective.name=own_objectives:Smooth"
-    write_cohort(folder / "eyes", people=3, devices=["topcon_maestro2"])
+    write_cohort(folder / "eyes", people=3)
     assert call("ingest", "eyes", "--store", "store", "--workers", 1, "--quiet").code == 0
     assert call("split", "store", "--by", "stratified").code == 0
     small = ("train.max_updates=2", "train.global_batch=4", *OVERRIDES, "--store", "store", "--out", "run", "--quiet")

@@ -92,9 +92,9 @@ WAIT = """
 import time
 from datetime import timedelta
 from octjepa.distributed import runtime
-runtime.TIMEOUT, runtime.HEARTBEAT_SECONDS = timedelta(seconds=3), 0.5
+runtime.TIMEOUT, runtime.HEARTBEAT_SECONDS = timedelta(seconds=5), 0.5
 with runtime.distributed_context() as here:
-    here.run_on_rank_zero(lambda: time.sleep(4))
+    here.run_on_rank_zero(lambda: time.sleep(6))
     print("together", flush=True)
 """
 

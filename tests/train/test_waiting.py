@@ -14,7 +14,7 @@ IMPATIENT = """
 import time
 from datetime import timedelta
 from octjepa.distributed import runtime
-runtime.TIMEOUT, runtime.HEARTBEAT_SECONDS = timedelta(seconds=3), 0.5
+runtime.TIMEOUT, runtime.HEARTBEAT_SECONDS = timedelta(seconds=4), 0.5
 """
 
 WORK = (
@@ -22,10 +22,10 @@ WORK = (
     + """
 from octjepa.errors import OctjepaError
 def fail():
-    time.sleep(4)
+    time.sleep(5)
     raise OctjepaError("the disk is full")
 with runtime.distributed_context() as here:
-    here.run_on_rank_zero(lambda: time.sleep(4))
+    here.run_on_rank_zero(lambda: time.sleep(5))
     print("first", here.broadcast_object("word" if here.rank == 0 else None), flush=True)
     try:
         here.run_on_rank_zero(fail)
@@ -33,7 +33,7 @@ with runtime.distributed_context() as here:
         print(error, flush=True)
     runtime.HEARTBEAT_SECONDS = 60
     try:
-        here.run_on_rank_zero(lambda: time.sleep(5))  # in silence
+        here.run_on_rank_zero(lambda: time.sleep(6))  # in silence
     except OctjepaError as error:
         print(error, flush=True)
 """
@@ -45,7 +45,7 @@ SLOW_SAVES = (
     + """
 honest_save = checkpointing.state.save
 def slow(*arguments):
-    time.sleep(4)
+    time.sleep(5)
     return honest_save(*arguments)
 checkpointing.state.save = slow
 recipe = recipe_of(checkpoint={"every_updates": 3})
