@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from narrow_encoder import OVERRIDES
-from octjepa import config, demo
+from octjepa import config, demo, machine
 from octjepa.cli.output import print_demo
 from octjepa.config import load_recipe
 from octjepa.demo import FEWEST_UPDATES, LESIONS, choose_schedule, run_demo
@@ -32,6 +32,7 @@ def made(tmp_path_factory):
         patch.setattr(demo, "UPDATES_PER_MINUTE", 12)
         patch.setattr(demo, "TIMING_SECONDS", 0.0)
         patch.setattr(config, "load_recipe", narrow)
+        patch.setattr(machine, "cores", lambda: 1)  # worker processes import what is imported here
         shorten_pages(patch)
         draw_flat_layers(patch)
         return out, run_demo(out, minutes=1.0)
