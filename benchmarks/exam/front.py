@@ -123,13 +123,15 @@ def verdict(task: Task, row: str = FIRST) -> str:
     found = {baseline: task.times_better(row, baseline) for baseline in (*BASELINES, "outline", OWN_RANDOM[row])}
     asked = {baseline: pair for baseline, pair in found.items() if pair[1]}
     if len(task.parts) > 1:
-        return "ahead of " + ", ".join(f"{_short(name)} {a} of {b}" for name, (a, b) in asked.items())
+        counts = ", ".join(f"{_short(name)} {better} of {compared}" for name, (better, compared) in asked.items())
+        return f"ahead of {counts}" + ("" if OWN_RANDOM[row] in asked else "; random weights not compared")
     behind = [_short(name) for name, (better, _) in asked.items() if not better]
+    own = "" if OWN_RANDOM[row] in asked else "; random weights not compared"
     if not behind:
-        return "ahead of all"
+        return "ahead of all" + own
     if len(behind) == len(asked):
-        return "not clearly ahead"
-    return f"ahead of all but {', '.join(behind)}"
+        return "not clearly ahead" + own
+    return f"ahead of all but {', '.join(behind)}" + own
 
 
 def _short(baseline: str) -> str:
@@ -139,10 +141,15 @@ def _short(baseline: str) -> str:
 def _goal(task: Task) -> str:
     if task.goal is None:
         return ""
-    met = [f"`{row}`" for row in ENCODERS if task.goal.is_met(task, row)]
-    if not met:
-        return f"{task.goal.text}: **missed**"
-    return f"{task.goal.text}: met" + ("" if len(met) == len(ENCODERS) else f" by {', '.join(met)}")
+    found = {row: task.goal.is_met(task, row) for row in ENCODERS}
+    met = [f"`{row}`" for row, reached in found.items() if reached]
+    unknown = [f"`{row}`" for row, reached in found.items() if reached is None]
+    text = "met" if len(met) == len(ENCODERS) else f"met by {', '.join(met)}" if met else "**missed**"
+    if len(unknown) == len(ENCODERS):
+        text = "not measured"
+    elif unknown:
+        text += f", not measured for {', '.join(unknown)}"
+    return f"{task.goal.text}: {text}"
 
 
 def section(task: Task) -> str:
@@ -211,5 +218,7 @@ def _plot_cohort(axes: Axes, records: Records, cohort: str) -> None:
         color = f"C{number + len(objectives)}"
         axes.errorbar([hours], [value.value], error, fmt="*", ms=10, color=color, capsize=3, label=encoder)
     for name, style in _LINES.items():
+        if not records.has(TOKENS, COMMANDS[TOKENS], *where, name):
+            continue
         value = records.measured(TOKENS, COMMANDS[TOKENS], *where, name, "with_drusen")
         axes.axhline(value.value, color="0.4", ls=style, lw=1, label=name)

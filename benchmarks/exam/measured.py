@@ -22,7 +22,7 @@ OWN_RANDOM = {"phantom-unet": "random_unet", "phantom-truth": "random_init", "ph
 BASELINES = ("context", "intensity", "position")  # hand-made; `outline` takes the place of `position` for surfaces
 RANDOM = ("random_unet", "random_init")
 REFERENCE = "segmenter"
-REQUIRED = ("phantom-unet", "phantom-truth", "context", "random_unet", "random_init")
+REQUIRED = ("phantom-unet", "phantom-truth", "context", "random_init")
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,25 @@ def test_a_task_that_is_not_measured_yet_is_said_to_be_so(folder: Path, tmp_path
     assert (first.value("phantom-tiny"), first.reference) == (None, None)
 
 
+def test_random_weights_that_are_not_measured_are_not_passed_over(folder: Path, tmp_path: Path) -> None:
+    for part in ("linear", "surfaces"):
+
+        def drop(content: Any, part: str = part) -> None:
+            found = content[part]["exam"] if part == "linear" else content[part]
+            found["values"].pop("random_unet")
+
+        change(folder / (TOKENS if part == "linear" else TASKS), drop)
+    tasks = {task.text: task for task in tasks_of(Records(folder))}
+    assert verdict(tasks["drusen alone"]) == "ahead of all; random weights not compared"
+    out = tmp_path / "out"
+    change(folder / TOKENS, lambda content: content["linear"]["exam"]["values"].__setitem__("random_unet", {}))
+    with pytest.raises(UsageError, match="random_unet/with_drusen: measure it"):
+        write_front_page(Records(folder), out)
+    surfaces = tasks["four surfaces"]
+    assert surfaces.goal is not None
+    assert [surfaces.goal.is_met(surfaces, row) for row in ENCODERS] == [None, False, False]
+
+
 def test_a_difference_that_is_missing_is_named(folder: Path) -> None:
     own = OWN_RANDOM["phantom-truth"]
     change(folder / TOKENS, lambda content: content["eyes"]["exam"]["differences"].pop(f"phantom-truth less {own}"))
