@@ -43,6 +43,19 @@ def test_only_the_package_distributed_asks_whether_a_device_is_xla() -> None:
     assert {module for module in asking if not module.startswith("octjepa.distributed.")} == set()
 
 
+def test_only_the_package_explain_computes_maps_of_an_encoder() -> None:
+    """The report and the viewer draw what octjepa.explain computes."""
+    computing = {"tokens", "embed", "select_tokens", "encode_volumes"}
+    calls = {
+        f"{module}:{node.lineno} {node.func.attr}"
+        for module in modules()
+        if module.startswith(("octjepa.report", "octjepa.viewer"))
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in computing
+    }
+    assert not calls
+
+
 def test_the_walks_name_functions_that_exist() -> None:
     for walk in WALKS.values():
         for name in (*walk.within, *walk.without):

@@ -30,7 +30,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 
 from octjepa.distributed.adamw import adamw
-from octjepa.distributed.runtime import Runtime
+from octjepa.distributed.runtime import Runtime, best_device
 from octjepa.distributed.signals import stop_request
 from octjepa.errors import OctjepaError
 from octjepa.files import write_atomic
@@ -315,7 +315,7 @@ def main() -> int:
         # The workers are forked before torch starts a thread or a CUDA context.
         with SceneStream(arguments.seed, arguments.workers, _SLICES, start) as stream:
             torch.set_num_threads(arguments.threads)
-            cuda = arguments.device == "cuda" or (arguments.device == "auto" and torch.cuda.is_available())
+            cuda = arguments.device == "cuda" or (arguments.device == "auto" and best_device().type == "cuda")
             if cuda:
                 torch.backends.cudnn.benchmark = True
                 torch.backends.cuda.matmul.allow_tf32 = True
