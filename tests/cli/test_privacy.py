@@ -100,7 +100,9 @@ def test_inspect_tells_no_name(named: Path, form: tuple[str, ...]) -> None:
 
 @pytest.mark.slow
 def test_ingest_keeps_no_name(named: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octjepa.report.store_layers.LayerCache", FlatLayers)  # a network takes seconds for every scan
+    monkeypatch.setattr(
+        "octjepa.tasks.segmenter.store_layers.LayerCache", FlatLayers
+    )  # a network takes seconds for every scan
     store = tmp_path / "store"
     result = run("ingest", named, "--store", store, "--workers", 1, "--max-lost", 1, "--json")
     assert result.json["accepted"] >= 1

@@ -15,7 +15,7 @@ from PIL import Image
 from octjepa.cohort import examples
 from octjepa.evaluate.results import ProbePaired, Row
 from octjepa.report.figures import curves, eyes, forest, masks, svg
-from octjepa.report.mask_statistics import single_family
+from octjepa.train.mask_statistics import single_family
 
 
 def test_en_face_is_bright_where_tissue_is_bright_and_black_without() -> None:

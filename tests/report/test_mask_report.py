@@ -11,8 +11,8 @@ import pytest
 from command_line import call
 from octjepa.errors import UsageError
 from octjepa.locks import writer_lock
-from octjepa.report import mask_statistics
 from octjepa.report.figures.masks import mask_chart, report_masks
+from octjepa.train import mask_statistics
 from synthetic import MemoryStore, small_recipe
 
 

@@ -15,9 +15,9 @@ from octjepa.errors import UsageError
 from octjepa.ingest.build import build_store
 from octjepa.phantom import make_eye
 from octjepa.phantom.dicom import write_eye
-from octjepa.report import store_layers
-from octjepa.report.store_layers import layers_of_store
 from octjepa.store import Store
+from octjepa.tasks.segmenter import store_layers
+from octjepa.tasks.segmenter.store_layers import layers_of_store
 from page_outline import Outline
 
 

@@ -21,4 +21,4 @@ def draw_flat_layers(patch: pytest.MonkeyPatch) -> None:
     """Even layers in every scan of a store, without the segmentation network, which takes seconds for each scan."""
     from flat_layers import FlatLayers
 
-    patch.setattr("octjepa.report.store_layers.LayerCache", FlatLayers)
+    patch.setattr("octjepa.tasks.segmenter.store_layers.LayerCache", FlatLayers)

@@ -9,7 +9,7 @@ import torch
 from octjepa import keys
 from octjepa.canonical.resample import centred_positions
 from octjepa.model import VJEPA3D
-from octjepa.report.mask_metrics import axis_bias
+from octjepa.train.mask_metrics import axis_bias
 from octjepa.views import masks, tokens
 from octjepa.views.sample import token_positions
 from synthetic import TEST_SIZE, small_recipe

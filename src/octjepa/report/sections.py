@@ -113,7 +113,7 @@ def _eyes(contents: Contents) -> Built:
 
 @section("layers", "Layers", "the layers", ("store",))
 def _layers(contents: Contents) -> Built:
-    from octjepa.report.store_layers import layers_of_store  # loads torch
+    from octjepa.tasks.segmenter.store_layers import layers_of_store  # loads torch
 
     if contents.store is None:
         return None, contents.missing_parts("the store")
@@ -147,7 +147,7 @@ def _masks(contents: Contents) -> Built:
         why = f"at {run.recipe.token_count} tokens a volume it takes longer than a page may"
         command = "octjepa plan RECIPE --store STORE --masks DIR"
         return values, [Missing("the metric of all masks", why, command)]
-    from octjepa.report.mask_statistics import measure_store
+    from octjepa.train.mask_statistics import measure_store
 
     rasters = store.table[store.table["pattern"] == "raster"]
     train = rasters[rasters["split"] == "train"]

@@ -20,8 +20,8 @@ from octjepa.locks import writer_lock
 from octjepa.recipe import Recipe
 from octjepa.report.figures import svg
 from octjepa.report.figures.eyes import central_slice
-from octjepa.report.mask_metrics import RatioInterval
-from octjepa.report.mask_statistics import (
+from octjepa.train.mask_metrics import RatioInterval
+from octjepa.train.mask_statistics import (
     MIX,
     FamilyStatistics,
     MaskStatistics,

@@ -20,7 +20,8 @@ from octjepa import keys
 from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.record import Record
-from octjepa.report.mask_metrics import (
+from octjepa.store import Store
+from octjepa.train.mask_metrics import (
     AxisBias,
     CopyErrors,
     RatioInterval,
@@ -30,7 +31,6 @@ from octjepa.report.mask_metrics import (
     normalised_patches,
     ratio_interval,
 )
-from octjepa.store import Store
 from octjepa.views import geometry, intensity, masks, tokens
 from octjepa.views.sample import select_tokens
 from octjepa.volume import CanonicalVolume

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from octjepa.model import VJEPA3D
-from octjepa.report import mask_metrics, mask_statistics
+from octjepa.train import mask_metrics, mask_statistics
 from octjepa.views import masks, tokens
 from octjepa.views.sample import make_sample
 from synthetic import MemoryStore, small_recipe, volume
