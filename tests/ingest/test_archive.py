@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import re
 import shutil
 import stat
@@ -15,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from octjepa.errors import OctjepaError, TooManyLostError, UsageError
 from octjepa.ingest import discover
@@ -244,16 +243,17 @@ def test_nothing_is_written_outside_the_target(tmp_path: Path, case: str) -> Non
     assert {path.name for path in tmp_path.iterdir()} == {"in", "deep"}
 
 
-@given(st.lists(st.sampled_from(["..", ".", "", "a", "b.dcm", "C:", "\\", "~", "é", " "]), min_size=1, max_size=6))
-@settings(max_examples=60, deadline=None)
-def test_no_name_of_any_parts_leads_out(tmp_path_factory: pytest.TempPathFactory, parts: list[str]) -> None:
-    root = tmp_path_factory.mktemp("any")
-    source = zipped(root / "in" / "a.zip", (entry("/".join(parts) or "."), SCAN))
-    with suppress(OctjepaError):
-        expand(source, root / "deep" / "out")
-    outside = {name for name in files(root) if not name.startswith("deep/out/")}
-    assert outside == {"in/a.zip"}
-    shutil.rmtree(root)
+def test_no_name_of_any_parts_leads_out(tmp_path: Path) -> None:
+    draws = random.Random(1)
+    for number in range(60):
+        parts = draws.choices(["..", ".", "", "a", "b.dcm", "C:", "\\", "~", "é", " "], k=draws.randint(1, 6))
+        root = tmp_path / str(number)
+        source = zipped(root / "in" / "a.zip", (entry("/".join(parts) or "."), SCAN))
+        with suppress(OctjepaError):
+            expand(source, root / "deep" / "out")
+        outside = {name for name in files(root) if not name.startswith("deep/out/")}
+        assert outside == {"in/a.zip"}, parts
+    assert {path.name for path in tmp_path.iterdir()} == {str(number) for number in range(60)}
 
 
 def test_a_link_that_stands_in_the_target_leads_nowhere(tmp_path: Path) -> None:
