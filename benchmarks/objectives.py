@@ -2,11 +2,14 @@
 
 `python -m benchmarks.objectives --work WORK --out benchmarks/records/objectives.json` trains each choice of `CHOICES`
 with seed 0 and reads it on validation eyes; the best choice of each objective is trained with two more seeds, and only
-then read on test eyes. The learning rate of `mae` is the best of `benchmarks.ablations`. It goes on where it stopped.
-Take one core: `OMP_NUM_THREADS=1`.
+then read on test eyes. The learning rate of `mae` is the best of `benchmarks.ablations`. `mae+truth`, `vjepa+truth` and
+`vjepa_dense` have one setting, that of their parts, and one seed. It goes on where it stopped. Take one core:
+`OMP_NUM_THREADS=1`.
 
 Objectives without labels learn from a store of 400 randomised volumes. The objective `truth` draws new volumes of the
-same ranges, and drawing them is part of its time. `noise2noise` is left out: these volumes have no halves of B-scans.
+same ranges, and drawing them is part of its time. A combination takes a batch of each in every update
+(`octjepa.tasks.truth.unlabelled`). `noise2noise` is left out: a randomised volume is drawn on the grid of the encoder,
+so it has no B-scans between its slices, and no halves.
 
 Values are average precisions by token from 30 labelled eyes, as in `benchmarks.phantom_tokens`: the cohort of the
 exam's kind, whose phantoms no objective has seen, and `shifted`.
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -49,12 +53,14 @@ from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.tasks.truth.network import TruthNetwork
 from octjepa.tasks.truth.training import TruthSettings, train_on_truth
+from octjepa.tasks.truth.unlabelled import Unlabelled
 from octjepa.tasks.truth.volumes import draw_volume
 from octjepa.train.loop import pretrain
 from octjepa.volume import OCTVolume
 
 STORED_VOLUMES, STORED_SEED = 400, 31_001
-SEEDS = (0, 1, 2)
+TRUTH = "truth"
+EXAM_PATCH = (4, 8, 8)  # voxels; finer tokens are more tokens, for the same share of a volume
 VALIDATION, TEST = 0, 1  # seeds of the cohorts, added to those of benchmarks.phantom_tokens
 _RANDOM_MASKS = ("masks.random=1", "masks.tubes=0", "masks.blocks=0", "masks.runs=0")
 
@@ -67,6 +73,18 @@ class Choice:
     setting: str
     updates: int
     overrides: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0, 1, 2)
+    is_only_one: bool = False  # of its objective, fixed in advance: nothing is chosen on validation eyes
+
+    @property
+    def learns_truth(self) -> bool:
+        """Alone, or next to the objective in front of the plus sign."""
+        return self.objective.endswith(TRUTH)
+
+    @property
+    def without_labels(self) -> str:
+        """The objective without labels; empty for the truth alone."""
+        return self.objective.removesuffix(TRUTH).removesuffix("+")
 
     @property
     def name(self) -> str:
@@ -74,7 +92,16 @@ class Choice:
         return f"{self.objective}-{self.setting}".replace(" ", "_")
 
 
-UPDATES = {"mae": 450, "vjepa": 260, "levjepa": 104, "truth": 170}  # four to five CPU-minutes on one core with AMX
+# Four to five CPU-minutes on one core with AMX. A combined update costs what the two updates cost.
+UPDATES = {
+    "mae": 450,
+    "vjepa": 260,
+    "vjepa_dense": 230,
+    "levjepa": 104,
+    "truth": 170,
+    "mae+truth": 130,
+    "vjepa+truth": 110,
+}
 _MAE = (*_RANDOM_MASKS, "masks.target_share=0.25", "model.predictor_width=192", "model.predictor_depth=2")
 _VJEPA = ("masks.target_share=0.5", "masks.per_target=4", "train.global_batch=8")
 _LEVJEPA = (*_RANDOM_MASKS, "masks.ratio=0.5", "masks.per_target=2", "train.global_batch=16")
@@ -85,6 +112,23 @@ CHOICES = (
     Choice("levjepa", "rate 5e-4", UPDATES["levjepa"], _LEVJEPA),
     Choice("levjepa", "rate 1e-3", UPDATES["levjepa"], (*_LEVJEPA, "train.base_lr=1e-3")),
     Choice("truth", "rate 1e-3", UPDATES["truth"], ("train.base_lr=1e-3",)),
+    Choice("mae+truth", "rate 1e-3", UPDATES["mae+truth"], (*_MAE, "train.base_lr=1e-3"), seeds=(0,), is_only_one=True),
+    Choice(
+        "vjepa+truth",
+        "rate 1e-3",
+        UPDATES["vjepa+truth"],
+        (*_VJEPA, "objective.ema_horizon=0.01", "train.base_lr=1e-3"),
+        seeds=(0,),
+        is_only_one=True,
+    ),
+    Choice(
+        "vjepa_dense",
+        "horizon 0.01",
+        UPDATES["vjepa_dense"],
+        (*_VJEPA, "objective.ema_horizon=0.01"),
+        seeds=(0,),
+        is_only_one=True,
+    ),
 )
 
 
@@ -103,7 +147,7 @@ class Run:
 def recipe_of(choice: Choice, seed: int) -> Recipe:
     """The exam's recipe with the overrides of a choice."""
     overrides = [*choice.overrides, f"train.seed={seed}", f"train.max_updates={choice.updates}", "train.precision=bf16"]
-    name = [] if choice.objective == "truth" else [f"objective.name={choice.objective}"]
+    name = [f"objective.name={choice.without_labels}"] if choice.without_labels else []
     quiet = [
         f"checkpoint.every_updates={choice.updates}",
         "checkpoint.keep_last=1",
@@ -144,30 +188,35 @@ def train(choice: Choice, seed: int, work: Path) -> tuple[PretrainedEncoder, flo
     if not time_file.is_file():
         torch.manual_seed(seed)
         started = time.process_time()
-        if choice.objective == "truth":
-            _train_truth(choice, seed, recipe, folder)
+        if choice.learns_truth:
+            _train_truth(choice, seed, recipe, work, folder)
         else:
             resume = (folder / "run" / "run.json").is_file()
             pretrain(recipe, randomised_store(work), folder / "run", resume=resume)
         write_json(time_file, {"cpu_seconds": round(time.process_time() - started, 1)})
-    name = "encoder" if choice.objective == "truth" else "run"
+    name = "encoder" if choice.learns_truth else "run"
     return load_encoder(folder / name), float(json.loads(time_file.read_text(encoding="utf-8"))["cpu_seconds"])
 
 
-def _train_truth(choice: Choice, seed: int, recipe: Recipe, folder: Path) -> None:
+def _train_truth(choice: Choice, seed: int, recipe: Recipe, work: Path, folder: Path) -> None:
     encoder = PretrainedEncoder(VJEPA3D.from_recipe(recipe).target_encoder, recipe, choice.name)
+    unlabelled = None
+    if choice.without_labels:
+        unlabelled = Unlabelled(recipe, randomised_store(work), encoder.network)
     encoder.network.requires_grad_(True).train()
     network = TruthNetwork(encoder.network, recipe.tokens.patch_size)
+    finer = math.prod(EXAM_PATCH) // math.prod(recipe.tokens.patch_size)
     settings = TruthSettings(
         choice.updates,
         uses=8,
+        token_counts=tuple(finer * count for count in TruthSettings.token_counts),
         learning_rate=recipe.train.base_lr,
         seed=1000 + seed,
         validate_every=choice.updates,
         validation_volumes=2,
     )
     folder.mkdir(parents=True, exist_ok=True)
-    train_on_truth(network, recipe, settings, Runtime("bf16"), folder / "run", choice.name)
+    train_on_truth(network, recipe, settings, Runtime("bf16"), folder / "run", choice.name, unlabelled)
     export_encoder(encoder, "safetensors", folder / "encoder")
 
 
@@ -178,9 +227,10 @@ def read(encoder: PretrainedEncoder, cohorts: Sequence[PhantomCohort]) -> dict[s
 
 
 @lru_cache(1)
-def cohorts_of(work: Path, which: int) -> list[PhantomCohort]:
-    """The two cohorts for validation, or those for the test; other eyes."""
-    encoder = load_encoder("phantom-tiny")
+def cohorts_of(work: Path, which: int, encoder: PretrainedEncoder | None = None) -> list[PhantomCohort]:
+    """The two cohorts for validation, or those for the test; other eyes. Labels are by token of `encoder`, those of
+    the exam by default."""
+    encoder = encoder or load_encoder("phantom-tiny")
     return [
         exam_cohort(work, encoder, test=100, seed=9777 + 11 * (which + 1)),
         shifted_cohort(encoder, test=80, seed=910_001 + 11 * (which + 1)),
@@ -199,12 +249,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON file of the results")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    validated = [_run(choice, 0, options.work, VALIDATION) for choice in CHOICES]
-    best = {}
-    for choice, run in zip(CHOICES, validated, strict=True):
-        if choice.objective not in best or macro(run) > macro(best[choice.objective][1]):
-            best[choice.objective] = choice, run
-    tested = [_run(choice, seed, options.work, TEST) for seed in SEEDS for choice, _ in best.values()]
+    candidates = [choice for choice in CHOICES if not choice.is_only_one]
+    validated = [run_choice(choice, 0, options.work, VALIDATION) for choice in candidates]
+    best: dict[str, tuple[Choice, float]] = {}
+    for choice, run in zip(candidates, validated, strict=True):
+        if choice.objective not in best or macro(run) > best[choice.objective][1]:
+            best[choice.objective] = choice, macro(run)
+    chosen = [*(choice for choice, _ in best.values()), *(choice for choice in CHOICES if choice.is_only_one)]
+    seeds = sorted({seed for choice in chosen for seed in choice.seeds})
+    tested = [
+        run_choice(choice, seed, options.work, TEST) for seed in seeds for choice in chosen if seed in choice.seeds
+    ]
     result = {"validation": validated, "test": tested}
     write_json(options.out, {name: [asdict(run) for run in runs] for name, runs in result.items()})
     for name, runs in result.items():
@@ -214,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"  {run.objective:12} {run.setting:15} seed {run.seed}  {run.cpu_seconds:5.0f} s  {means}")
 
 
-def _run(choice: Choice, seed: int, work: Path, which: int) -> Run:
+def run_choice(choice: Choice, seed: int, work: Path, which: int) -> Run:
     """A trained and read choice; read once."""
     file = work / "read" / f"{choice.name}-{seed}-{which}.json"
     if not file.is_file():
