@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from benchmarks.exam.settings import RECIPE
-from benchmarks.exam.tokens import of_encoder
+from benchmarks.exam.tokens import Featurise, of_encoder
 from benchmarks.phantom_tokens import (
     PhantomCohort,
     Value,
@@ -220,9 +220,8 @@ def _train_truth(choice: Choice, seed: int, recipe: Recipe, work: Path, folder: 
     export_encoder(encoder, "safetensors", folder / "encoder")
 
 
-def read(encoder: PretrainedEncoder, cohorts: Sequence[PhantomCohort]) -> dict[str, dict[str, Value]]:
+def read(featurise: Featurise, cohorts: Sequence[PhantomCohort]) -> dict[str, dict[str, Value]]:
     """Cohort -> lesion -> average precision by token."""
-    featurise = of_encoder(encoder)
     return {cohort.name: values_of(read_tokens(eye_tokens(featurise, cohort), cohort, draws=5)) for cohort in cohorts}
 
 
@@ -274,7 +273,7 @@ def run_choice(choice: Choice, seed: int, work: Path, which: int) -> Run:
     file = work / "read" / f"{choice.name}-{seed}-{which}.json"
     if not file.is_file():
         encoder, cpu_seconds = train(choice, seed, work)
-        values = read(encoder, cohorts_of(work, which))
+        values = read(of_encoder(encoder), cohorts_of(work, which))
         file.parent.mkdir(parents=True, exist_ok=True)
         run = Run(choice.objective, choice.setting, seed, choice.updates, cpu_seconds, values)
         write_json(file, asdict(run))

@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from benchmarks.exam.tokens import Featurise, of_encoder
-from benchmarks.objectives import CHOICES, TRUTH, VALIDATION, Choice, cohorts_of, run_choice, train
-from benchmarks.phantom_tokens import Value, read_row
+from benchmarks.objectives import CHOICES, TRUTH, VALIDATION, Choice, cohorts_of, read, run_choice, train
+from benchmarks.phantom_tokens import Value
 from jaxtyping import Float, Int
 
 from octjepa.encoders import PretrainedEncoder, load_encoder
@@ -90,14 +90,10 @@ def run_grid(choice: Choice, seed: int, work: Path) -> GridRun:
     """A trained and read grid; trained once."""
     encoder, cpu_seconds = train(choice, seed, work)
     packaged = load_encoder("phantom-tiny")
-    same = {
-        cohort.name: read_row(of_same_tokens(encoder, packaged.recipe), cohort, draws=5)
-        for cohort in cohorts_of(work, VALIDATION)
+    values = {
+        "same_tokens": read(of_same_tokens(encoder, packaged.recipe), cohorts_of(work, VALIDATION)),
+        "own_tokens": read(of_encoder(encoder), cohorts_of(work, VALIDATION, encoder)),
     }
-    own = {
-        cohort.name: read_row(of_encoder(encoder), cohort, draws=5) for cohort in cohorts_of(work, VALIDATION, encoder)
-    }
-    values = {"same_tokens": same, "own_tokens": own}
     return GridRun(encoder.recipe.tokens.patch_size, seed, choice.updates, cpu_seconds, values)
 
 

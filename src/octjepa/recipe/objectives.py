@@ -49,7 +49,7 @@ OBJECTIVES: Registry[Any] = Registry("objective", "octjepa.objectives", names=FA
 TRUTH = "truth"
 TRUTH_HINT = (
     "truth learns from the true class of every voxel, which no store holds: python -m octjepa.tasks.truth.train draws "
-    "phantoms that have it, alone or next to an objective (--with)"
+    "phantoms that have it, and takes a second objective (--with)"
 )
 BASE = "octjepa.objectives.base.Objective"
 

@@ -78,8 +78,8 @@ def _unlabelled(
     """The second loss, if there is one. Raises UsageError: only a part of its options is there."""
     if arguments.objective is None:
         if arguments.store is not None or arguments.overrides:
-            given = "--store" if arguments.store is not None else arguments.overrides[0]
-            raise UsageError(f"{given} belongs to a second loss, and none is named: add --with mae, for example")
+            option = "--store" if arguments.store is not None else arguments.overrides[0]
+            raise UsageError(f"{option} belongs to a second loss, and none is named: add --with mae, for example")
         return None
     recipe = unlabelled_recipe(encoder.recipe, arguments.objective, settings.batch, arguments.overrides)
     if arguments.store is None:

@@ -43,13 +43,13 @@ def unlabelled_recipe(recipe: Recipe, objective: str, batch: int, overrides: Seq
     data["views"]["halves"] = halves
     data["train"]["global_batch"] = batch
     combined = PRETRAINING.changed(data, overrides, f"of {objective} next to the truth")
-    of_encoder, found = recipe.model_dump(), combined.model_dump()
+    dumps = recipe.model_dump(), combined.model_dump()
     for key in _OF_THE_ENCODER:
         section, _, name = key.partition(".")
-        one, other = (part[section][name] if name else part[section] for part in (of_encoder, found))
-        if one != other:
+        of_encoder, of_objective = (dump[section][name] if name else dump[section] for dump in dumps)
+        if of_encoder != of_objective:
             raise UsageError(
-                f"two sources with different grids: {key} is {other} for {objective} and {one} for the encoder, which "
+                f"two sources with different grids: {key} is {of_objective} for {objective} and {of_encoder} for the encoder, which "
                 "reads both: leave it out"
             )
     if combined.objective.teacher is not None:
