@@ -187,13 +187,20 @@ def train(choice: Choice, seed: int, work: Path) -> tuple[PretrainedEncoder, flo
     recipe = recipe_of(choice, seed)
     if not time_file.is_file():
         torch.manual_seed(seed)
+        # An interrupted run goes on later: its CPU time is that of all parts.
+        part_file = folder / "time_of_parts.json"
+        before = float(json.loads(part_file.read_text(encoding="utf-8"))) if part_file.is_file() else 0.0
         started = time.process_time()
-        if choice.learns_truth:
-            _train_truth(choice, seed, recipe, work, folder)
-        else:
-            resume = (folder / "run" / "run.json").is_file()
-            pretrain(recipe, randomised_store(work), folder / "run", resume=resume)
-        write_json(time_file, {"cpu_seconds": round(time.process_time() - started, 1)})
+        try:
+            if choice.learns_truth:
+                _train_truth(choice, seed, recipe, work, folder)
+            else:
+                resume = (folder / "run" / "run.json").is_file()
+                pretrain(recipe, randomised_store(work), folder / "run", resume=resume)
+        finally:
+            spent = round(before + time.process_time() - started, 1)
+            write_json(part_file, spent)
+        write_json(time_file, {"cpu_seconds": spent})
     name = "encoder" if choice.learns_truth else "run"
     return load_encoder(folder / name), float(json.loads(time_file.read_text(encoding="utf-8"))["cpu_seconds"])
 

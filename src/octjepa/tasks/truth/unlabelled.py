@@ -49,8 +49,8 @@ def unlabelled_recipe(recipe: Recipe, objective: str, batch: int, overrides: Seq
         of_encoder, of_objective = (dump[section][name] if name else dump[section] for dump in dumps)
         if of_encoder != of_objective:
             raise UsageError(
-                f"two sources with different grids: {key} is {of_objective} for {objective} and {of_encoder} for the encoder, which "
-                "reads both: leave it out"
+                f"two sources with different grids: {key} is {of_objective} for {objective} and {of_encoder} for the "
+                "encoder, which reads both: leave it out"
             )
     if combined.objective.teacher is not None:
         raise UsageError("objective.teacher is not possible next to the truth: --keep has a teacher for both")
