@@ -92,7 +92,7 @@ def run_with(do: Callable[[], Any], out: Path) -> None:
 def only_code_of_the_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """torch raises the news of a death wherever Python is: also in what only tests have, which would distort it.
 
-    In a check of shapes it would read as a wrong shape; in hypothesis's meter of garbage collections it would be lost.
+    In a check of shapes it would read as a wrong shape; in a plugin's meter of garbage collections it would be lost.
     """
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     meters = gc.callbacks[:]
