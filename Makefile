@@ -46,7 +46,7 @@ check-types: setup
 	@.venv/bin/lint-imports
 
 check-house: setup
-	@$(PY) -m pytest -q -n $(WORKERS) tests/house
+	@$(PY) -m pytest -q $(SPREAD) tests/house
 
 format: setup  ## rewrite the sources in the project's format and apply the safe lint fixes
 	@.venv/bin/ruff check --fix --quiet . || true

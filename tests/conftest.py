@@ -56,6 +56,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TOGETHER = ("tests/cli", "tests/reliability", "tests/tasks/finetune", "tests/tasks/segment")
 # Files and folders of half a minute and more. They begin first, so that no worker is left alone with one at the end.
 FIRST = (
+    "tests/house/test_site.py",
     "tests/cli", "tests/tasks/finetune", "tests/gpu/test_campaign.py", "tests/reliability", "tests/tasks/segment",
     "tests/evaluate/test_study_group.py", "tests/evaluate/leaderboard/test_board.py", "tests/train/test_compile.py",
     "tests/resume/test_ranks.py", "tests/ingest/test_zoo.py", "tests/demo/test_demo.py", "tests/train/test_plan.py",
