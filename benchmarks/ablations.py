@@ -115,9 +115,15 @@ def main() -> None:
                 model = training.untrained(plan, seed)
                 _add(given.out, {"choice": twin, "seed": seed, **read(cohort, model, twin)})
             row = {
-                "choice": choice, "about": plan.about, "seed": seed, "twin": twin, "updates": plan.updates,
-                "views": plan.views, "run": run.name, **read(cohort, encoder, choice),
-            }  # fmt: skip
+                "choice": choice,
+                "about": plan.about,
+                "seed": seed,
+                "twin": twin,
+                "updates": plan.updates,
+                "views": plan.views,
+                "run": run.name,
+                **read(cohort, encoder, choice),
+            }
             _add(given.out, row)
 
 
@@ -156,10 +162,14 @@ def write_page(out: Path, rows: Sequence[dict[str, Any]]) -> None:
     for choice in plans_by_choice():
         if choice in by_choice:
             found, (encoder, _, name) = by_choice[choice], choice.partition("/")
-            lines.setdefault(f"{encoder}, {found[0]['updates']:,} updates", []).append([
-                f"`{name}`", found[0]["about"], ", ".join(str(one["seed"]) for one in found),
-                *(_cell(found, by_choice.get(found[0]["twin"], []), figure) for figure in FIGURES),
-            ])  # fmt: skip
+            lines.setdefault(f"{encoder}, {found[0]['updates']:,} updates", []).append(
+                [
+                    f"`{name}`",
+                    found[0]["about"],
+                    ", ".join(str(one["seed"]) for one in found),
+                    *(_cell(found, by_choice.get(found[0]["twin"], []), figure) for figure in FIGURES),
+                ]
+            )
     heads = ["choice", "what", "seeds", "tokens", *(f"eyes, {count} people" for count in LABELLED)]
     for heading, part in lines.items():
         text += f"\n## {heading}\n\n{table(heads, part)}\n"

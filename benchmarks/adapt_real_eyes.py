@@ -71,12 +71,22 @@ def _line(
     rounded = [[round(float(score.absolute_um.mean()), 2), round(score.dice, 3)] for score in scores]
     by_eye = dict(zip([eye.name for eye in others], rounded, strict=True))
     return {
-        "eye": learned.name, "bscans": count, "start": start, "way": way, "seed": settings.seed, "um": pooled.mean_um,
-        "dice": pooled.dice, "ap": pooled.average_precision, "boundary_um": pooled.absolute_um,
-        "signed_um": pooled.signed_um, "step": trained.step, "steps": trained.steps,
-        "cpu_seconds": round(trained.cpu_seconds, 1), "losses": [round(v, 3) for v in trained.losses],
+        "eye": learned.name,
+        "bscans": count,
+        "start": start,
+        "way": way,
+        "seed": settings.seed,
+        "um": pooled.mean_um,
+        "dice": pooled.dice,
+        "ap": pooled.average_precision,
+        "boundary_um": pooled.absolute_um,
+        "signed_um": pooled.signed_um,
+        "step": trained.step,
+        "steps": trained.steps,
+        "cpu_seconds": round(trained.cpu_seconds, 1),
+        "losses": [round(v, 3) for v in trained.losses],
         "others": by_eye,
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

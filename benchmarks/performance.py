@@ -96,9 +96,12 @@ def rates() -> dict[str, Any]:
     device = Runtime("fp32").device
     bf16, fp32 = measured_rates(device)
     return {
-        "processor_name": processor_name(), "threads": torch.get_num_threads(), "gflops_fp32": round(fp32),
-        "gflops_bf16": round(bf16), "precision": choose_precision("auto", device)[0],
-    }  # fmt: skip
+        "processor_name": processor_name(),
+        "threads": torch.get_num_threads(),
+        "gflops_fp32": round(fp32),
+        "gflops_bf16": round(bf16),
+        "precision": choose_precision("auto", device)[0],
+    }
 
 
 def processor_name() -> str:
@@ -117,26 +120,36 @@ def page(every: dict[str, Results]) -> str:
         "Ratio: octjepa over the reference implementation, median of the ratios of alternating runs (minimum to",
         "maximum), in one process except for memory, peak and scaling; the two rates are medians of their own.",
         "A comparison that a machine lacks was not run there. "
-        "[Scale](../scale.md) has the growth with files and volumes.", "",
+        "[Scale](../scale.md) has the growth with files and volumes.",
+        "",
         "| machine | measured | processor | cores | threads | torch | GFLOP/s fp32 | bf16 | `auto` |",
         "|---|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+    ]
     for name, known in every.items():
         done = [one for one in known.values() if "measured" in one]
         if done:
             dates = sorted({one["measured"] for one in done})
             rates = (f"{median(one[key] for one in done):.0f}" for key in ("gflops_fp32", "gflops_bf16"))
             cells = [
-                letters[name], " to ".join(dict.fromkeys((dates[0], dates[-1]))), name, done[0]["machine"]["cores"],
-                done[0]["threads"], done[0]["machine"]["torch"], *rates, mode(one["precision"] for one in done),
-            ]  # fmt: skip
+                letters[name],
+                " to ".join(dict.fromkeys((dates[0], dates[-1]))),
+                name,
+                done[0]["machine"]["cores"],
+                done[0]["threads"],
+                done[0]["machine"]["torch"],
+                *rates,
+                mode(one["precision"] for one in done),
+            ]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
     lines += ["", "![Ratios of every comparison on every machine](ratios.svg)", ""]
     lines += [
-        "### Aims", "",
+        "### Aims",
+        "",
         "What was aimed at before it was measured. Letters are machines; other figures are of other records.",
-        "", *aims_table(every, letters), "",
-    ]  # fmt: skip
+        "",
+        *aims_table(every, letters),
+        "",
+    ]
     for subject, benchmark in BENCHMARKS.items():
         lines += [f"### {subject}", ""]
         lines += [f"Measured: {benchmark.ours}, in {benchmark.unit}. {benchmark.interpretation}.", ""]
@@ -156,11 +169,14 @@ def page(every: dict[str, Results]) -> str:
 def operators_by_time(record: dict[str, Any]) -> list[str]:
     """The section of the record of `benchmarks/step_profile.py`."""
     lines = [
-        "### Where an update's time goes", "",
+        "### Where an update's time goes",
+        "",
         "Share of the time of all operators of torch (`benchmarks/step_profile.py`, record in "
-        "`benchmarks/records/step_profile.json`).", "",
-        "| machine, precision | threads | recipe | matrix products | operators |", "|---|---|---|---|---|",
-    ]  # fmt: skip
+        "`benchmarks/records/step_profile.json`).",
+        "",
+        "| machine, precision | threads | recipe | matrix products | operators |",
+        "|---|---|---|---|---|",
+    ]
     for name, found in record.items():
         for recipe, one in found.items():
             if isinstance(one, dict):

@@ -51,22 +51,28 @@ _CHECKS = "decoding is alike; beyond it, octjepa finds surfaces and checks conte
 AIMS = (
     Aim(
         "an update 6 times as fast as `VJEPA2Model` as it is shipped, with its objective, width and depth",
-        6, "step shipped",
+        6,
+        "step shipped",
         reason="what is left out, the student's hidden patches and those without tissue, is worth no more; the default "
         "recipe, another objective, is 10 times as fast (`shipped_default`)",
     ),
     Aim("1.3 times as fast as a sparse V-JEPA step as published", 1.3, "step sparse"),
     Aim(
-        "the same where octjepa encodes every patch, too", 1.3, "step sparse_alike",
+        "the same where octjepa encodes every patch, too",
+        1.3,
+        "step sparse_alike",
         reason="at equal tokens both compute the same products, which take most of an update in fp32",
     ),
     Aim("60 % of the rate of plain matrix products, width 192, 6 blocks", 0.6, "step matmul", reason=_SMALL_PRODUCTS),
     Aim("the same, width 384, 12 blocks", 0.6, "step matmul_384", reason=_SMALL_PRODUCTS),
     Aim(
-        "less than 2 % of a run's time spent waiting for data, without a core to spare", 0.02,
+        "less than 2 % of a run's time spent waiting for data, without a core to spare",
+        0.02,
         figures={
-            "by default, two idle cores": 0.29, "by default, both cores busy": 0.19,
-            "a loader process, two idle cores": 0.024, "a loader process, both cores busy": 0.013,
+            "by default, two idle cores": 0.29,
+            "by default, both cores busy": 0.19,
+            "a loader process, two idle cores": 0.024,
+            "a loader process, both cores busy": 0.013,
         },
         at_most=True,
         reason="by default a run on a CPU makes its samples itself, and that counts as waiting; a loader process takes "
@@ -74,7 +80,8 @@ AIMS = (
         "([training](../training.md#data-loading), 2026-11-22)",
     ),
     Aim(
-        "ingest of full-size scans 3 times as fast as MONAI's pipeline, in every transfer syntax", 3,
+        "ingest of full-size scans 3 times as fast as MONAI's pipeline, in every transfer syntax",
+        3,
         figures=full_size_scans(),
         reason=f"{_CHECKS} ([scale](../scale.md#against-plain-monai)); of JPEG 2000 decoding alone is four fifths",
     ),
@@ -83,26 +90,35 @@ AIMS = (
     Aim("samples twice as fast as MONAI's `PersistentDataset`", 2, "loader monai_persistent"),
     Aim("half of the peak memory of `VJEPA2Model` as it is shipped", 0.5, "peak shipped", at_most=True),
     Aim(
-        "the same with every patch on both sides", 0.5, "peak transformers", at_most=True,
+        "the same with every patch on both sides",
+        0.5,
+        "peak transformers",
+        at_most=True,
         reason="the activations of as many tokens are as large",
     ),
     Aim("`octjepa --help` in 0.3 s", 0.3, figures=start_up("--help"), at_most=True),
     Aim(
-        "the first update 5 s after launch", 5, figures=start_up("first update"), at_most=True,
+        "the first update 5 s after launch",
+        5,
+        figures=start_up("first update"),
+        at_most=True,
         reason="importing torch takes 3.4 s of it on the EPYC, 2.2 on the Xeon",
     ),
     Aim(
-        "`make demo` in 6 minutes on two cores of any kind", 6,
+        "`make demo` in 6 minutes on two cores of any kind",
+        6,
         figures={
-            "EPYC, 2026-11-23, defaults of then": 7.35, "another EPYC, 2026-11-25": 5.42,
-            "Xeon with AMX, 2026-11-26": 3.75, "Xeon with AMX, bf16 hidden": 3.87,
+            "EPYC, 2026-11-23, defaults of then": 7.35,
+            "another EPYC, 2026-11-25": 5.42,
+            "Xeon with AMX, 2026-11-26": 3.75,
+            "Xeon with AMX, bf16 hidden": 3.87,
             "Xeon with AMX at its slowest, when 600 updates were the fewest": 6.57,
         },
         at_most=True,
         reason="it made 600 updates however long they took; 300 are the fewest since, with which its claims hold, too "
         "([demo](../demo.md#fewer-updates))",
     ),
-)  # fmt: skip
+)
 
 # Comparison -> why the reference is ahead on some machine. The page has each where that is so.
 NOTES = {

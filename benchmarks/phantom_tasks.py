@@ -131,9 +131,9 @@ def _surface_errors(
     """Error in voxels of every test eye, from the eyes that are labelled in a draw."""
     chosen = keys.generator("phantom surfaces", draw).permutation(train)[:LABELLED]
     columns = eyes[0].at.shape[0] * eyes[0].at.shape[2]
-    head = SurfaceHead([
-        LabelledEye(eyes[one], depths[one], np.full(columns, number % FOLDS)) for number, one in enumerate(chosen)
-    ])  # fmt: skip
+    head = SurfaceHead(
+        [LabelledEye(eyes[one], depths[one], np.full(columns, number % FOLDS)) for number, one in enumerate(chosen)]
+    )
     found = [np.nanmean(np.abs(head.depths(eyes[k]) - depths[k]), axis=(1, 2)) for k in range(train, len(eyes))]
     return np.stack(found)
 

@@ -51,9 +51,14 @@ def without_test_people(cohort: Cohort) -> Cohort:
     people, devices, splits = cohort.people[chosen], cohort.devices[chosen], cohort.splits[chosen]
     rows, entries = (tuple(some[number] for number in chosen) for some in (cohort.rows, cohort.entries))
     return replace(
-        cohort, ids=[cohort.ids[number] for number in chosen], people=people, devices=devices, splits=splits,
-        rows=rows, entries=entries,
-    )  # fmt: skip
+        cohort,
+        ids=[cohort.ids[number] for number in chosen],
+        people=people,
+        devices=devices,
+        splits=splits,
+        rows=rows,
+        entries=entries,
+    )
 
 
 def learned_from(cohort: Cohort, people: int) -> Cohort:
@@ -120,9 +125,10 @@ def main() -> None:
     cohort = without_test_people(Cohort.open(make_cohorts(given.work, EXAM, ("main",)), "main"))
     shipped = load_encoder(ENCODER)
     featurisers: dict[str, Callable[[], Featurise]] = {
-        "intensity": lambda: of_intensity(shipped), "untrained": lambda: of_encoder(shipped.untrained()),
+        "intensity": lambda: of_intensity(shipped),
+        "untrained": lambda: of_encoder(shipped.untrained()),
         **{name: partial(_of_named, name) for name in (ENCODER, *given.encoder)},
-    }  # fmt: skip
+    }
     file: dict[str, Any] = json.loads(given.out.read_text(encoding="utf-8")) if given.out.is_file() else {}
     part, read_one = ("amounts", read_amounts) if given.amounts else ("rows", read)
     known = file.get(part, [])

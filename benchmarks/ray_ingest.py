@@ -56,9 +56,13 @@ def ingest(cohort: Path, store: Path, engine: Any, workers: int) -> dict[str, An
     seconds = time.perf_counter() - started
     content = sorted(Store.open(store).table["chunk_hash"])
     return {
-        "engine": engine, "workers": workers, "seconds": round(seconds, 2), "quarantined": summary.quarantined,
-        "files_per_second": round(summary.accepted / seconds, 3), "content": content,
-    }  # fmt: skip
+        "engine": engine,
+        "workers": workers,
+        "seconds": round(seconds, 2),
+        "quarantined": summary.quarantined,
+        "files_per_second": round(summary.accepted / seconds, 3),
+        "content": content,
+    }
 
 
 def ingests(cohort: Path, work: Path) -> list[dict[str, Any]]:
@@ -152,16 +156,22 @@ def figures(record: dict[str, Any]) -> str:
 
     rows = [
         (
-            workers, *cells("runs", "local", workers, "files_per_second"),
+            workers,
+            *cells("runs", "local", workers, "files_per_second"),
             *cells("runs", "ray", workers, "files_per_second"),
             *cells("embedding", "ray", workers, "volumes_per_second"),
         )
         for workers in WORKERS
-    ]  # fmt: skip
+    ]
     head = (
-        "workers", "processes, files/s", "efficiency", "Ray, files/s", "efficiency", "Ray, volumes/s embedded",
+        "workers",
+        "processes, files/s",
         "efficiency",
-    )  # fmt: skip
+        "Ray, files/s",
+        "efficiency",
+        "Ray, volumes/s embedded",
+        "efficiency",
+    )
     lines = [table(head, rows)]
     if one := by_kind.get(("embedding", "local", 1)):
         lines.append(f"One process of one thread, without Ray, embeds {one['volumes_per_second']:.1f} volumes/s.")

@@ -183,10 +183,18 @@ def _print_table(lines: list[dict[str, Any]]) -> None:
     for line in lines:
         phantoms, alone, real = line["phantoms"], line["phantoms_alone"], line["real"].get("0.5", {})
         print(
-            line["variant"], line["seed"], line["updates"], line["cpu_seconds"],
-            phantoms["mean_um"], phantoms["average_precision"], phantoms["dice"],
-            alone["mean_um"], alone["average_precision"], *real.values(), sep="\t",
-        )  # fmt: skip
+            line["variant"],
+            line["seed"],
+            line["updates"],
+            line["cpu_seconds"],
+            phantoms["mean_um"],
+            phantoms["average_precision"],
+            phantoms["dice"],
+            alone["mean_um"],
+            alone["average_precision"],
+            *real.values(),
+            sep="\t",
+        )
 
 
 if __name__ == "__main__":

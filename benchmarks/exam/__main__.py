@@ -117,10 +117,19 @@ def _smaller(settings: Settings, people: int) -> Settings:
     if people < 24:
         raise UsageError(f"--people {people}: expected 24 or more")
     return replace(
-        settings, train=people, val=people // 4, test=people, boundaries_train=6, boundaries_test=people // 4,
-        second_visit=people, decoy_train=people, decoy_val=8, decoy_test=people, decoy_ample=people,
+        settings,
+        train=people,
+        val=people // 4,
+        test=people,
+        boundaries_train=6,
+        boundaries_test=people // 4,
+        second_visit=people,
+        decoy_train=people,
+        decoy_val=8,
+        decoy_test=people,
+        decoy_ample=people,
         pretraining=2 * people,
-    )  # fmt: skip
+    )
 
 
 def _examine(given: argparse.Namespace, settings: Settings, results: Results, pages: Path) -> None:

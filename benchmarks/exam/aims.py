@@ -40,11 +40,20 @@ AIMS = (
     Aim("token AP from 30 eyes: 3 times intensity's", "token_lesion/token_ap/30", "intensity", "ratio", 3),
     Aim(
         "AUROC of an eye, all five lesions, 30 people: 0.10 above random initialisation, lower limit above 0.05",
-        "eye_lesion/auroc/30", UNTRAINED, "difference", 0.10, 0.05,
+        "eye_lesion/auroc/30",
+        UNTRAINED,
+        "difference",
+        0.10,
+        0.05,
     ),
     Aim(
         "the same, random initialisation by its better pooling, zones_centered",
-        "eye_lesion/auroc/30", UNTRAINED, "difference", 0.10, 0.05, their_key="eye_lesion_centered/auroc/30",
+        "eye_lesion/auroc/30",
+        UNTRAINED,
+        "difference",
+        0.10,
+        0.05,
+        their_key="eye_lesion_centered/auroc/30",
     ),
     Aim("the same, both by zones_centered", "eye_lesion_centered/auroc/30", UNTRAINED, "difference", 0.10, 0.05),
     Aim("the same of the admitted lesions", "eye_lesion/auroc_admitted/30", UNTRAINED, "difference", 0.10, 0.05),
@@ -55,13 +64,21 @@ AIMS = (
     Aim("admitted decoys, 100 people: 0.80", "decoys/auroc_admitted/100", None, "alone", 0.80),
     Aim(
         "surfaces from 30 eyes: 0.7 of the error of random initialisation",
-        "surfaces/error_um/30", UNTRAINED, "ratio", 0.7, less=True,
+        "surfaces/error_um/30",
+        UNTRAINED,
+        "ratio",
+        0.7,
+        less=True,
     ),
     Aim("the same eye, top-1: 3 times random initialisation's", "same_eye/top_1/0", UNTRAINED, "ratio", 3),
     *(
         Aim(
             f"tuned, {labels} people, {name}: 0.05 above tuning from random weights, lower limit above 0",
-            f"{key}/{labels}", UNTRAINED, "difference", 0.05, 0,
+            f"{key}/{labels}",
+            UNTRAINED,
+            "difference",
+            0.05,
+            0,
         )
         for key, name in (("tuning/auroc", "AUROC"), ("tuning_segmentation/dice", "Dice"))
         for labels in ("30", "100")
@@ -73,19 +90,25 @@ AIMS = (
     ),
     *(
         Aim(
-            f"real fluid by a decoder, {name}: above {label}, every seed", f"real_fluid_decoder/{metric}/1", other,
-            "every", 0, their_key=None if other != SUPERVISED else f"real_fluid/{metric}/1",
+            f"real fluid by a decoder, {name}: above {label}, every seed",
+            f"real_fluid_decoder/{metric}/1",
+            other,
+            "every",
+            0,
+            their_key=None if other != SUPERVISED else f"real_fluid/{metric}/1",
         )
         for metric, name in (("ap", "AP"), ("dice", "Dice"))
         for other, label in (
-            (UNTRAINED, "random initialisation"), ("intensity", "the same without tokens"), (SUPERVISED, "a U-Net")
+            (UNTRAINED, "random initialisation"),
+            ("intensity", "the same without tokens"),
+            (SUPERVISED, "a U-Net"),
         )
     ),
     *(
         Aim(f"real surfaces: below {label}, every seed", "real_surfaces/error_um/1", other, "every", 0, less=True)
         for other, label in ((UNTRAINED, "random initialisation"), *_FLOORS)
     ),
-)  # fmt: skip
+)
 
 
 def aims_lines(results: Results, name: str, left_out: Sequence[str] = ()) -> list[list[str]]:

@@ -126,9 +126,13 @@ def _member(cohort: Cohort) -> Bool[np.ndarray, " V"]:
 
 
 def _read(
-    cohort: Cohort, volumes: Int[np.ndarray, " n"], truth: Bool[np.ndarray, "V q"], first: int, questions: int,
+    cohort: Cohort,
+    volumes: Int[np.ndarray, " n"],
+    truth: Bool[np.ndarray, "V q"],
+    first: int,
+    questions: int,
     cells: bool,
-) -> LabelledScans:  # fmt: skip
+) -> LabelledScans:
     """Volumes with the answers `truth` to the questions from number `first` on; the others are not asked."""
     answers = np.full((len(volumes), questions), np.nan, np.float32)
     answers[:, first : first + truth.shape[1]] = truth[volumes]

@@ -29,8 +29,9 @@ def _convolution(before: int, after: int, kernel: tuple[int, int, int] = (1, 3, 
     padding = (kernel[0] // 2, kernel[1] // 2, kernel[2] // 2)
     return nn.Sequential(
         nn.Conv3d(before, after, kernel, stride=(1, stride, stride), padding=padding, bias=False),
-        nn.BatchNorm3d(after), nn.ReLU(),
-    )  # fmt: skip
+        nn.BatchNorm3d(after),
+        nn.ReLU(),
+    )
 
 
 class _Residual(nn.Module):
@@ -58,9 +59,10 @@ class LesionMapNet(nn.Module):
         self.depth = nn.Parameter(torch.zeros(2 * width, 1, (_ROWS[1] - _ROWS[0]) // CELL[1], 1))
         self.deeper = _Residual(_convolution(2 * width, 2 * width))
         self.coarse = nn.Sequential(
-            _convolution(2 * width, 4 * width, stride=2), _Residual(_convolution(4 * width, 4 * width, (3, 1, 1))),
+            _convolution(2 * width, 4 * width, stride=2),
+            _Residual(_convolution(4 * width, 4 * width, (3, 1, 1))),
             _Residual(_convolution(4 * width, 4 * width)),
-        )  # fmt: skip
+        )
         self.above = nn.Sequential(
             _convolution(6 * width, 4 * width, (1, 1, 1)),
             *(_Residual(_convolution(4 * width, 4 * width, (3, 1, 3))) for _ in range(3)),
@@ -156,8 +158,10 @@ class SmallNet(nn.Module):
         before = 1
         for after, stride in ((width, (1, 2, 2)), (2 * width, 2), (4 * width, 2), (8 * width, 2)):
             layers += [
-                nn.Conv3d(before, after, 3, stride=stride, padding=1, bias=False), nn.BatchNorm3d(after), nn.ReLU(),
-            ]  # fmt: skip
+                nn.Conv3d(before, after, 3, stride=stride, padding=1, bias=False),
+                nn.BatchNorm3d(after),
+                nn.ReLU(),
+            ]
             before = after
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(2 * before, questions)

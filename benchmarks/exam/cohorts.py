@@ -77,9 +77,16 @@ class Cohort:
         people, devices, splits = (table[column].to_numpy(dtype=str) for column in ("person_id", "device", "split"))
         rows = tuple(known[uid] for uid in table["sop_instance_uid"])
         return cls(
-            name, store, truth, list(table["volume_id"]), people, devices, splits, rows,
+            name,
+            store,
+            truth,
+            list(table["volume_id"]),
+            people,
+            devices,
+            splits,
+            rows,
             tuple({str(name): value for name, value in entry.items()} for entry in table.to_dict("records")),
-        )  # fmt: skip
+        )
 
     def indices(self, split: str) -> Int[np.ndarray, " n"]:
         """Indices of the volumes of `split`."""
@@ -149,8 +156,10 @@ def make_cohorts(work: Path, settings: Settings, names: Sequence[str], workers: 
     shares = (settings.train / total, settings.val / total, settings.test / total)
     decoy_total = settings.decoy_train + settings.decoy_val + settings.decoy_test
     decoy_shares = (
-        settings.decoy_train / decoy_total, settings.decoy_val / decoy_total, settings.decoy_test / decoy_total
-    )  # fmt: skip
+        settings.decoy_train / decoy_total,
+        settings.decoy_val / decoy_total,
+        settings.decoy_test / decoy_total,
+    )
     design = CohortDesign(difficulty="exam", eyes_per_person=1)
     again = replace(design, visit=1, device_offset=1)
     pretraining_shares = 0.96, 0.04, 0.0
@@ -184,8 +193,11 @@ def make_cohorts(work: Path, settings: Settings, names: Sequence[str], workers: 
         return write
 
     writers: dict[str, Callable[[Path], None]] = {
-        "main": write_main, SECOND_VISIT: write_second_visit, PRETRAINING: write_pretraining, DENSE: write_dense
-    }  # fmt: skip
+        "main": write_main,
+        SECOND_VISIT: write_second_visit,
+        PRETRAINING: write_pretraining,
+        DENSE: write_dense,
+    }
     for number, kind in enumerate(DECOYS, start=1):
         writers[kind] = decoys(kind, number, decoy_total, decoy_shares)
         writers[f"{kind}_ample"] = decoys(kind, 100 + number, settings.decoy_ample, (0.9, 0.1, 0.0))

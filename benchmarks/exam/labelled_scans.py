@@ -33,19 +33,23 @@ class LabelledScans:
         """The volumes of a cohort; `answers` is [n, questions]. `cells`: with the lesions' places."""
         scans = [cohort.store.read(cohort.ids[volume]) for volume in volumes]
         return cls(
-            [scan.pixels for scan in scans], [(scan.tissue_mean, scan.tissue_std) for scan in scans],
-            answers.astype(np.float32), cohort.store.preprocessing.image_size,
+            [scan.pixels for scan in scans],
+            [(scan.tissue_mean, scan.tissue_std) for scan in scans],
+            answers.astype(np.float32),
+            cohort.store.preprocessing.image_size,
             [np.rint(255 * lesion_cells(cohort, volume)).astype(np.uint8) for volume in volumes] if cells else [],
-        )  # fmt: skip
+        )
 
     @classmethod
     def joined(cls, parts: Sequence[LabelledScans]) -> LabelledScans:
         """All of `parts`, one after the other."""
         return cls(
-            [pixels for part in parts for pixels in part.pixels], [scale for part in parts for scale in part.scale],
-            np.concatenate([part.answers for part in parts]), parts[0].size,
+            [pixels for part in parts for pixels in part.pixels],
+            [scale for part in parts for scale in part.scale],
+            np.concatenate([part.answers for part in parts]),
+            parts[0].size,
             [cells for part in parts for cells in part.cells],
-        )  # fmt: skip
+        )
 
     def views(self, which: Sequence[int], rng: np.random.Generator | None) -> Float[Tensor, "b d h w"]:
         """Centred, or cropped at random and mirrored along the slices with probability one half."""

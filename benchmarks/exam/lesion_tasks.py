@@ -157,9 +157,11 @@ class EyeProbe:
         if (lesion, count) not in self._scores:
             train, truth = self.cohort.indices("train"), self.cohort.lesions[:, lesion]
             everybody = train if can_be_learned(truth[train]) else None
-            draws = [everybody] if count is None else [
-                draw_labelled(train, truth[train], count, "people", lesion, draw) for draw in range(DRAWS)
-            ]  # fmt: skip
+            draws = (
+                [everybody]
+                if count is None
+                else [draw_labelled(train, truth[train], count, "people", lesion, draw) for draw in range(DRAWS)]
+            )
             self._scores[lesion, count] = fit_draws(self.cohort, self.x, truth, draws)
         return self._scores[lesion, count]
 

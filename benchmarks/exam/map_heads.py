@@ -27,9 +27,12 @@ class MapHead(nn.Module):
         super().__init__()
         wide = 4 * width // 3
         self.body = nn.Sequential(
-            _convolution(channels, width), _convolution(width, width), nn.MaxPool2d((1, 2)),
-            _convolution(width, wide), _convolution(wide, wide),
-        )  # fmt: skip
+            _convolution(channels, width),
+            _convolution(width, width),
+            nn.MaxPool2d((1, 2)),
+            _convolution(width, wide),
+            _convolution(wide, wide),
+        )
         self.drop = nn.Dropout(0.3)
         self.answer = nn.Linear(2 * wide, 1)
 

@@ -52,10 +52,12 @@ def surfaces(cohort: Cohort, table: TokenTable) -> Iterator[Finding | LeftOut]:
         errors = np.zeros((DRAWS, len(BOUNDARIES), len(test)))
         for draw in range(DRAWS):
             chosen = [int(one) for one in keys.generator("exam boundaries", count, draw).permutation(train)[:count]]
-            head = SurfaceHead([
-                LabelledEye(eyes[one], depths[one], np.full(columns, number % FOLDS))
-                for number, one in enumerate(chosen)
-            ])  # fmt: skip
+            head = SurfaceHead(
+                [
+                    LabelledEye(eyes[one], depths[one], np.full(columns, number % FOLDS))
+                    for number, one in enumerate(chosen)
+                ]
+            )
             for number, volume in enumerate(map(int, test)):
                 off = np.abs(head.depths(eyes[volume]) - depths[volume])
                 errors[draw, :, number] = np.nanmean(off, axis=(1, 2)) * um
@@ -102,8 +104,10 @@ def mean_of_known(values: Float[np.ndarray, " n"], draws: Draws, people: list[st
     known = np.isfinite(values)
     return draws.estimate(
         lambda weights: values[known] @ weights / weights.sum(axis=0),
-        [person for person, one in zip(people, known, strict=True) if one], scale, scale=scale,
-    )  # fmt: skip
+        [person for person, one in zip(people, known, strict=True) if one],
+        scale,
+        scale=scale,
+    )
 
 
 def same_eye(

@@ -89,10 +89,13 @@ HEADLINES = (*LESION_FIGURES, *OTHER_FIGURES)
 TASKS_OF = {
     "intensity": set(READINGS) - {"added_value", *TUNED},
     "raw_patches": set(READINGS) - {"real_fluid_decoder", *TUNED},
-    "context": set(READINGS) - {"real_fluid_decoder", *TUNED}, "position": {"token_lesion"},
-    "covariates": {"eye_lesion", "severity"}, "graders": {"real_surfaces"}, SUPERVISED: {"real_fluid"},
+    "context": set(READINGS) - {"real_fluid_decoder", *TUNED},
+    "position": {"token_lesion"},
+    "covariates": {"eye_lesion", "severity"},
+    "graders": {"real_surfaces"},
+    SUPERVISED: {"real_fluid"},
     "tissue": {"surfaces", "real_surfaces"},
-}  # fmt: skip
+}
 MISSING, LEFT_OUT = "missing", "left out"
 TEMPLATE = Path(__file__).with_name("template.md")
 SEALED_TEMPLATE = Path(__file__).with_name("sealed.md")
@@ -108,19 +111,32 @@ def write_page(results: Results, folder: Path) -> None:
         add_admitted_means(results, patch)
     sealed = Results(results.path.parent / "sealed", results.samples / "sealed")
     text = TEMPLATE.read_text(encoding="utf-8").format(
-        **EXAM.as_dict(), missing=MISSING, summary=summary_table(results, sealed), encoders=encoders_table(results),
-        package=plan_in_package().name, aims=aims_table(results),
+        **EXAM.as_dict(),
+        missing=MISSING,
+        summary=summary_table(results, sealed),
+        encoders=encoders_table(results),
+        package=plan_in_package().name,
+        aims=aims_table(results),
         sealed=sealed_section(sealed, results) if sealed.entries else MISSING,
         lesion_rows=rows_table(results, LESION_FIGURES),
-        other_rows=rows_table(results, OTHER_FIGURES), lesion_differences=differences(results, LESION_FIGURES),
+        other_rows=rows_table(results, OTHER_FIGURES),
+        lesion_differences=differences(results, LESION_FIGURES),
         other_differences=differences(results, OTHER_FIGURES),
-        admission=admission(results), details=details(results), left_out=left_out(results),
+        admission=admission(results),
+        details=details(results),
+        left_out=left_out(results),
         decoys=", ".join(DECOYS).replace("_", " "),
-        token_share=TOKEN_SHARE, labelled_eyes=_listed(LABELLED_EYES), labelled_people=_listed(LABELLED_PEOPLE),
-        boundary_eyes=_listed(BOUNDARY_EYES), components=COMPONENTS, draws=DRAWS, max_intensity=MAX_INTENSITY,
-        min_cnn=MIN_CNN, max_few=MAX_CNN_FEW,
+        token_share=TOKEN_SHARE,
+        labelled_eyes=_listed(LABELLED_EYES),
+        labelled_people=_listed(LABELLED_PEOPLE),
+        boundary_eyes=_listed(BOUNDARY_EYES),
+        components=COMPONENTS,
+        draws=DRAWS,
+        max_intensity=MAX_INTENSITY,
+        min_cnn=MIN_CNN,
+        max_few=MAX_CNN_FEW,
         few_labels=_few_labels(results),
-    )  # fmt: skip
+    )
     write_atomic(folder / "rows.md", lambda file: file.write(text.encode()))
     plot_compute(results, folder / "compute.svg")
     for measured in (results, sealed):
@@ -136,12 +152,16 @@ def sealed_section(results: Results, main: Results) -> str:
         for figures in (LESION_FIGURES, OTHER_FIGURES)
     )
     return SEALED_TEMPLATE.read_text(encoding="utf-8").format(
-        **SEALED.as_dict(), openings="\n".join(f"- {opening}" for opening in described(results.path.parent)),
+        **SEALED.as_dict(),
+        openings="\n".join(f"- {opening}" for opening in described(results.path.parent)),
         aims=aims_table(results, NOT_SEALED),
-        lesion_rows=rows_table(results, lesions), other_rows=rows_table(results, others),
-        lesion_differences=differences(results, lesions), other_differences=differences(results, others),
-        details=details(results), left_out=left_out(results),
-    )  # fmt: skip
+        lesion_rows=rows_table(results, lesions),
+        other_rows=rows_table(results, others),
+        lesion_differences=differences(results, lesions),
+        other_differences=differences(results, others),
+        details=details(results),
+        left_out=left_out(results),
+    )
 
 
 def _few_labels(results: Results) -> str:
@@ -166,8 +186,10 @@ def row_names(results: Results) -> dict[tuple[str, Patch], list[RowName]]:
 
 def table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """A table in Markdown."""
-    return "\n".join(["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-                     + ["| " + " | ".join(line) + " |" for line in lines])  # fmt: skip
+    return "\n".join(
+        ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+        + ["| " + " | ".join(line) + " |" for line in lines]
+    )
 
 
 def cell(results: Results, rows: Sequence[RowName], key: str) -> str:

@@ -114,10 +114,14 @@ def fluid_from_tokens(featurise: Featurise, recipe: Recipe) -> Segment:
         table = token_table_of(featurise, eyes, recipe)
         x, slab = _features(table), _slabs(table)
         true, graded = (
-            np.concatenate([patch_cells(mask.view(np.uint8), recipe.grid, table.index[table.of(v)]) > 0
-                            for v, mask in enumerate(masks)])
+            np.concatenate(
+                [
+                    patch_cells(mask.view(np.uint8), recipe.grid, table.index[table.of(v)]) > 0
+                    for v, mask in enumerate(masks)
+                ]
+            )
             for masks in ([eye.fluid for eye in eyes], [eye.graded for eye in eyes])
-        )  # fmt: skip
+        )
         whole = graded.all(axis=1)
 
         def fitted(chosen: Bool[np.ndarray, " k"]) -> Ridge:

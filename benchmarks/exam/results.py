@@ -95,11 +95,21 @@ def left_out_mean(task: str, metric: str, labels: int | None, missing: Sequence[
 EYES, CENTERED, SAME_EYE = "zones_whitened", "zones_centered", "zones"
 # How a task reads a row: the same way for every row but the supervised networks, which read voxels themselves.
 READINGS = {
-    "token_lesion": "tokens", "eye_lesion": EYES, "eye_lesion_centered": CENTERED, "added_value": EYES, "decoys": EYES,
-    "surfaces": "tokens", "severity": CENTERED, "same_eye": SAME_EYE, "tuning": "tuned",
-    "tuning_segmentation": "tuned", "frozen": EYES,
-    "real_fluid": "tokens", "real_fluid_decoder": "tokens and voxels", "real_surfaces": "tokens",
-}  # fmt: skip
+    "token_lesion": "tokens",
+    "eye_lesion": EYES,
+    "eye_lesion_centered": CENTERED,
+    "added_value": EYES,
+    "decoys": EYES,
+    "surfaces": "tokens",
+    "severity": CENTERED,
+    "same_eye": SAME_EYE,
+    "tuning": "tuned",
+    "tuning_segmentation": "tuned",
+    "frozen": EYES,
+    "real_fluid": "tokens",
+    "real_fluid_decoder": "tokens and voxels",
+    "real_surfaces": "tokens",
+}
 SUPERVISED = "supervised"  # the row of networks that learn from labels alone
 _WITHOUT_TOKENS = {SUPERVISED: "voxels", "covariates": "columns", "graders": "surfaces"}
 UNTRAINED = "untrained"  # the exam's own encoder before its first update; of another architecture "untrained:NAME"
@@ -371,9 +381,7 @@ class Results:
 def _arrays(finding: Finding) -> dict[str, np.ndarray]:
     """A figure's resamples and the draws that they are of."""
     estimate = finding.estimate
-    return {
-        finding.key: estimate.samples.astype(np.float32), f"draws:{finding.key}": np.array(estimate.draws_id)
-    }  # fmt: skip
+    return {finding.key: estimate.samples.astype(np.float32), f"draws:{finding.key}": np.array(estimate.draws_id)}
 
 
 _MEASURED = ("labels", "metric", "value", "low", "high", "n", "n_people", "scale")  # of a figure made of others

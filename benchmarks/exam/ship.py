@@ -75,7 +75,7 @@ def card_figures(plan: Plan, seed: int, results: Results, run: str, about: dict[
         plan.name: RowName(plan.name, patch, seed),
         "untrained": RowName(twin_name(plan.recipe(seed), plan.name), patch, seed),
         "intensity": RowName("intensity", patch),
-    }  # fmt: skip
+    }
     lines = []
     for key, _ in HEADLINES:
         if results.value(rows[plan.name], key) is None:

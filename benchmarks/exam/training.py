@@ -65,11 +65,16 @@ class Plan:
         return load_recipe(
             RECIPE,
             [
-                *self.overrides, *weights, f"train.seed={seed}", f"train.max_updates={self.updates}",
-                f"checkpoint.every_updates={every}", "checkpoint.keep_last=1",
-                f"monitor.every_updates={max(1, self.updates // 8)}", "tracking.pictures_every_updates=null",
+                *self.overrides,
+                *weights,
+                f"train.seed={seed}",
+                f"train.max_updates={self.updates}",
+                f"checkpoint.every_updates={every}",
+                "checkpoint.keep_last=1",
+                f"monitor.every_updates={max(1, self.updates // 8)}",
+                "tracking.pictures_every_updates=null",
             ],
-        )  # fmt: skip
+        )
 
     @property
     def views(self) -> int:
@@ -227,12 +232,19 @@ def train(work: Path, plan: Plan, seed: int, store_path: Path) -> Path:
     write_json(
         folder / "trained.json",
         {
-            "encoder": plan.name, "overrides": list(plan.overrides), "seed": seed, "updates": plan.updates,
-            "start": _run(plan.start, seed), "teacher": _run(plan.teacher, seed),
-            "views": plan.views, "eyes": summary.volumes, **cpu, "loss": summary.loss,
+            "encoder": plan.name,
+            "overrides": list(plan.overrides),
+            "seed": seed,
+            "updates": plan.updates,
+            "start": _run(plan.start, seed),
+            "teacher": _run(plan.teacher, seed),
+            "views": plan.views,
+            "eyes": summary.volumes,
+            **cpu,
+            "loss": summary.loss,
             "rankme": summary.rankme,
         },
-    )  # fmt: skip
+    )
     return folder
 
 

@@ -95,9 +95,14 @@ def tune_each_rate(
 def training_recipe(recipe: Recipe, seed: int, updates: int) -> Recipe:
     """What makes and orders the training views: crops and flips of the encoder's volumes, few of their tokens."""
     train = TrainRecipe(
-        max_updates=updates, global_batch=BATCH, base_lr=1.0, min_lr_ratio=0.01, warmup_share=_WARM_UP,
-        precision="fp32", seed=seed,
-    )  # fmt: skip
+        max_updates=updates,
+        global_batch=BATCH,
+        base_lr=1.0,
+        min_lr_ratio=0.01,
+        warmup_share=_WARM_UP,
+        precision="fp32",
+        seed=seed,
+    )
     tokens = recipe.tokens.model_copy(
         update={"select": "tissue", "budget": max(2, int(recipe.token_count * _TOKEN_SHARE))}
     )

@@ -39,9 +39,13 @@ class UNet(nn.Module):
 
 def _convolutions(before: int, after: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(before, after, 3, padding=1), nn.GroupNorm(4, after), nn.ReLU(),
-        nn.Conv2d(after, after, 3, padding=1), nn.GroupNorm(4, after), nn.ReLU(),
-    )  # fmt: skip
+        nn.Conv2d(before, after, 3, padding=1),
+        nn.GroupNorm(4, after),
+        nn.ReLU(),
+        nn.Conv2d(after, after, 3, padding=1),
+        nn.GroupNorm(4, after),
+        nn.ReLU(),
+    )
 
 
 def train_unet(

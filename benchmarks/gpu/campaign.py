@@ -170,9 +170,13 @@ class Campaign:
         threads = os.environ.get("OMP_NUM_THREADS", "4")  # several processes share the cores
         with log.open("ab") as file:
             process = subprocess.Popen(
-                self.command(job, *arguments), stdout=file, stderr=file, cwd=ROOT, start_new_session=True,
+                self.command(job, *arguments),
+                stdout=file,
+                stderr=file,
+                cwd=ROOT,
+                start_new_session=True,
                 env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": threads} | environment,
-            )  # fmt: skip
+            )
         if not wait:
             return process
         try:

@@ -108,8 +108,13 @@ def step_of(campaign: Campaign, name: str) -> Figures:
     micro = largest_that_fits(sizes, fits, device)
     if not micro:
         raise OctjepaError(f"not one volume of {name} fits into the memory of {device}")
-    found: Figures = {"planned_micro_batch": sizes[0], "micro_batch": micro, "precision": recipe.train.precision,
-                      "tokens": recipe.token_count, "gflops_per_volume": flops / 1e9}  # fmt: skip
+    found: Figures = {
+        "planned_micro_batch": sizes[0],
+        "micro_batch": micro,
+        "precision": recipe.train.precision,
+        "tokens": recipe.token_count,
+        "gflops_per_volume": flops / 1e9,
+    }
     for compiled in (False, True) if settings.compiled else (False,):
         kind = "compiled" if compiled else "plain"
         gc.collect()
@@ -125,9 +130,14 @@ def step_of(campaign: Campaign, name: str) -> Figures:
         except Exception as error:  # without a compiler the plain figures stand
             found[kind] = {"missing": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
             continue
-        found[kind] = {"volumes_per_second": micro / seconds, "tflops": micro / seconds * flops / 1e12,
-                       "share_of_gemm": micro / seconds * flops / best, "peak_bytes": peak.bytes,
-                       "planned_bytes": peak_bytes(recipe, micro), "first_two_updates_seconds": first}  # fmt: skip
+        found[kind] = {
+            "volumes_per_second": micro / seconds,
+            "tflops": micro / seconds * flops / 1e12,
+            "share_of_gemm": micro / seconds * flops / best,
+            "peak_bytes": peak.bytes,
+            "planned_bytes": peak_bytes(recipe, micro),
+            "first_two_updates_seconds": first,
+        }
         del trainer
     shares = [one["share_of_gemm"] for one in map(found.get, ("plain", "compiled")) if one and "share_of_gemm" in one]
     return {**found, "goal": GOAL, "reached": bool(shares) and max(shares) >= GOAL}
@@ -165,12 +175,13 @@ def loader(campaign: Campaign) -> Figures:
         pinned = device.type == "cuda"
         host = training_batches(dataset, 0, total, workers, pin_memory=pinned)
         found[name] = {
-            "workers": workers, "batch": recipe.train.global_batch,
+            "workers": workers,
+            "batch": recipe.train.global_batch,
             "host": _volumes_per_second((on_device(one, device) for one in host), campaign),
             "patches": _volumes_per_second(DeviceLookup(device).batches(dataset, 0, total, workers), campaign),
             "device": _volumes_per_second(here.batches(dataset, 0, total, workers), campaign),
             "store_bytes": here.pixels.numel(),
-        }  # fmt: skip
+        }
     for where in ("host", "patches", "device"):
         lines = read_json_lines(small_run(campaign, f"data-on-{where}", f"machine.data_on={where}") / "metrics.jsonl")
         seconds = [float(line["seconds"]) for line in lines if "train/loss" in line]

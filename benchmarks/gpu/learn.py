@@ -42,11 +42,16 @@ def encoder_recipe(settings: Settings, name: str, updates: int) -> Recipe:
     return load_recipe(
         RECIPE,
         [
-            *settings.encoders[name], "train.precision=auto", f"train.max_updates={total}", "checkpoint.keep_last=1",
-            f"checkpoint.every_updates={each}", f"checkpoint.keep_every_updates={each}",
-            f"monitor.every_updates={max(1, total // 8)}", "tracking.pictures_every_updates=null",
+            *settings.encoders[name],
+            "train.precision=auto",
+            f"train.max_updates={total}",
+            "checkpoint.keep_last=1",
+            f"checkpoint.every_updates={each}",
+            f"checkpoint.keep_every_updates={each}",
+            f"monitor.every_updates={max(1, total // 8)}",
+            "tracking.pictures_every_updates=null",
         ],
-    )  # fmt: skip
+    )
 
 
 def run_folder(work: Path, name: str) -> Path:
@@ -82,8 +87,13 @@ def read_row(settings: Settings, work: Path, named: str) -> None:
         recipe = encoder_recipe(settings, encoder_name, updates=1)
         torch.manual_seed(recipe.train.seed)
         encoder = PretrainedEncoder(VJEPA3D.from_recipe(recipe).target_encoder, recipe, f"untrained:{encoder_name}")
-        exam.read(row_name(settings, named), encoder, "intensity" if kind == "intensity" else "encoder", about,
-                  settings.without)  # fmt: skip
+        exam.read(
+            row_name(settings, named),
+            encoder,
+            "intensity" if kind == "intensity" else "encoder",
+            about,
+            settings.without,
+        )
         return
     path = checkpoint_at(settings, work, encoder_name, int(which))
     about["views"] = update_number(path) * encoder_recipe(settings, encoder_name, 0).train.global_batch
@@ -122,10 +132,13 @@ def train(campaign: Campaign, name: str) -> Figures:
     views = recipe.train.max_updates or 0
     seconds = sum(float(line["seconds"]) for line in lines)
     return {
-        "updates": len(lines), "views": views * recipe.train.global_batch, "update_seconds": seconds,
-        "views_per_second": views * recipe.train.global_batch / max(seconds, 1e-9), "loss": lines[-1]["train/loss"],
+        "updates": len(lines),
+        "views": views * recipe.train.global_batch,
+        "update_seconds": seconds,
+        "views_per_second": views * recipe.train.global_batch / max(seconds, 1e-9),
+        "loss": lines[-1]["train/loss"],
         "precision": load_recipe(str(out / "recipe.yaml")).train.precision,
-    }  # fmt: skip
+    }
 
 
 def read(campaign: Campaign) -> Figures:

@@ -36,9 +36,12 @@ def train(campaign: Campaign) -> Figures:
     known = json.loads(chosen.read_text(encoding="utf-8"))
     updates = known["updates"]
     recipe = campaign.recipe(
-        settings.one_gpu, f"train.max_updates={updates}", "train.epochs=null",
-        f"checkpoint.every_updates={max(1, updates // 10)}", f"monitor.every_updates={max(1, updates // 8)}",
-    )  # fmt: skip
+        settings.one_gpu,
+        f"train.max_updates={updates}",
+        "train.epochs=null",
+        f"checkpoint.every_updates={max(1, updates // 10)}",
+        f"monitor.every_updates={max(1, updates // 8)}",
+    )
     path = campaign.work / "one_gpu.yaml"
     path.write_text(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
     campaign.child("train", str(store), str(out), str(path), seconds=campaign.seconds_left() - 35)
@@ -46,12 +49,17 @@ def train(campaign: Campaign) -> Figures:
     lines = [line for line in read_json_lines(out / "metrics.jsonl") if "train/loss" in line]
     used = [line["device_utilisation"] for line in lines if "device_utilisation" in line]
     return {
-        **known, "people": settings.one_gpu_people, "loss": summary["loss"], "cosine": summary["cosine"],
-        "baseline_cosine": summary["baseline_cosine"], "rankme": summary["rankme"],
-        "volumes_per_second": summary["volumes_per_second"], "data_wait_share": summary["data_wait_share"],
+        **known,
+        "people": settings.one_gpu_people,
+        "loss": summary["loss"],
+        "cosine": summary["cosine"],
+        "baseline_cosine": summary["baseline_cosine"],
+        "rankme": summary["rankme"],
+        "volumes_per_second": summary["volumes_per_second"],
+        "data_wait_share": summary["data_wait_share"],
         "device_utilisation": sum(used) / len(used) if used else None,
         "device_bytes": max((line.get("memory/device_bytes", 0) for line in lines), default=0),
-    }  # fmt: skip
+    }
 
 
 def report(campaign: Campaign) -> Figures:

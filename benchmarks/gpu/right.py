@@ -45,9 +45,14 @@ def machine(campaign: Campaign) -> Figures:
     (card,) = accelerator_checks()[:1]
     version = {"python": sys.version.split()[0], "torch": torch.__version__, "cuda": torch.version.cuda}
     bad = [check for check in found.checks if check.state != "ok"]
-    return {**version, "device": str(campaign.device), "card": card.found, "cores": os.cpu_count(),
-            "right": found.ok,
-            "not_ok": {check.name: f"{check.state}: {check.found}" for check in bad}}  # fmt: skip
+    return {
+        **version,
+        "device": str(campaign.device),
+        "card": card.found,
+        "cores": os.cpu_count(),
+        "right": found.ok,
+        "not_ok": {check.name: f"{check.state}: {check.found}" for check in bad},
+    }
 
 
 def small_run(campaign: Campaign, name: str, *overrides: str, **environment: str) -> Path:
@@ -73,9 +78,13 @@ def losses(campaign: Campaign) -> Figures:
     here = losses_of(small_run(campaign, "fp32-device", fp32))
     apart = [abs(a - b) / abs(a) for a, b in zip(on_cpu, here, strict=True)]
     return {
-        "updates": len(here), "first": here[0], "last": here[-1], "apart": max(apart),
-        "apart_by_update": [float(f"{value:.2g}") for value in apart], "right": max(apart) < LOSS_TOLERANCE,
-    }  # fmt: skip
+        "updates": len(here),
+        "first": here[0],
+        "last": here[-1],
+        "apart": max(apart),
+        "apart_by_update": [float(f"{value:.2g}") for value in apart],
+        "right": max(apart) < LOSS_TOLERANCE,
+    }
 
 
 def bf16(campaign: Campaign) -> Figures:
@@ -133,8 +142,13 @@ def memory(campaign: Campaign) -> Figures:
         planned = peak_bytes(recipe, micro)
         with peak_memory(campaign.device) as peak:
             updates_of(recipe, micro, 2)
-        found[name] = {"micro_batch": micro, "planned": planned, "measured": peak.bytes,
-                       "ratio": planned / max(peak.bytes, 1), "precision": recipe.train.precision}  # fmt: skip
+        found[name] = {
+            "micro_batch": micro,
+            "planned": planned,
+            "measured": peak.bytes,
+            "ratio": planned / max(peak.bytes, 1),
+            "precision": recipe.train.precision,
+        }
     if campaign.device.type == "cpu":
         return found  # what a process holds is not what a plan counts; `make bench ARGS=memory` measures that
     return {**found, "right": all(abs(1 - one["ratio"]) <= MEMORY_TOLERANCE for one in found.values())}
@@ -147,9 +161,15 @@ def resolved(recipe: Recipe) -> Recipe:
 
 def out_of_memory(campaign: Campaign) -> Figures:
     """A run for which memory runs out halves its micro-batch and ends; on a GPU torch is given little memory."""
-    recipe = campaign.recipe(campaign.settings.small, "train.max_updates=2", "monitor.every_updates=null",
-                             "checkpoint.dir=null", "train.precision=fp32", "machine.data_on=host",
-                             "validation.max_samples=1")  # fmt: skip
+    recipe = campaign.recipe(
+        campaign.settings.small,
+        "train.max_updates=2",
+        "monitor.every_updates=null",
+        "checkpoint.dir=null",
+        "train.precision=fp32",
+        "machine.data_on=host",
+        "validation.max_samples=1",
+    )
     store, out = campaign.small_store(), campaign.work / "runs" / f"full-{time.time_ns()}"
     forget(campaign.device)
     size, tried, honest = recipe.train.global_batch, [], loop.accumulate
@@ -214,8 +234,15 @@ def tests(campaign: Campaign) -> Figures:
     environment = os.environ | {"OCTJEPA_TEST_DEVICE": campaign.device.type, "OMP_NUM_THREADS": "1"}
     seconds = max(30.0, min(240.0, campaign.seconds_left() - 10))
     try:
-        done = subprocess.run([*command, *campaign.settings.tests], cwd=ROOT, env=environment, timeout=seconds,
-                              capture_output=True, text=True, check=False)  # fmt: skip
+        done = subprocess.run(
+            [*command, *campaign.settings.tests],
+            cwd=ROOT,
+            env=environment,
+            timeout=seconds,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         raise OctjepaError(f"the tests took more than {seconds:.0f} s") from None
     if not log.is_file():

@@ -9,13 +9,23 @@ from benchmarks.exam.settings import REAL_EYES, TUNED
 from benchmarks.exam.settings import Settings as ExamSettings
 
 _LARGE = (
-    "pretrain_vjepa_multi_domain", "tokens.select=tissue", "tokens.budget=3168", "train.global_batch=64",
-    "machine.micro_batch=8", "machine.devices=1",
-)  # fmt: skip
+    "pretrain_vjepa_multi_domain",
+    "tokens.select=tissue",
+    "tokens.budget=3168",
+    "train.global_batch=64",
+    "machine.micro_batch=8",
+    "machine.devices=1",
+)
 _MAE = (
-    "objective.name=mae", "masks.random=1", "masks.tubes=0", "masks.blocks=0", "masks.runs=0",
-    "masks.target_share=0.25", "model.predictor_width=192", "model.predictor_depth=2",
-)  # fmt: skip
+    "objective.name=mae",
+    "masks.random=1",
+    "masks.tubes=0",
+    "masks.blocks=0",
+    "masks.runs=0",
+    "masks.target_share=0.25",
+    "model.predictor_width=192",
+    "model.predictor_depth=2",
+)
 _TINY = ("model.size=test", "model.width=24", "model.depth=1", "model.heads=2", "model.predictor_width=12")
 _TINY += ("model.predictor_depth=1", "model.predictor_heads=2")
 
@@ -73,10 +83,20 @@ FULL = Settings(
     exam=ExamSettings(),
     encoders={
         "mae": (*_MAE, "train.global_batch=256", "train.base_lr=1e-3"),
-        "vjepa": ("objective.name=vjepa", "masks.target_share=0.5", "masks.per_target=4", "train.global_batch=64",
-                  "train.base_lr=1e-3"),
-        "mae_coarse": (*_MAE, "train.global_batch=256", "train.base_lr=1e-3", "tokens.patch_size=[4,16,16]",
-                       "tokens.budget=128"),
+        "vjepa": (
+            "objective.name=vjepa",
+            "masks.target_share=0.5",
+            "masks.per_target=4",
+            "train.global_batch=64",
+            "train.base_lr=1e-3",
+        ),
+        "mae_coarse": (
+            *_MAE,
+            "train.global_batch=256",
+            "train.base_lr=1e-3",
+            "tokens.patch_size=[4,16,16]",
+            "tokens.budget=128",
+        ),
     },
     views=90_000,
     milestones=(1, 4, 12),
@@ -86,7 +106,7 @@ FULL = Settings(
     one_gpu_seconds=300.0,
     tests=("tests/train", "tests/resume", "tests/pretext", "tests/objectives", "tests/model", "tests/views"),
     read_processes=6,
-)  # fmt: skip
+)
 
 _REHEARSED_STEP = ("smoke_test", *_TINY)
 REHEARSAL = Settings(
@@ -102,12 +122,32 @@ REHEARSAL = Settings(
     turns=1,
     loader_updates=4,
     exam=ExamSettings(
-        train=24, val=6, test=24, boundaries_train=2, boundaries_test=2, second_visit=12, decoy_train=3, decoy_val=1,
-        decoy_test=3, decoy_ample=4, pretraining=24,
+        train=24,
+        val=6,
+        test=24,
+        boundaries_train=2,
+        boundaries_test=2,
+        second_visit=12,
+        decoy_train=3,
+        decoy_val=1,
+        decoy_test=3,
+        decoy_ample=4,
+        pretraining=24,
     ),
-    encoders={name: (*FULL.encoders[name], "train.global_batch=4", "model.size=test", "model.width=24",
-                     "model.depth=1", "model.heads=2", "model.predictor_width=12", "model.predictor_depth=1",
-                     "model.predictor_heads=2") for name in FULL.encoders},
+    encoders={
+        name: (
+            *FULL.encoders[name],
+            "train.global_batch=4",
+            "model.size=test",
+            "model.width=24",
+            "model.depth=1",
+            "model.heads=2",
+            "model.predictor_width=12",
+            "model.predictor_depth=1",
+            "model.predictor_heads=2",
+        )
+        for name in FULL.encoders
+    },
     views=8,
     milestones=(1, 2, 3),
     without=(*FULL.without, "decoys"),
@@ -117,7 +157,7 @@ REHEARSAL = Settings(
     tests=("tests/train/test_step.py",),
     read_processes=2,
     workers=2,
-)  # fmt: skip
+)
 
 SMALLEST = Settings(
     **{
@@ -126,8 +166,17 @@ SMALLEST = Settings(
         "people": 4,
         "updates": 3,
         "exam": ExamSettings(
-            train=6, val=2, test=6, boundaries_train=1, boundaries_test=1, second_visit=4, decoy_train=1, decoy_val=1,
-            decoy_test=1, decoy_ample=2, pretraining=8,
+            train=6,
+            val=2,
+            test=6,
+            boundaries_train=1,
+            boundaries_test=1,
+            second_visit=4,
+            decoy_train=1,
+            decoy_val=1,
+            decoy_test=1,
+            decoy_ample=2,
+            pretraining=8,
         ),
         "encoders": {name: REHEARSAL.encoders[name] for name in ("mae", "vjepa")},
         "milestones": (1, 2),
@@ -139,4 +188,4 @@ SMALLEST = Settings(
         "in_process": True,
         "tests": ("tests/views/test_order.py",),
     }
-)  # fmt: skip
+)

@@ -52,8 +52,13 @@ def applies(marker: str) -> bool:
     if re.search(r"platform_python_implementation\s*==\s*['\"]PyPy", marker):
         return False
     for sign, minor in re.findall(r"python_(?:full_)?version\s*(<=|<|==|>=|>)\s*['\"]3\.(\d+)", marker):
-        if not {"<": int(minor) > 12, "<=": int(minor) >= 12, "==": int(minor) == 12, ">=": int(minor) <= 12,
-                ">": int(minor) < 12}[sign]:  # fmt: skip
+        if not {
+            "<": int(minor) > 12,
+            "<=": int(minor) >= 12,
+            "==": int(minor) == 12,
+            ">=": int(minor) <= 12,
+            ">": int(minor) < 12,
+        }[sign]:
             return False
     return True
 

@@ -80,8 +80,9 @@ def run_benchmark(subject: str, against: str | None = None, repeats: int | None 
         _log.warning(
             "this machine is busy (load %.1f on %d cores): take the ratio with its spread, and the figures as low. "
             "Threads that wait for each other suffer most; OMP_WAIT_POLICY=passive helps them",
-            load, cores,
-        )  # fmt: skip
+            load,
+            cores,
+        )
     peer = benchmark.peers[name]
     with peer.comparison() as comparison:
         figures = summary(run_alternately(comparison, count, f"bench {subject}"))

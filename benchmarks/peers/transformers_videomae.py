@@ -38,11 +38,20 @@ def videomae_model(recipe: Recipe) -> Any:
     width = recipe.model.predictor_width or size.predictor_width
     depth = recipe.model.predictor_depth or size.predictor_depth
     config = transformers.VideoMAEConfig(
-        image_size=(rows, columns), patch_size=patch, num_channels=1, num_frames=frames, tubelet_size=tubelet,
-        hidden_size=size.width, num_hidden_layers=size.depth, num_attention_heads=size.heads,
-        intermediate_size=4 * size.width, decoder_hidden_size=width, decoder_num_hidden_layers=depth,
-        decoder_num_attention_heads=size.predictor_heads, decoder_intermediate_size=4 * width,
-    )  # fmt: skip
+        image_size=(rows, columns),
+        patch_size=patch,
+        num_channels=1,
+        num_frames=frames,
+        tubelet_size=tubelet,
+        hidden_size=size.width,
+        num_hidden_layers=size.depth,
+        num_attention_heads=size.heads,
+        intermediate_size=4 * size.width,
+        decoder_hidden_size=width,
+        decoder_num_hidden_layers=depth,
+        decoder_num_attention_heads=size.predictor_heads,
+        decoder_intermediate_size=4 * width,
+    )
     return transformers.VideoMAEForPreTraining(config)
 
 
