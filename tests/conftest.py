@@ -57,13 +57,28 @@ TOGETHER = ("tests/cli", "tests/reliability", "tests/tasks/finetune", "tests/tas
 # Files and folders of half a minute and more. They begin first, so that no worker is left alone with one at the end.
 FIRST = (
     "tests/house/test_site.py",
-    "tests/cli", "tests/tasks/finetune", "tests/gpu/test_campaign.py", "tests/reliability", "tests/tasks/segment",
-    "tests/evaluate/test_study_group.py", "tests/evaluate/leaderboard/test_board.py", "tests/train/test_compile.py",
-    "tests/resume/test_ranks.py", "tests/ingest/test_zoo.py", "tests/demo/test_demo.py", "tests/train/test_plan.py",
-    "tests/exam/test_reading.py", "tests/resume/test_failing_store.py", "tests/encoders/test_graph.py",
-    "tests/embed/test_embedding.py", "tests/bench/test_bench.py", "tests/train/test_waiting.py",
-    "tests/pretext/test_pretext.py", "tests/notebooks/test_notebooks.py", "tests/launch",
-)  # fmt: skip
+    "tests/cli",
+    "tests/tasks/finetune",
+    "tests/gpu/test_campaign.py",
+    "tests/reliability",
+    "tests/tasks/segment",
+    "tests/evaluate/test_study_group.py",
+    "tests/evaluate/leaderboard/test_board.py",
+    "tests/train/test_compile.py",
+    "tests/resume/test_ranks.py",
+    "tests/ingest/test_zoo.py",
+    "tests/demo/test_demo.py",
+    "tests/train/test_plan.py",
+    "tests/exam/test_reading.py",
+    "tests/resume/test_failing_store.py",
+    "tests/encoders/test_graph.py",
+    "tests/embed/test_embedding.py",
+    "tests/bench/test_bench.py",
+    "tests/train/test_waiting.py",
+    "tests/pretext/test_pretext.py",
+    "tests/notebooks/test_notebooks.py",
+    "tests/launch",
+)
 
 
 def scheduling_group(nodeid: str) -> str:

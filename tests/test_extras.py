@@ -32,7 +32,7 @@ class Installed:
         ({"archive_info": {}}, 'pip install "transformers>=4.53"'),
         (None, 'pip install "octjepa[hf]"'),
     ],
-)  # fmt: skip
+)
 def test_a_checkout_installs_from_itself(monkeypatch, origin, message):
     monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Installed(origin))
     assert install_command("hf") == message

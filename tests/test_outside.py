@@ -59,12 +59,24 @@ def test_checkpoints_elsewhere_are_not_opened(tmp_path: Path, address: str) -> N
         ("export", "{run}", "--format", "safetensors", "--out", "{out}"),
         ("split", "{store}", "--against", "{run}"),
         ("leaderboard", "{run}", "--labels", "{labels}", "--target", "drusen", "--store", "{store}", "--out", "{out}"),
-        ("finetune", "finetune", "--from", "{run}", "--store", "{store}", "--labels", "{labels}", "--target", "drusen",
-         "--out", "{out}"),
+        (
+            "finetune",
+            "finetune",
+            "--from",
+            "{run}",
+            "--store",
+            "{store}",
+            "--labels",
+            "{labels}",
+            "--target",
+            "drusen",
+            "--out",
+            "{out}",
+        ),
         ("pretrain", "{run}/recipe.yaml", "--store", "{store}", "--out", "{run}", "--resume"),
     ],
     ids=lambda words: words[0],
-)  # fmt: skip
+)
 def test_no_verb_opens_the_bucket_that_a_run_names(tmp_path: Path, words: tuple[str, ...]) -> None:
     run, labels = stranger(tmp_path / "run"), tmp_path / "labels.tsv"
     store_of(tmp_path / "store", [index_entry(number, split="train") for number in range(4)])

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 
 SMALL = (
-    "tiny_cpu_vjepa", "preprocessing.image_size=[8,64,64]", "preprocessing.margin=[0,4,4]",
-    "preprocessing.target_spacing_mm=[0.4,0.016,0.1]", "tokens.budget=16", "train.global_batch=2",
-)  # fmt: skip
+    "tiny_cpu_vjepa",
+    "preprocessing.image_size=[8,64,64]",
+    "preprocessing.margin=[0,4,4]",
+    "preprocessing.target_spacing_mm=[0.4,0.016,0.1]",
+    "tokens.budget=16",
+    "train.global_batch=2",
+)
 
 
 @pytest.fixture

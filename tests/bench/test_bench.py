@@ -17,13 +17,26 @@ from command_line import Outcome, call
 from octjepa.errors import OctjepaError, UsageError
 
 QUICK = [
-    ("step", "plain"), ("step", "transformers"), ("step", "shipped"), ("step", "shipped_default"),
-    ("step", "sparse"), ("step", "sparse_alike"),
-    ("step", "matmul"), ("step", "fp32"), ("ingest", "pydicom"), ("ingest", "monai"),
-    ("loader", "torch"), ("loader", "monai"), ("loader", "monai_persistent"), ("loader", "decoding"),
-    ("embed", "single"), ("embed", "transformers"), ("peak", "shipped"),
-    ("segment", "monai"), ("segment", "surface_finder"),
-]  # fmt: skip
+    ("step", "plain"),
+    ("step", "transformers"),
+    ("step", "shipped"),
+    ("step", "shipped_default"),
+    ("step", "sparse"),
+    ("step", "sparse_alike"),
+    ("step", "matmul"),
+    ("step", "fp32"),
+    ("ingest", "pydicom"),
+    ("ingest", "monai"),
+    ("loader", "torch"),
+    ("loader", "monai"),
+    ("loader", "monai_persistent"),
+    ("loader", "decoding"),
+    ("embed", "single"),
+    ("embed", "transformers"),
+    ("peak", "shipped"),
+    ("segment", "monai"),
+    ("segment", "surface_finder"),
+]
 KEYS = {"subject", "against", "ours_is", "other_is", "unit", "reads", "ours", "other", "ratio", "spread", "runs"}
 
 
@@ -102,11 +115,13 @@ def test_from_python_the_same_is_refused(words: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("subject", "peer", "module", "extra"),
     [
-        ("step", "transformers", "transformers_vjepa2", "hf"), ("embed", "transformers", "transformers_vjepa2", "hf"),
-        ("ingest", "monai", "ingest", "monai"), ("loader", "monai", "ingest", "monai"),
+        ("step", "transformers", "transformers_vjepa2", "hf"),
+        ("embed", "transformers", "transformers_vjepa2", "hf"),
+        ("ingest", "monai", "ingest", "monai"),
+        ("loader", "monai", "ingest", "monai"),
         ("segment", "monai", "ingest", "monai"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.usefixtures("small")
 def test_a_peer_that_is_not_installed_names_its_extra(
     subject: str, peer: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch

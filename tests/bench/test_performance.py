@@ -16,10 +16,17 @@ from octjepa.machine import Processor
 def _result(ratio: float) -> dict[str, Any]:
     return {
         "subject": "step",
-        "ratio": ratio, "spread": [ratio - 0.1, ratio + 0.1], "ours": 10.0 * ratio, "other": 10.0, "threads": 2,
-        "measured": "2026-01-01", "gflops_fp32": 100, "gflops_bf16": 50, "precision": "fp32",
+        "ratio": ratio,
+        "spread": [ratio - 0.1, ratio + 0.1],
+        "ours": 10.0 * ratio,
+        "other": 10.0,
+        "threads": 2,
+        "measured": "2026-01-01",
+        "gflops_fp32": 100,
+        "gflops_bf16": 50,
+        "precision": "fp32",
         "machine": {"cores": 2, "torch": "2.13"},
-    }  # fmt: skip
+    }
 
 
 EVERY = {

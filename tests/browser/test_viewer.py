@@ -88,9 +88,14 @@ def test_every_control_of_the_native_view_changes_what_is_drawn(page: Page, url:
         nonlocal before
         page.wait(f"document.querySelector('#pane-a .{canvas}').toDataURL() !== {json.dumps(before)}")
 
-    for selector, value in ((".native-slider", 3), (".native-surfaces", False), (".native-contrast", 2.5),
-                            (".native-stretch", 3), (".native-layer", "tokens"),
-                            (".native-layer", "random")):  # fmt: skip
+    for selector, value in (
+        (".native-slider", 3),
+        (".native-surfaces", False),
+        (".native-contrast", 2.5),
+        (".native-stretch", 3),
+        (".native-layer", "tokens"),
+        (".native-layer", "random"),
+    ):
         before = drawn(page, "#pane-a .bscan")
         page.choose(f"#pane-a {selector}", value)
         changes()

@@ -202,12 +202,15 @@ def test_surfaces_are_found_to_the_depth_index_whatever_the_coarse_search_leaves
     assert np.abs(found.bm - true).max() < 4
 
 
-@pytest.mark.parametrize("changes", [
-    {"spacing_mm": (0.15, 5e4, 0.035)},  # 414 TB where nothing checks
-    {"spacing_mm": (0.15, float("inf"), 0.035)},
-    {"spacing_mm": (0.15, float("nan"), 0.035)},
-    {"slice_positions_mm": np.r_[np.arange(FRAMES - 1) * 0.15, 1e9]},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"spacing_mm": (0.15, 5e4, 0.035)},  # 414 TB where nothing checks
+        {"spacing_mm": (0.15, float("inf"), 0.035)},
+        {"spacing_mm": (0.15, float("nan"), 0.035)},
+        {"slice_positions_mm": np.r_[np.arange(FRAMES - 1) * 0.15, 1e9]},
+    ],
+)
 def test_a_size_beyond_memory_is_refused_before_it_is_allocated(changes: dict[str, object]) -> None:
     import tracemalloc
 

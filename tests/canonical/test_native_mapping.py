@@ -36,12 +36,16 @@ def test_there_and_back_is_the_same_position(laterality: str) -> None:
     assert np.abs(native.to_canonical(native.to_native(stored)) - stored).max() < 1e-6
 
 
-@pytest.mark.parametrize(("laterality", "preprocessing"), [
-    ("OD", PREPROCESSING), ("OS", PREPROCESSING),
-    ("OS", PREPROCESSING.model_copy(update={"orientation": "native"})),
-    ("OS", PREPROCESSING.model_copy(update={"flatten": "none"})),
-    ("OD", PREPROCESSING.model_copy(update={"target_spacing_mm": (0.3, 0.0117, 0.06)})),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("laterality", "preprocessing"),
+    [
+        ("OD", PREPROCESSING),
+        ("OS", PREPROCESSING),
+        ("OS", PREPROCESSING.model_copy(update={"orientation": "native"})),
+        ("OS", PREPROCESSING.model_copy(update={"flatten": "none"})),
+        ("OD", PREPROCESSING.model_copy(update={"target_spacing_mm": (0.3, 0.0117, 0.06)})),
+    ],
+)
 def test_a_marked_surface_comes_back_within_a_native_row(laterality: str, preprocessing: Preprocessing) -> None:
     from dataclasses import replace
 

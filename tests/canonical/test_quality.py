@@ -63,10 +63,17 @@ def filled(volume: OCTVolume, step: int) -> np.ndarray:
     return pixels
 
 
-@pytest.mark.parametrize(("part", "sign", "damage"), [
-    ("snr_db", -1, noisier), ("snr_db", -1, darker), ("clipped_share", 1, cut_above), ("blank_share", 1, blanked),
-    ("motion_um", 1, jittered), ("fill_share", 1, filled),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("part", "sign", "damage"),
+    [
+        ("snr_db", -1, noisier),
+        ("snr_db", -1, darker),
+        ("clipped_share", 1, cut_above),
+        ("blank_share", 1, blanked),
+        ("motion_um", 1, jittered),
+        ("fill_share", 1, filled),
+    ],
+)
 @pytest.mark.parametrize("device", ["topcon_triton", "zeiss_cirrus"])
 @pytest.mark.slow
 def test_parts_and_score_fall_step_by_step(device: str, part: str, sign: int, damage: Damage) -> None:

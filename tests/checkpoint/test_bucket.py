@@ -46,8 +46,10 @@ def test_a_run_saves_prunes_and_resumes_in_a_bucket(bucket: Bucket, tmp_path: Pa
         for file in ("manifest.json", "model.safetensors", "optimiser.safetensors")
     ]
     assert whole.checkpoint == f"{location}/step-00000006"
-    straight = {name: folder.read_tensors(join(location, "step-00000006"), name) for name in
-                ("model.safetensors", "optimiser.safetensors")}  # fmt: skip
+    straight = {
+        name: folder.read_tensors(join(location, "step-00000006"), name)
+        for name in ("model.safetensors", "optimiser.safetensors")
+    }
 
     # the last two updates are lost, and a torn upload lies there; the run continues and comes to the same weights
     remove(join(location, "step-00000006/manifest.json"))
@@ -84,8 +86,12 @@ def test_a_torn_upload_is_no_checkpoint_and_goes_with_the_next_pruning(bucket: B
     put_bytes(b"mine", join(location, "notes.txt"))
     assert folder.list_checkpoints(location) == [join(location, "step-00000001"), join(location, "step-00000003")]
     folder.prune(location, 1)
-    assert names(location) == ["notes.txt", "step-00000003/manifest.json", "step-00000003/model.safetensors",
-                            "step-00000004/model.safetensors"]  # fmt: skip
+    assert names(location) == [
+        "notes.txt",
+        "step-00000003/manifest.json",
+        "step-00000003/model.safetensors",
+        "step-00000004/model.safetensors",
+    ]
 
 
 @pytest.mark.slow

@@ -70,9 +70,19 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
     made.say("pretrain", "smoke_test", *FAST, "--store", made.store, "--out", made.run)
     made.say("embed", made.run, "--store", made.store, "--out", made.embeddings)
     made.say(
-        "probe", made.embeddings, "--labels", made.labels, "--target", "drusen", "--target", "intraretinal_fluid",
-        "--probe", "linear", "--out", made.root / "probe.json",
-    )  # fmt: skip
+        "probe",
+        made.embeddings,
+        "--labels",
+        made.labels,
+        "--target",
+        "drusen",
+        "--target",
+        "intraretinal_fluid",
+        "--probe",
+        "linear",
+        "--out",
+        made.root / "probe.json",
+    )
     with pytest.MonkeyPatch.context() as patch:
         shorten_pages(patch)
         draw_flat_layers(patch)

@@ -42,9 +42,18 @@ def test_every_verb_takes_a_bucket(bucket: Bucket, tmp_path: Path, monkeypatch: 
     result = done("inspect", store, "--verify")
     assert (result["kind"], result["volumes"], result["damaged"]) == ("store", 8, [])
     made = done(
-        "pretrain", "tiny_cpu", "train.max_updates=2", "train.global_batch=2", "machine.loader_workers=1", *OVERRIDES,
-        f"checkpoint.dir={saves}", "--store", store, "--out", run,
-    )  # fmt: skip
+        "pretrain",
+        "tiny_cpu",
+        "train.max_updates=2",
+        "train.global_batch=2",
+        "machine.loader_workers=1",
+        *OVERRIDES,
+        f"checkpoint.dir={saves}",
+        "--store",
+        store,
+        "--out",
+        run,
+    )
     assert made["checkpoint"] == join(saves, "step-00000002")
     assert info(join(saves, "step-00000002", "manifest.json")) is not None
     assert not (run / "checkpoints").exists()

@@ -31,9 +31,11 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     table = pd.DataFrame({"split": ["train"] * 30 + ["val"] * 5, "person_id": names})
     opened = SimpleNamespace(table=table, preprocessing=None)
     cohort = SimpleNamespace(
-        train=SimpleNamespace(volume_ids=names[:30]), val=SimpleNamespace(volume_ids=names[30:]),
-        print_flow=lambda: None, about=dict,
-    )  # fmt: skip
+        train=SimpleNamespace(volume_ids=names[:30]),
+        val=SimpleNamespace(volume_ids=names[30:]),
+        print_flow=lambda: None,
+        about=dict,
+    )
     monkeypatch.setattr(store.Store, "open", lambda location: opened)
     monkeypatch.setattr(data, "choose_cohort", lambda *arguments: (cohort, object()))
     monkeypatch.setattr(grid_coverage, "cohort_coverage", lambda *arguments: None)

@@ -16,8 +16,10 @@ from octjepa.errors import RecipeError
 def test_all_recipes_are_listed_with_their_verb() -> None:
     listed = {one["name"]: one for one in call("recipes", "list", "--json").json["recipes"]}
     assert {name: one["verb"] for name, one in listed.items()}.items() >= {
-        ("tiny_cpu", "pretrain"), ("study_group", "finetune"), ("segment_decoder", "segment"),
-    }  # fmt: skip
+        ("tiny_cpu", "pretrain"),
+        ("study_group", "finetune"),
+        ("segment_decoder", "segment"),
+    }
     assert all(one["about"] for one in listed.values())
 
 

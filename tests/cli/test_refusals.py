@@ -129,10 +129,18 @@ def test_a_wrong_path_or_option(line: Any, tmp_path: Path, words: list[str], mes
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "page.dcm").write_text("<html>", encoding="utf-8")
     positions = {
-        "SCAN": line.scan, "STORE": line.store, "RUN": line.run, "COHORT": line.cohort, "TABLE": line.embeddings,
-        "LABELS": line.labels, "NEW": tmp_path / "new", "NEW2": tmp_path / "new2", "EMPTY": tmp_path / "empty",
-        "TEXTS": tmp_path / "texts", "LARGE": "pretrain_vjepa_multi_domain",
-    }  # fmt: skip
+        "SCAN": line.scan,
+        "STORE": line.store,
+        "RUN": line.run,
+        "COHORT": line.cohort,
+        "TABLE": line.embeddings,
+        "LABELS": line.labels,
+        "NEW": tmp_path / "new",
+        "NEW2": tmp_path / "new2",
+        "EMPTY": tmp_path / "empty",
+        "TEXTS": tmp_path / "texts",
+        "LARGE": "pretrain_vjepa_multi_domain",
+    }
     given = [str(positions.get(part, part)) for part in words]
     given = [part.replace("NEW/", f"{tmp_path}/new/").replace("SCAN/", f"{line.scan}/") for part in given]
     refused(call(*given), 2, message)
@@ -140,8 +148,9 @@ def test_a_wrong_path_or_option(line: Any, tmp_path: Path, words: list[str], mes
 
 def test_a_run_of_another_model_is_not_resumed(line: Any) -> None:
     before = sorted(path.name for path in line.run.rglob("*"))
-    result = call("pretrain", "smoke_test", *FAST, "model.size=reference", "--store", line.store, "--out", line.run,
-                "--resume")  # fmt: skip
+    result = call(
+        "pretrain", "smoke_test", *FAST, "model.size=reference", "--store", line.store, "--out", line.run, "--resume"
+    )
     refused(
         result, 2, "started with another recipe", "model.size: checkpoint 'test', recipe 'reference'", "another --out"
     )
@@ -182,10 +191,16 @@ def manifest(content: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     "spoil",
     [
-        damaged_byte, gone, manifest(""), manifest("{"), manifest("[1]"), manifest("{}"), manifest('{"schema": 1}'),
+        damaged_byte,
+        gone,
+        manifest(""),
+        manifest("{"),
+        manifest("[1]"),
+        manifest("{}"),
+        manifest('{"schema": 1}'),
         manifest('{"schema": 1, "update": 4, "files": {}}'),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_checkpoint(line: Any, tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     folder = tmp_path / line.checkpoint.name
     shutil.copytree(line.checkpoint, folder)

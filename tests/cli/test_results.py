@@ -17,18 +17,33 @@ AGREED = {
     "ingest": {"accepted", "quarantined", "by_reason", "by_device", "seconds", "volumes_per_second"},
     "split": {"train", "val", "test", "leaks"},
     "pretrain": {
-        "updates", "loss", "cosine", "baseline_cosine", "rankme", "volumes_per_second", "data_wait_share",
-        "checkpoint", "skipped_updates",
+        "updates",
+        "loss",
+        "cosine",
+        "baseline_cosine",
+        "rankme",
+        "volumes_per_second",
+        "data_wait_share",
+        "checkpoint",
+        "skipped_updates",
     },
     "embed": {"rows", "dim", "missing", "volumes_per_second"},
     "probe": {"rows"},
     "report": {"report"},
-}  # fmt: skip
+}
 FILE_KEYS = {"kind", "shape", "spacing_mm", "provenance", "laterality", "device", "pattern", "reasons"}
 PLAN_KEYS = {
-    "tokens", "parameters", "trainable", "flops_per_volume", "peak_memory_bytes", "disk_bytes", "updates",
-    "effective_batch", "lr", "ema_half_life_samples",
-}  # fmt: skip
+    "tokens",
+    "parameters",
+    "trainable",
+    "flops_per_volume",
+    "peak_memory_bytes",
+    "disk_bytes",
+    "updates",
+    "effective_batch",
+    "lr",
+    "ema_half_life_samples",
+}
 RECIPES = (
     "smoke_test",
     "tiny_cpu",
@@ -162,8 +177,18 @@ def test_a_second_ingest_has_nothing_to_do(line: Any) -> None:
 
 
 def test_probe_without_json_is_a_table_with_the_macro_average_first(line: Any) -> None:
-    result = call("probe", line.embeddings, "--labels", line.labels, "--target", "drusen",
-                "--target", "intraretinal_fluid", "--probe", "linear")  # fmt: skip
+    result = call(
+        "probe",
+        line.embeddings,
+        "--labels",
+        line.labels,
+        "--target",
+        "drusen",
+        "--target",
+        "intraretinal_fluid",
+        "--probe",
+        "linear",
+    )
     assert result.code == 0
     head, *rows = result.out.splitlines()
     assert re.match(r"auroc \(linear probe, \w+\) +smoke_test +untrained", head), head

@@ -96,8 +96,9 @@ def test_plan_counts_the_cohort_and_a_criterion_that_takes_the_last_is_named(tmp
     assert planned.code == 0, planned.err
     assert planned.json["volumes"] == 8
     assert planned.json["domains"] == {
-        "topcon_triton": {"volumes": 6, "per_epoch": 4}, "zeiss_cirrus": {"volumes": 2, "per_epoch": 4},
-    }  # fmt: skip
+        "topcon_triton": {"volumes": 6, "per_epoch": 4},
+        "zeiss_cirrus": {"volumes": 2, "per_epoch": 4},
+    }
     assert planned.json["flow"]["train"][0]["left"] == {"people": 4, "eyes": 8, "volumes": 8, "files": 8}
     empty = call("plan", "smoke_test", "--store", tmp_path / "store", "data.min_frames=500")
     assert empty.code == 2

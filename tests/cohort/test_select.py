@@ -20,10 +20,17 @@ from octjepa.store import Store
 
 # Ten training volumes; each says something that none of the others does.
 MESSAGE: list[dict[str, Any]] = [
-    {"device": "zeiss_cirrus"}, {"site": "UAB"}, {"region": "Optic Disc"}, {"eye": ""}, {"format": "nifti"},
-    {"pattern": "radial"}, {"native_d": 7}, {"spacing_z_mm": 0.3}, {"quality": 0.2},
+    {"device": "zeiss_cirrus"},
+    {"site": "UAB"},
+    {"region": "Optic Disc"},
+    {"eye": ""},
+    {"format": "nifti"},
+    {"pattern": "radial"},
+    {"native_d": 7},
+    {"spacing_z_mm": 0.3},
+    {"quality": 0.2},
     {"notes": "blank_frames=3;person_unknown", "uncertain": "slice;depth"},
-]  # fmt: skip
+]
 
 
 @pytest.fixture
@@ -91,8 +98,14 @@ def test_rasters_of_a_few_lines_take_part_only_where_a_recipe_asks_for_them(tmp_
     assert len(select(made, DataRecipe(exclude_notes=()), "train").volume_ids) == 3
 
 
-LEFT_OUT = ("sparse_slices=2", "vertical_lines", "neighbours_unlike", "part_of_scan", "radial_by_content",
-            "retina_doubtful")  # fmt: skip
+LEFT_OUT = (
+    "sparse_slices=2",
+    "vertical_lines",
+    "neighbours_unlike",
+    "part_of_scan",
+    "radial_by_content",
+    "retina_doubtful",
+)
 
 
 def test_failed_scans_are_left_out_by_default_and_counted(tmp_path: Path) -> None:
@@ -147,10 +160,12 @@ def test_sites_come_from_participants_where_files_name_none(tmp_path: Path) -> N
 def test_one_per_eye_keeps_the_best_and_breaks_ties_by_id(tmp_path: Path) -> None:
     same = {"person_id": "1", "eye": "OD"}
     rows = [
-        index_entry(0, **same, quality=0.5, visit="a"), index_entry(1, **same, quality=0.9, visit="a"),
-        index_entry(2, **same, quality=0.7, visit="b"), index_entry(3, **same, quality=0.7, visit="b"),
+        index_entry(0, **same, quality=0.5, visit="a"),
+        index_entry(1, **same, quality=0.9, visit="a"),
+        index_entry(2, **same, quality=0.7, visit="b"),
+        index_entry(3, **same, quality=0.7, visit="b"),
         index_entry(4, **{**same, "eye": "OS"}, quality=0.1, device="zeiss_cirrus"),
-    ]  # fmt: skip
+    ]
     store = store_of(tmp_path / "store", rows)
     ids = [row["volume_id"] for row in rows]
     assert select(store, DataRecipe(one_per="eye"), "").volume_ids == sorted([ids[1], ids[4]])

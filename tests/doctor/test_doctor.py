@@ -172,8 +172,14 @@ def test_what_pyproject_asks_for_is_understood():
 
 def machine_with(tmp_path, recipe=None, planned=None):
     setup = Setup(tmp_path, recipe, planned)
-    found = [machine.choice_checks, machine.memory_check, machine.disk_check, machine.shared_memory_check,
-             machine.output_check, machine.clock_check]  # fmt: skip
+    found = [
+        machine.choice_checks,
+        machine.memory_check,
+        machine.disk_check,
+        machine.shared_memory_check,
+        machine.output_check,
+        machine.clock_check,
+    ]
     return by_name(check for function in found for check in function(setup))
 
 
@@ -286,8 +292,10 @@ def test_a_store_is_opened_read_and_held_against_the_recipe(monkeypatch):
 def test_a_recipe_whose_batch_cannot_be_assigned_fails(tmp_path, monkeypatch):
     only_cheap_checks(monkeypatch)
     recipe = tmp_path / "odd.yaml"
-    recipe.write_text("tokens: {select: all}\ntrain: {max_updates: 4, global_batch: 4}\nmachine: {devices: 3}\n"
-                      "tracking: {backends: [mlflow]}\n")  # fmt: skip
+    recipe.write_text(
+        "tokens: {select: all}\ntrain: {max_updates: 4, global_batch: 4}\nmachine: {devices: 3}\n"
+        "tracking: {backends: [mlflow]}\n"
+    )
     message = call("doctor", "--out", tmp_path, "--recipe", recipe, "--json")
     assert message.code == 1
     found = {check["name"]: check for check in message.json["checks"]}

@@ -60,10 +60,18 @@ class Wrong(Net):
 def number(path):
     return 3
 """
-NAMES = "\n".join(f"{name} = mine:{part}" for name, part in {
-    "mine": "Net", "mine_tokens": "Tokens", "mine_vector": "Vector", "mine_wrong": "Wrong", "mine_number": "number",
-    "mine_placed": "Placed", "mine_broken": "Broken",
-}.items())  # fmt: skip
+NAMES = "\n".join(
+    f"{name} = mine:{part}"
+    for name, part in {
+        "mine": "Net",
+        "mine_tokens": "Tokens",
+        "mine_vector": "Vector",
+        "mine_wrong": "Wrong",
+        "mine_number": "number",
+        "mine_placed": "Placed",
+        "mine_broken": "Broken",
+    }.items()
+)
 
 
 @pytest.fixture

@@ -66,10 +66,12 @@ def test_a_volume_that_is_gone_from_the_store_of_pretraining_hides_no_person(tra
     assert found["leaks"] == [
         {"kind": kind, "split": split, "volumes": [row["volume_id"]]}
         for kind, split, row in (
-            ("content_hash", "val", rows[1]), ("person_id", "test", rows[0]), ("person_id", "val", rows[1]),
+            ("content_hash", "val", rows[1]),
+            ("person_id", "test", rows[0]),
+            ("person_id", "val", rows[1]),
             ("sop_instance_uid", "val", rows[1]),
         )
-    ]  # fmt: skip
+    ]
 
 
 def test_weights_whose_store_is_gone_are_compared_by_content(trained: Path) -> None:

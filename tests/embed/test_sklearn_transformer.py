@@ -120,12 +120,23 @@ def test_parameters_are_those_given_and_clones_start_unfitted(small: PretrainedE
 
 # The others transform a matrix of numbers, which no scan is, or give parameters of types that the tests' hook refuses.
 CHECKS = (
-    "check_estimator_cloneable", "check_estimator_tags_renamed", "check_valid_tag_types", "check_estimator_repr",
-    "check_no_attributes_set_in_init", "check_estimators_overwrite_params",
-    "check_dont_overwrite_parameters", "check_estimators_fit_returns_self", "check_get_params_invariance",
-    "check_set_params", "check_mixin_order", "check_fit_check_is_fitted", "check_n_features_in_after_fitting",
-    "check_positive_only_tag_during_fit", "check_transformer_n_iter", "check_parameters_default_constructible",
-)  # fmt: skip
+    "check_estimator_cloneable",
+    "check_estimator_tags_renamed",
+    "check_valid_tag_types",
+    "check_estimator_repr",
+    "check_no_attributes_set_in_init",
+    "check_estimators_overwrite_params",
+    "check_dont_overwrite_parameters",
+    "check_estimators_fit_returns_self",
+    "check_get_params_invariance",
+    "check_set_params",
+    "check_mixin_order",
+    "check_fit_check_is_fitted",
+    "check_n_features_in_after_fitting",
+    "check_positive_only_tag_during_fit",
+    "check_transformer_n_iter",
+    "check_parameters_default_constructible",
+)
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -44,24 +44,34 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "one class": (lambda f, t: lesion(f, t, slice(None), 1), "lesion0: all 120 labelled volumes have one value"),
     "only NaN": (lambda f, t: lesion(f, t, slice(None), "NaN"), "lesion0 holds no label at all"),
     "a class that train lacks": (
-        lambda f, t: lesion(f, t, split_of(f, "train"), 0), "split train has no volume of class 1"),
+        lambda f, t: lesion(f, t, split_of(f, "train"), 0),
+        "split train has no volume of class 1",
+    ),
     "a class that test lacks": (
         lambda f, t: lesion(f, t, split_of(f, "test"), 0),
-        "`octjepa split STORE --by stratified --shares 0.6,0.1,0.3 --labels LABELS --target lesion0`, and embed again"),
+        "`octjepa split STORE --by stratified --shares 0.6,0.1,0.3 --labels LABELS --target lesion0`, and embed again",
+    ),
     "a person on two sides": (
-        lambda f, t: (f.assign(split=np.where(f.index == 0, "test", f["split"])), t), "leak: 1 of 60 people"),
+        lambda f, t: (f.assign(split=np.where(f.index == 0, "test", f["split"])), t),
+        "leak: 1 of 60 people",
+    ),
     "one scan, two people, two sides": (
         lambda f, t: (f.assign(content_hash=["a" * 64, *f["content_hash"][1:-1], "a" * 64]), t),
-        "leak: the same pixels are stored under two people in different splits, 1 time"),
+        "leak: the same pixels are stored under two people in different splits, 1 time",
+    ),
     "two rows that disagree": (
         lambda f, t: (f, pd.concat([t, t.iloc[:1].assign(lesion0=1 - t["lesion0"].iloc[0])])),
-        "lesion0 is given twice with different values"),
+        "lesion0 is given twice with different values",
+    ),
     "a slip in a quantity": (
         lambda f, t: (f, t.assign(lesion0=["inf" if n == 3 else str(300 + n) for n in range(120)])),
-        "lesion0 holds 1 cell without a number among numbers: 'inf' in row 5"),
+        "lesion0 holds 1 cell without a number among numbers: 'inf' in row 5",
+    ),
     "nobody in train": (
-        lambda f, t: (f.assign(split=f["split"].replace("train", "")), t), "no volume is in split 'train'"),
-}  # fmt: skip
+        lambda f, t: (f.assign(split=f["split"].replace("train", "")), t),
+        "no volume is in split 'train'",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -81,8 +91,9 @@ STATED: dict[str, tuple[Change, str]] = {
     "a row given twice": (lambda f, t: (f, pd.concat([t, t.iloc[:1]])), "given more than once with equal values"),
     "one scan under two people of one side": (
         lambda f, t: (f.assign(content_hash=["a" * 64, f["content_hash"][1], "a" * 64, *f["content_hash"][3:]]), t),
-        "the same pixels are stored under two people in one split, 1 time"),
-}  # fmt: skip
+        "the same pixels are stored under two people in one split, 1 time",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", STATED)

@@ -26,11 +26,18 @@ def four_volumes() -> Embeddings:
     """A person with three scans of the right eye over two visits and one of the left; features 1, 2, 3 and 10."""
     frame = pd.DataFrame(
         {
-            "person_id": ["p"] * 4, "eye": ["OD", "OD", "OD", "OS"], "volume_id": list("abcd"),
-            "content_hash": list("abcd"), "device": ["x", "y", "x", "x"], "split": "train", "age": 60.0,
-            "clinical_site": "UW", "visit": ["v1", "v2", "v2", "v2"], "quality": [0.9, 0.2, np.nan, 0.5],
+            "person_id": ["p"] * 4,
+            "eye": ["OD", "OD", "OD", "OS"],
+            "volume_id": list("abcd"),
+            "content_hash": list("abcd"),
+            "device": ["x", "y", "x", "x"],
+            "split": "train",
+            "age": 60.0,
+            "clinical_site": "UW",
+            "visit": ["v1", "v2", "v2", "v2"],
+            "quality": [0.9, 0.2, np.nan, 0.5],
         }
-    )  # fmt: skip
+    )
     block = np.array([1.0, 2, 3, 10], np.float32)[:, None]
     return Embeddings(frame, block, block, block, 1, "e", "c", 0, ("mean",))
 
@@ -131,9 +138,11 @@ def probed(cohort: Cohort, tmp_path: Path) -> Callable[..., ProbeResult]:
     def run(change: Callable[[pd.DataFrame, pd.DataFrame], Any] | None = None, **options: Any) -> ProbeResult:
         frame, labels = cohort(people=90)
         again = frame.assign(
-            volume_id="b" + frame["volume_id"], content_hash="b" + frame["content_hash"], quality=0.1,
+            volume_id="b" + frame["volume_id"],
+            content_hash="b" + frame["content_hash"],
+            quality=0.1,
             vector=list(np.random.default_rng(8).normal(size=(180, 48)).astype(np.float32)),
-        )  # fmt: skip
+        )
         frame = pd.concat([frame.assign(quality=0.9), again], ignore_index=True)
         if change is not None:
             frame, labels = change(frame, labels)
@@ -157,8 +166,12 @@ def test_levels_and_rules_reach_the_rows(probed: Callable[..., ProbeResult]) -> 
     counts = {"volume": 108, "eye": 54, "person": 27}
     found = {}
     for level, several in (
-        ("volume", "features"), ("eye", "features"), ("eye", "scores"), ("eye", "best_quality"), ("person", "scores"),
-    ):  # fmt: skip
+        ("volume", "features"),
+        ("eye", "features"),
+        ("eye", "scores"),
+        ("eye", "best_quality"),
+        ("person", "scores"),
+    ):
         result = probed(level=level, several=several)
         row = auroc(result)
         assert (row["n"], row["n_people"]) == (counts[level], 27)
@@ -233,9 +246,12 @@ def test_tokens_of_several_volumes_have_no_mean(
     for several in ("scores", "best_quality"):
         result = probed(level="eye", several=several, probes=["attentive"], tokens=tokens)
         assert {(row["name"], row["probe"], row["pool"]) for row in result.rows} == {
-            ("octjepa", "attentive", "attention"), ("untrained", "attentive", "attention"),
-            ("histogram", "linear", "none"), ("covariates", "linear", "none"), ("majority", "constant", "none"),
-        }  # fmt: skip
+            ("octjepa", "attentive", "attention"),
+            ("untrained", "attentive", "attention"),
+            ("histogram", "linear", "none"),
+            ("covariates", "linear", "none"),
+            ("majority", "constant", "none"),
+        }
         assert {row["n"] for row in result.rows} == {54}
         assert (result.paired["probe"], result.paired["pool"]) == ("attentive", "attention")
         assert auroc(result)["value"] > auroc(result, "untrained")["value"] + 0.1

@@ -57,9 +57,14 @@ def run(cohort: Cohort, tmp_path_factory: pytest.TempPathFactory) -> Callable[[b
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(probe_training, "EPOCHS", 25)
             return probe_with(
-                [read_embeddings(table)], folder / "labels.tsv", ["lesion0"], probes=NAMES, pools=["mean_std_max"],
-                bootstrap=400, tokens=[tokens],
-            )  # fmt: skip
+                [read_embeddings(table)],
+                folder / "labels.tsv",
+                ["lesion0"],
+                probes=NAMES,
+                pools=["mean_std_max"],
+                bootstrap=400,
+                tokens=[tokens],
+            )
 
     return probe
 

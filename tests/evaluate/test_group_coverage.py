@@ -83,8 +83,10 @@ def test_a_constant_quantity_is_named(cohort: Cohort, run_probe: Callable[..., P
 @pytest.mark.slow
 def test_labels_in_one_cell_are_a_target_each(cohort: Cohort, run_probe: Callable[..., ProbeResult]) -> None:
     frame, labels = cohort(people=120, prevalence=(0.4, 0.3))
-    both = [";".join(name for name, has in zip(("dr", "amd"), row, strict=True) if has) or "none"
-            for row in labels[["lesion0", "lesion1"]].to_numpy()]  # fmt: skip
+    both = [
+        ";".join(name for name, has in zip(("dr", "amd"), row, strict=True) if has) or "none"
+        for row in labels[["lesion0", "lesion1"]].to_numpy()
+    ]
     result = run_probe(frame, labels.assign(found=both), targets=["found"], task="multilabel", probes=["linear"])
     apart = run_probe(frame, labels, targets=["lesion1", "lesion0"], probes=["linear"])
     assert {row["target"] for row in result.rows} == {"found=amd", "found=dr", "macro"}

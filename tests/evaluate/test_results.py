@@ -52,28 +52,69 @@ def test_rows_come_back_from_their_json_form(kind: type[Row], data: dict[str, ob
     [
         (
             ProbePaired,
-            {"name": "a", "target": "t", "probe": "linear", "pool": "mean", "metric": "auroc", "reference": "b",
-             **DIFFERENCE, "undefined": 0, "n_people": 9, "p": None},
+            {
+                "name": "a",
+                "target": "t",
+                "probe": "linear",
+                "pool": "mean",
+                "metric": "auroc",
+                "reference": "b",
+                **DIFFERENCE,
+                "undefined": 0,
+                "n_people": 9,
+                "p": None,
+            },
         ),
         (
             TunedPaired,
-            {"name": "a", "target": "t", "metric": "auroc", "against": "frozen", "reference": "b",
-             "reference_probe": "linear", **DIFFERENCE, "undefined": 0, "n_people": 9, "p": 0.5},
+            {
+                "name": "a",
+                "target": "t",
+                "metric": "auroc",
+                "against": "frozen",
+                "reference": "b",
+                "reference_probe": "linear",
+                **DIFFERENCE,
+                "undefined": 0,
+                "n_people": 9,
+                "p": 0.5,
+            },
         ),
         (HeadPaired, {"name": "a", "reference": "b", "metric": "dice", **DIFFERENCE, "n_people": 9}),
         (
             RecipePaired,
-            {"name": "a", "reference": "b", "target": "t", "metric": "auroc", **DIFFERENCE, "recipe_low": None,
-             "recipe_high": 0.2, "n_people": 9, "seeds": 3},
+            {
+                "name": "a",
+                "reference": "b",
+                "target": "t",
+                "metric": "auroc",
+                **DIFFERENCE,
+                "recipe_low": None,
+                "recipe_high": 0.2,
+                "n_people": 9,
+                "seeds": 3,
+            },
         ),
         (
             CorrectedPaired,
-            {"name": "a", "reference": "b", "target": "t", "metric": "auroc", **DIFFERENCE, "recipe_low": None,
-             "recipe_high": 0.2, "n_people": 9, "seeds": 3, "p_of": "recipes", "p": 0.01, "p_holm": 0.02,
-             "q_bh": 0.02},
+            {
+                "name": "a",
+                "reference": "b",
+                "target": "t",
+                "metric": "auroc",
+                **DIFFERENCE,
+                "recipe_low": None,
+                "recipe_high": 0.2,
+                "n_people": 9,
+                "seeds": 3,
+                "p_of": "recipes",
+                "p": 0.01,
+                "p_holm": 0.02,
+                "q_bh": 0.02,
+            },
         ),
     ],
-)  # fmt: skip
+)
 def test_differences_come_back_from_their_json_form(kind: type, data: dict[str, object]) -> None:
     pair = read_paired(data)
     assert type(pair) is kind
@@ -109,24 +150,47 @@ RATES = {f"{rate}{end}": 0.9 for rate in ("sensitivity", "specificity") for end 
         (TargetSummary, {"target": "t", "task": "regression", "label_hash": "h", "counts": {"train": 3}}),
         (
             TargetSummary,
-            {"target": "t", "task": "binary", "label_hash": "h", "classes": ["0", "1"], "counts": {"train": [3, 4]},
-             "class_weights": [1.0, 2.0]},
+            {
+                "target": "t",
+                "task": "binary",
+                "label_hash": "h",
+                "classes": ["0", "1"],
+                "counts": {"train": [3, 4]},
+                "class_weights": [1.0, 2.0],
+            },
         ),
         (SubgroupResult, {"name": "a", "target": "t", "probe": "linear", "pool": "mean", "column": "sex", **GROUPS}),
         (
             TrainingDetails,
             {
-                "name": "a", "seed": 1, "target": "t",
+                "name": "a",
+                "seed": 1,
+                "target": "t",
                 "reliability": [{"stated": 0.1, "happened": 0.2, "low": None, "high": 0.3, "n": 4, "n_people": 2}],
-                "decision_curve": [{"threshold": 0.1, "model": 0.2, "all": 0.1, "none": 0.0, "over_best": 0.1,
-                                    "low": 0.0, "high": 0.2}],
-                "threshold": {"chosen_for_specificity": 0.9, "threshold": 0.4,
-                              "sensitivity": {"value": 0.8, **MEASURED}, "specificity": {"value": 0.9, **MEASURED}},
+                "decision_curve": [
+                    {"threshold": 0.1, "model": 0.2, "all": 0.1, "none": 0.0, "over_best": 0.1, "low": 0.0, "high": 0.2}
+                ],
+                "threshold": {
+                    "chosen_for_specificity": 0.9,
+                    "threshold": 0.4,
+                    "sensitivity": {"value": 0.8, **MEASURED},
+                    "specificity": {"value": 0.9, **MEASURED},
+                },
                 "between_sites": [{"chosen_at": "a", "used_at": "b", "threshold": 0.4, **RATES, "n": 9, "n_people": 8}],
                 "by_group": {"device": GROUPS},
                 "left_out": {
-                    "rows": [{"group": "one", "with_it": 0.8, "without_it": 0.7, "drop": 0.1, "low": None,
-                              "high": None, "n": 9, "n_people": 8}],
+                    "rows": [
+                        {
+                            "group": "one",
+                            "with_it": 0.8,
+                            "without_it": 0.7,
+                            "drop": 0.1,
+                            "low": None,
+                            "high": None,
+                            "n": 9,
+                            "n_people": 8,
+                        }
+                    ],
                     "mean_drop": {"drop": 0.1, "low": None, "high": None, "groups": 1},
                     "left_out": {},
                 },
@@ -134,7 +198,7 @@ RATES = {f"{rate}{end}": 0.9 for rate in ("sensitivity", "specificity") for end 
             },
         ),
     ],
-)  # fmt: skip
+)
 def test_records_within_records_come_back_with_their_types(kind: type, data: dict[str, object]) -> None:
     record = kind.from_json(data)
     assert record.to_json() == data

@@ -58,11 +58,27 @@ class Made:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     root = tmp_path_factory.mktemp("study group")
     for words in (
-        ("phantom", root / "phantom", "--people", PEOPLE, "--seed", SEED, "--devices", "topcon_maestro2",
-         "--difficulty", "realistic", "--group-effect", EFFECT, "--shares", "0.5,0.1,0.4", "--workers", 1),
+        (
+            "phantom",
+            root / "phantom",
+            "--people",
+            PEOPLE,
+            "--seed",
+            SEED,
+            "--devices",
+            "topcon_maestro2",
+            "--difficulty",
+            "realistic",
+            "--group-effect",
+            EFFECT,
+            "--shares",
+            "0.5,0.1,0.4",
+            "--workers",
+            1,
+        ),
         ("ingest", root / "phantom", "--store", root / "store", "--workers", 1),
         ("embed", "phantom-tiny", "--store", root / "store", "--out", root / "embeddings.parquet"),
-    ):  # fmt: skip
+    ):
         done = call(*words, "--quiet")
         assert done.code == 0, done.err
     return Made(root)
@@ -167,8 +183,11 @@ def test_a_leaked_person_stops_the_probe_and_is_named_by_the_report(made: Made, 
 def test_the_larger_run_is_in_the_documents(root: Path) -> None:
     findings = json.loads((root / "benchmarks" / "records" / "study_group.json").read_text(encoding="utf-8"))
     strongest = max(findings["effects"], key=lambda one: one["group_effect"])
-    rows = {row["name"]: row for row in strongest["rows"]
-            if row["target"] == "study_group" and row["pool"] in ("mean_std_max", "none")}  # fmt: skip
+    rows = {
+        row["name"]: row
+        for row in strongest["rows"]
+        if row["target"] == "study_group" and row["pool"] in ("mean_std_max", "none")
+    }
     baselines = [rows[name]["value"] for name in ("untrained", "histogram", "covariates", "majority")]
     assert rows["phantom-tiny"]["low"] > max(baselines)
     assert all(one["shuffled"]["without_chance"] == [] for one in findings["effects"])

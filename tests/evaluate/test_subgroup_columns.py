@@ -64,9 +64,14 @@ def files(cohort: Cohort, saved: Callable[..., tuple[Path, Path]]) -> tuple[Path
 def test_each_group_has_its_own_figure_and_a_small_one_its_count(files: tuple[Path, Path]) -> None:
     table, labels = files
     result = probe_with(
-        [read_embeddings(table)], labels, ["lesion0"], probes=["linear"], pools=["mean"], bootstrap=100,
+        [read_embeddings(table)],
+        labels,
+        ["lesion0"],
+        probes=["linear"],
+        pools=["mean"],
+        bootstrap=100,
         subgroups=parse_subgroups("sex,age:60"),
-    )  # fmt: skip
+    )
     ours = {
         (one["column"], one["metric"]): one
         for one in result.subgroups

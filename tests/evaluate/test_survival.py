@@ -107,9 +107,17 @@ def test_a_planted_risk_is_found_and_the_baselines_stand_beside_it(
     monkeypatch.setattr("octjepa.evaluate.linear_knn.ALPHA_GRID", (10.0, 0.1))
     table, labels = files
     result = probe_with(
-        [read_embeddings(table)], labels, ["years"], task="survival", event="converted", probes=["linear"],
-        pools=["mean"], bootstrap=200, level="person", subgroups=parse_subgroups("eye"),
-    )  # fmt: skip
+        [read_embeddings(table)],
+        labels,
+        ["years"],
+        task="survival",
+        event="converted",
+        probes=["linear"],
+        pools=["mean"],
+        bootstrap=200,
+        level="person",
+        subgroups=parse_subgroups("eye"),
+    )
     rows = {row["name"]: row for row in result.rows}
     assert {row["metric"] for row in result.rows} == {"concordance"}
     assert rows["octjepa"]["low"] > 0.55 > rows["untrained"]["low"]
@@ -144,8 +152,11 @@ def test_times_and_events_of_a_table(tmp_path: Path) -> None:
     path.write_text("person_id\teye\tyears\tseen\n1\tOD\t2\tyes\n1\tOS\t5\tno\n2\tOD\t3\t0\n2\tOS\t4\t0\n3\tOD\t1\t\n")
     labels = join_events(read_labels(path, ["years", "seen"]), ["years"], "seen")
     assert labels.values["years"] == {
-        ("1", "OD"): "2.0", ("1", "OS"): "-5.0", ("2", "OD"): "-3.0", ("2", "OS"): "-4.0",
-    }  # fmt: skip
+        ("1", "OD"): "2.0",
+        ("1", "OS"): "-5.0",
+        ("2", "OD"): "-3.0",
+        ("2", "OS"): "-4.0",
+    }
     assert "years: 1 label is left out: a time and no seen" in labels.notes
     eyes = pd.DataFrame({"person_id": ["1", "1", "2", "2"], "eye": ["OD", "OS"] * 2, "split": "test"})
     people, _, notes = person_labels(labels, eyes, "years", "survival")

@@ -32,14 +32,20 @@ def cohort(people: int = 60, visits: int = 2, seed: int = 0) -> tuple[Embeddings
     state = rng.normal(0, 1, (people, visits)).cumsum(axis=1)
     entries = [
         {
-            "person_id": f"p{person}", "eye": "OD", "volume_id": f"{person}-{visit}",
-            "content_hash": f"h{person}-{visit}", "device": "x", "split": SPLITS[person % len(SPLITS)],
-            "age": 60.0, "clinical_site": "UW", "visit": visit_pseudonym(f"p{person}", f"2024-0{visit + 1}-05"),
+            "person_id": f"p{person}",
+            "eye": "OD",
+            "volume_id": f"{person}-{visit}",
+            "content_hash": f"h{person}-{visit}",
+            "device": "x",
+            "split": SPLITS[person % len(SPLITS)],
+            "age": 60.0,
+            "clinical_site": "UW",
+            "visit": visit_pseudonym(f"p{person}", f"2024-0{visit + 1}-05"),
             "quality": 1.0,
         }
         for person in range(people)
         for visit in range(visits)
-    ]  # fmt: skip
+    ]
     block = rng.normal(0, 0.1, (people * visits, 3)).astype(np.float32)
     noise = rng.normal(0, 1, (people * visits, 3)).astype(np.float32)
     block[:, 0] += state.reshape(-1)
@@ -202,17 +208,36 @@ def test_the_change_between_visits_is_probed_by_person(tmp_path: Path) -> None:
     )
     changes = tmp_path / "changes.parquet"
     made = call(
-        "visits", tmp_path / "eyes.parquet", "--visit-order", order, "--out", changes, "--labels", labels,
-        "--target", "va", "--json",
-    )  # fmt: skip
+        "visits",
+        tmp_path / "eyes.parquet",
+        "--visit-order",
+        order,
+        "--out",
+        changes,
+        "--labels",
+        labels,
+        "--target",
+        "va",
+        "--json",
+    )
     assert made.code == 0, made.err
     assert made.json["pairs"] == 60
     with Path(made.json["labels"]).open(newline="") as file:
         assert {row["interval"] for row in csv.DictReader(file, delimiter="\t")} == {"31.0"}
     probed = call(
-        "probe", changes, "--labels", made.json["labels"], "--target", "va_change", "--probe", "linear",
-        "--ledger", tmp_path / "ledger", "--json", "--quiet",
-    )  # fmt: skip
+        "probe",
+        changes,
+        "--labels",
+        made.json["labels"],
+        "--target",
+        "va_change",
+        "--probe",
+        "linear",
+        "--ledger",
+        tmp_path / "ledger",
+        "--json",
+        "--quiet",
+    )
     assert probed.code == 0, probed.err
     scores = {row["name"]: row for row in probed.json["rows"] if row["metric"] == "r2"}
     encoder = scores.pop(max(scores, key=lambda name: scores[name]["value"]))

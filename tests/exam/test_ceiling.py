@@ -36,9 +36,11 @@ def cohort_with_cyst(reversed_frames: bool) -> Any:
     mask[4:8, 37:47, 60:70] = True
     known = Truth(np.zeros((len(SURFACES), size[0], size[2]), np.float32), {"intraretinal_fluid": mask}, (0.0, 0.0))
     return SimpleNamespace(
-        store=SimpleNamespace(preprocessing=FINE, native_map=lambda _: native), ids=["eye"], truth=lambda _: known,
+        store=SimpleNamespace(preprocessing=FINE, native_map=lambda _: native),
+        ids=["eye"],
+        truth=lambda _: known,
         frames=lambda _, frame: size[0] - 1 - frame if reversed_frames else frame,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("reversed_frames", [False, True])

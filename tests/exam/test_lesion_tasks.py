@@ -110,7 +110,7 @@ def test_tokens_that_hold_the_truth_find_the_lesion_and_noise_finds_its_prevalen
     known = figures(list(token_lesion(eyes, *token_features(eyes, 8.0))))
     assert set(known) == {
         (metric, count) for metric in ("token_ap", *(f"token_ap_{name}" for name in LESIONS)) for count in (5, 30)
-    }  # fmt: skip
+    }
     assert known["token_ap", 30] > 0.97
     noise = figures(list(token_lesion(eyes, *token_features(eyes, 0.0))))
     _, truth = token_features(eyes, 0.0)
@@ -244,8 +244,9 @@ def test_the_same_eye_is_found_by_features_of_its_own_and_left_out_where_nobody_
     again: Any = Eyes("second_visit")
     x = np.random.default_rng(7).normal(size=(COUNT, 16)).astype(np.float32)
     assert figures(list(same_eye(eyes, x, again, x[::1] + 0.01))) == {
-        ("top_1", 0): 1.0, ("mean_reciprocal_rank", 0): 1.0
-    }  # fmt: skip
+        ("top_1", 0): 1.0,
+        ("mean_reciprocal_rank", 0): 1.0,
+    }
     other = np.random.default_rng(8).normal(size=(COUNT, 16)).astype(np.float32)
     assert figures(list(same_eye(eyes, x, again, other)))["top_1", 0] < 0.05
     again.people = np.array([f"q{number}" for number in range(COUNT)])
@@ -256,10 +257,14 @@ def test_covariates_are_age_and_one_column_of_each_site_group_and_device() -> No
     pandas = pytest.importorskip("pandas")
     eyes: Any = Eyes()
     eyes.devices = np.array(["a", "b"] * (COUNT // 2))
-    eyes.store.participants = pandas.DataFrame({
-        "person_id": eyes.people[::-1], "age": np.arange(COUNT)[::-1], "clinical_site": "UW",
-        "study_group": ["healthy", "insulin"] * (COUNT // 2),
-    })  # fmt: skip
+    eyes.store.participants = pandas.DataFrame(
+        {
+            "person_id": eyes.people[::-1],
+            "age": np.arange(COUNT)[::-1],
+            "clinical_site": "UW",
+            "study_group": ["healthy", "insulin"] * (COUNT // 2),
+        }
+    )
     x = covariates(eyes)
     assert x.shape == (COUNT, 1 + 1 + 2 + 2)
     assert x[70, 0] == pytest.approx(1.0)  # each person's own age, whatever the order

@@ -120,9 +120,17 @@ def test_the_real_eyes_are_known_by_their_files_and_as_they_are_stored(real_scan
 
 
 TINY = Settings(
-    train=12, val=0, test=8, boundaries_train=5, boundaries_test=1, second_visit=8, decoy_train=6, decoy_val=0,
-    decoy_test=6, seed=56,  # of which two test people and two others have each lesion
-)  # fmt: skip
+    train=12,
+    val=0,
+    test=8,
+    boundaries_train=5,
+    boundaries_test=1,
+    second_visit=8,
+    decoy_train=6,
+    decoy_val=0,
+    decoy_test=6,
+    seed=56,  # of which two test people and two others have each lesion
+)
 EYES_LABELLED, PEOPLE_LABELLED, BOUNDARIES_LABELLED = (4,), (4, 5), (5, 30)
 FLOOR, TWIN, COVARIATES = (
     RowName("intensity", (4, 8, 8)),
@@ -135,9 +143,13 @@ FLOOR, TWIN, COVARIATES = (
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in (lesion_tasks, measurement_tasks, questions):
         for name, value in {
-            "LABELLED_EYES": EYES_LABELLED, "LABELLED_PEOPLE": PEOPLE_LABELLED, "BOUNDARY_EYES": BOUNDARIES_LABELLED,
-            "DRAWS": 1, "RESAMPLES": 20, "MIN_POSITIVES": 2,
-        }.items():  # fmt: skip
+            "LABELLED_EYES": EYES_LABELLED,
+            "LABELLED_PEOPLE": PEOPLE_LABELLED,
+            "BOUNDARY_EYES": BOUNDARIES_LABELLED,
+            "DRAWS": 1,
+            "RESAMPLES": 20,
+            "MIN_POSITIVES": 2,
+        }.items():
             monkeypatch.setattr(module, name, value, raising=False)
     monkeypatch.setattr(lesion_tasks, "choose_strength", lambda *_: 1e-2)
     return
@@ -196,8 +208,9 @@ def test_tiny_cohorts_are_read_once_and_every_figure_is_there_or_left_out(
 
     monkeypatch.setattr(reading, "token_table", fail)
     for module, tasks in {
-        lesion_tasks: ("token_lesion", "eye_lesion", "decoys"), measurement_tasks: ("surfaces", "severity", "same_eye")
-    }.items():  # fmt: skip
+        lesion_tasks: ("token_lesion", "eye_lesion", "decoys"),
+        measurement_tasks: ("surfaces", "severity", "same_eye"),
+    }.items():
         for task in tasks:
             monkeypatch.setattr(module, task, fail)
     read(again)

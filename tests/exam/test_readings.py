@@ -202,10 +202,16 @@ def test_a_figure_that_is_left_out_is_not_one_that_has_not_been_run(tmp_path: Pa
     results.add(row, "real_fluid", [LeftOut("real_fluid", "dice", 1, "no data", retry=True)], {"run": "mae-1"})
     again = Results(tmp_path)
     keys = {
-        "eye_lesion/auroc_drusen/30": True, "eye_lesion/auroc/30": False, "eye_lesion/auroc_other/30": False,
-        "eye_lesion/auroc/all": False, "surfaces/error_um/5": True, "surfaces/error_um_ilm/5": True,
-        "surfaces/error_um/30": False, "real_fluid/ap/1": True, "decoys/auroc/30": False,
-    }  # fmt: skip
+        "eye_lesion/auroc_drusen/30": True,
+        "eye_lesion/auroc/30": False,
+        "eye_lesion/auroc_other/30": False,
+        "eye_lesion/auroc/all": False,
+        "surfaces/error_um/5": True,
+        "surfaces/error_um_ilm/5": True,
+        "surfaces/error_um/30": False,
+        "real_fluid/ap/1": True,
+        "decoys/auroc/30": False,
+    }
     assert {key: again.is_left_out(row, key) for key in keys} == keys
     assert not again.is_left_out(RowName("mae", PATCH, 1), "surfaces/error_um/5")
     assert again.has(row, "surfaces", "mae-1")  # these cohorts will never have more
@@ -250,9 +256,14 @@ def test_another_first_run_makes_other_folders_of_what_goes_on_with_it(
     monkeypatch.setattr(training, "ENCODERS", tmp_path / "encoders.yaml")
     changed = {plan.name for plan in longer if training.run_folder(tmp_path, plan, 0) != before[plan.name]}
     assert changed == {
-        "mae_long", "mae_real", "mae_more", "mae_noise2noise", "mae_noise2noise_long", "mae_noise2noise_longest",
-        "vjepa_teacher"
-    }  # fmt: skip
+        "mae_long",
+        "mae_real",
+        "mae_more",
+        "mae_noise2noise",
+        "mae_noise2noise_long",
+        "mae_noise2noise_longest",
+        "vjepa_teacher",
+    }
 
 
 def test_a_run_begins_with_the_weights_of_its_first_run(tmp_path: Path) -> None:
@@ -306,8 +317,9 @@ def test_results_are_a_list_in_the_words_of_the_contract(tmp_path: Path) -> None
     results.add(row, "eye_lesion", [one, added, missing], {"run": "mae-1", "views": 64})
     entries = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert [(entry["task"], entry["metric"], entry["reading"]) for entry in entries] == [
-        ("eye_lesion", "auroc", "zones_whitened"), ("added_value", "added_auroc", "zones_whitened"),
-    ]  # fmt: skip
+        ("eye_lesion", "auroc", "zones_whitened"),
+        ("added_value", "added_auroc", "zones_whitened"),
+    ]
     keys = {"task", "encoder", "reading", "labels", "seed", "metric", "value", "low", "high", "n", "run"}
     assert all(keys <= set(entry) for entry in entries)
     assert results.estimate(row, "added_value/added_auroc/30") is not None
@@ -324,9 +336,7 @@ def test_the_mean_over_admitted_questions_leaves_the_others_out(tmp_path: Path) 
 
     def figures(labels: int | None, easy: np.ndarray, others: np.ndarray) -> list[Finding]:
         found = [(name, easy if name == LESIONS[0] else others) for name in LESIONS]
-        return [
-            replace(finding(scores, draws), metric=f"auroc_{name}", labels=labels) for name, scores in found
-        ]  # fmt: skip
+        return [replace(finding(scores, draws), metric=f"auroc_{name}", labels=labels) for name, scores in found]
 
     floor, encoder = RowName("intensity", PATCH), RowName("mae", PATCH)
     results.add(floor, "eye_lesion", figures(30, signal, noise), {})

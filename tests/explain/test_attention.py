@@ -53,8 +53,9 @@ def test_attention_of_held_out_volumes_is_written_and_read(
     result = probe_with([table], tmp_path / "labels.tsv", ["lesion0"], attention=True, **options)
     held_out = frame[frame["split"] != "train"]["volume_id"].tolist()
     assert [(row.name, row.twin) for row in result.attention[:: len(held_out)]] == [
-        ("octjepa", False), ("untrained", True),
-    ]  # fmt: skip
+        ("octjepa", False),
+        ("untrained", True),
+    ]
     assert sorted(row.volume_id for row in result.attention) == sorted(2 * held_out)
     assert "attention" not in result.payload()
 

@@ -107,8 +107,9 @@ def test_the_attention_of_a_probe_lies_where_its_tokens_do(
     paths = write_saliency(read_contents(made), tmp_path / "maps", tmp_path / "attention.parquet")
     name = eye.row.volume_id
     assert [Path(path).name for path in paths[3:]] == [
-        f"{name}.attention.drusen_any.nii.gz", f"{name}.attention.drusen_any.png",
-    ]  # fmt: skip
+        f"{name}.attention.drusen_any.nii.gz",
+        f"{name}.attention.drusen_any.png",
+    ]
     values = np.nan_to_num(read_nifti_volume(Path(paths[3])).values)
     count = len(rows[0].attention)
     assert values.max() == pytest.approx(count)  # in even shares: one token has them all
@@ -172,8 +173,12 @@ def test_a_fine_tuning_is_mapped_with_the_attention_of_its_head(
     as_tuned(tuning)
     paths = [Path(path) for path in write_saliency(read_contents(tuning), tmp_path / "maps")]
     assert [".".join(path.name.split(".")[1:]) for path in paths] == [
-        "occlusion.nii.gz", "similarity.nii.gz", "png", "attention.drusen.nii.gz", "attention.drusen.png",
-    ]  # fmt: skip
+        "occlusion.nii.gz",
+        "similarity.nii.gz",
+        "png",
+        "attention.drusen.nii.gz",
+        "attention.drusen.png",
+    ]
     attention = np.nan_to_num(read_nifti_volume(paths[3]).values)
     assert attention.max() >= 1 > attention[attention > 0].min()
     with pytest.raises(UsageError, match="has its attention"):

@@ -62,8 +62,12 @@ def test_the_tests_of_the_package_pass_against_its_wheel(tmp_path):
     paths = os.pathsep.join([str(tmp_path / "site"), str(ROOT / "src")])
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"],
-        cwd=tmp_path / "plugin", env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=tmp_path / "plugin",
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "6 passed" in done.stdout
 

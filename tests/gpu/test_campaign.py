@@ -30,9 +30,11 @@ from synthetic import small_recipe
 CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = {
-    ("mae", 1, ALL): Gain(0.80, 0.03, 0.01), ("mae", 12, ALL): Gain(0.83, 0.06, 0.03),
-    ("vjepa", 12, ALL): Gain(0.79, 0.02, 0.01), ("mae_coarse", 12, ALL): Gain(0.81, 0.04, 0.03),
-}  # fmt: skip
+    ("mae", 1, ALL): Gain(0.80, 0.03, 0.01),
+    ("mae", 12, ALL): Gain(0.83, 0.06, 0.03),
+    ("vjepa", 12, ALL): Gain(0.79, 0.02, 0.01),
+    ("mae_coarse", 12, ALL): Gain(0.81, 0.04, 0.03),
+}
 
 
 def test_the_rule_says_yes_where_gain_limit_and_rise_are_there() -> None:
@@ -134,8 +136,13 @@ def test_a_gpu_without_bf16_is_refused(monkeypatch) -> None:
 
 def test_peak_memory_of_an_accelerator_is_what_its_allocator_counts(monkeypatch) -> None:
     calls = []
-    for name, value in (("empty_cache", None), ("reset_peak_memory_stats", None), ("memory_allocated", 100),
-                        ("max_memory_allocated", 700), ("synchronize", None)):  # fmt: skip
+    for name, value in (
+        ("empty_cache", None),
+        ("reset_peak_memory_stats", None),
+        ("memory_allocated", 100),
+        ("max_memory_allocated", 700),
+        ("synchronize", None),
+    ):
         monkeypatch.setattr(torch.accelerator, name, lambda *_, name=name, value=value: calls.append(name) or value)
     with device.peak_memory(torch.device("cuda")) as peak:
         calls.append("work")
@@ -197,11 +204,15 @@ def test_the_micro_batch_is_the_largest_power_of_two_that_fits(monkeypatch) -> N
 @pytest.mark.parametrize(
     ("marker", "holds"),
     [
-        ("", True), ("extra == 'gui'", False), ("sys_platform == 'win32'", False), ("python_version < '3.11'", False),
-        ("python_version >= '3.10'", True), ("platform_python_implementation == 'PyPy'", False),
+        ("", True),
+        ("extra == 'gui'", False),
+        ("sys_platform == 'win32'", False),
+        ("python_version < '3.11'", False),
+        ("python_version >= '3.10'", True),
+        ("platform_python_implementation == 'PyPy'", False),
         ("sys_platform == 'linux'", True),
     ],
-)  # fmt: skip
+)
 def test_markers_of_other_machines_are_left_out(marker: str, holds: bool) -> None:
     assert applies(marker) is holds
 

@@ -70,8 +70,12 @@ def site(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)],
-        cwd=root, capture_output=True, text=True, check=False, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-    )  # fmt: skip
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -90,10 +94,22 @@ def test_search_finds_a_word_offline(site: Path, tmp_path: Path) -> None:
     """The search answers on a page that was opened from a disk, where browsers start no Worker."""
     assert BROWSER is not None
     page = subprocess.run(
-        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
-         f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=15000", "--dump-dom",
-         f"file://{site}/index.html?q=quarantine"],
-        capture_output=True, text=True, check=True, timeout=100,
-    ).stdout  # fmt: skip
+        [
+            BROWSER,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-background-networking",
+            "--disable-sync",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--virtual-time-budget=15000",
+            "--dump-dom",
+            f"file://{site}/index.html?q=quarantine",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    ).stdout
     assert "matching documents" in page
     assert "ingest.html?h=quarantine" in page

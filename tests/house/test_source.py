@@ -20,9 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 OWN_CODE = [*SOURCES, *TESTS]
-PARTS_OF_BENCHMARKS = {
-    "__main__", "marked_tables", "performance_aims", "phantom_measures", "segmenter_features"
-}  # fmt: skip
+PARTS_OF_BENCHMARKS = {"__main__", "marked_tables", "performance_aims", "phantom_measures", "segmenter_features"}
 
 
 def name_of(path: Path) -> str:
@@ -73,6 +71,15 @@ def test_public_functions_and_classes_have_docstrings() -> None:
             ):  # a base documents its methods
                 missing.append(f"{name_of(path)}:{item.lineno} {item.name}")
     assert not missing, "\n".join(missing)
+
+
+def test_the_formatter_formats_every_line() -> None:
+    """No comment keeps a statement from ruff: aligned numbers are a constant, or a file of data."""
+    folders = ("src", "tests", "benchmarks", "examples", "scripts")
+    sources = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    kept = re.compile(r"#\s*fmt:\s*(skip|off)\s*$", re.MULTILINE)
+    assert len(sources) > 800
+    assert not [name_of(path) for path in sources if kept.search(path.read_text(encoding="utf-8"))]
 
 
 def test_no_exception_is_swallowed() -> None:

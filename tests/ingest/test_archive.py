@@ -87,9 +87,11 @@ def test_tables_and_side_files_of_a_data_set(tmp_path: Path) -> None:
     zipped(tmp_path / "all.zip", *table, "__MACOSX/AI/._a.dcm", "AI/.DS_Store", f"AI/{TREE}/._x")
     summary = expand(tmp_path / "all.zip", tmp_path / "out")
     assert files(tmp_path / "out") == {
-        f"{TREE}/topcon_triton/1001/a.dcm", "participants.tsv", "retinal_oct/manifest.tsv",
+        f"{TREE}/topcon_triton/1001/a.dcm",
+        "participants.tsv",
+        "retinal_oct/manifest.tsv",
         f"{tmp_path.name}/all/AI/readme.txt",
-    }  # fmt: skip
+    }
     assert summary.left_out == {"macOS side files": 3}
 
 
@@ -269,9 +271,16 @@ def test_a_link_that_stands_in_the_target_leads_nowhere(tmp_path: Path) -> None:
 def test_names_that_some_disks_hold_for_one(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="Duplicate name"):
         zipped(
-            tmp_path / "in" / "topcon_triton" / "a.zip", "1/a.dcm", ("1/A.dcm", b"x"), "2/\u00e4.dcm",
-            ("2/a\u0308.dcm", b"x"), "3/file", "3/file/b.dcm", "1/a.dcm", ("1/a.dcm", b"other"),
-        )  # fmt: skip
+            tmp_path / "in" / "topcon_triton" / "a.zip",
+            "1/a.dcm",
+            ("1/A.dcm", b"x"),
+            "2/\u00e4.dcm",
+            ("2/a\u0308.dcm", b"x"),
+            "3/file",
+            "3/file/b.dcm",
+            "1/a.dcm",
+            ("1/a.dcm", b"other"),
+        )
     zipped(tmp_path / "in" / "topcon_triton" / "b.zip", "1/a.dcm", ("2/\u00e4.dcm", b"y"))
     summary = lost(tmp_path / "in", tmp_path / "out")
     assert [one.reason for one in summary.refused] == ["name_collides"] * 5

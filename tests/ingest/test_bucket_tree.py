@@ -41,12 +41,21 @@ def reasons(found: Discovery) -> dict[str, str]:
 
 def tree(bucket: Bucket) -> str:
     rows = "".join(f"1001\t/{TREE}/1001/{name}.dcm\tL\n" for name in ("a", "b", "absent"))
-    return put(bucket, **{
-        f"{TREE}/1001/a.dcm": "a", f"{TREE}/1001/b.dcm": "bb", f"{TREE}/1002/c.dcm": "c", f"{TREE}/all.zip": "PK",
-        f"{TREE}/1001/._a.dcm": "mac", "notes.txt": "x", "truth/eyes.tsv": "x", "truth/1.npz": "x",
-        "retinal_oct/manifest.tsv": TABLE + rows + "9\t../secret.dcm\tL\n",
-        "participants.tsv": "person_id\trecommended_split\n1001\tval\n",
-    })  # fmt: skip
+    return put(
+        bucket,
+        **{
+            f"{TREE}/1001/a.dcm": "a",
+            f"{TREE}/1001/b.dcm": "bb",
+            f"{TREE}/1002/c.dcm": "c",
+            f"{TREE}/all.zip": "PK",
+            f"{TREE}/1001/._a.dcm": "mac",
+            "notes.txt": "x",
+            "truth/eyes.tsv": "x",
+            "truth/1.npz": "x",
+            "retinal_oct/manifest.tsv": TABLE + rows + "9\t../secret.dcm\tL\n",
+            "participants.tsv": "person_id\trecommended_split\n1001\tval\n",
+        },
+    )
 
 
 @pytest.mark.slow
@@ -167,10 +176,15 @@ def test_archives_in_a_bucket_are_expanded_to_a_disk(bucket: Bucket, tmp_path: P
 def test_what_belongs_to_a_scan_comes_with_it(bucket: Bucket, tmp_path: Path) -> None:
     pixels, spacing = phantom()
     header = write_voxels(tmp_path / "scan.mhd", pixels, spacing)
-    put(bucket, **{
-        "scan.mhd": header.read_bytes(), "scan.raw": header.with_suffix(".raw").read_bytes(),
-        "scan.json": '{"person_id": "P5"}', "other.json": "{}",
-    })  # fmt: skip
+    put(
+        bucket,
+        **{
+            "scan.mhd": header.read_bytes(),
+            "scan.raw": header.with_suffix(".raw").read_bytes(),
+            "scan.json": '{"person_id": "P5"}',
+            "other.json": "{}",
+        },
+    )
     (source,) = discover([bucket.url]).files
     assert source.name == "scan.mhd"
     before = source.state()
@@ -188,12 +202,18 @@ def test_what_belongs_to_a_scan_comes_with_it_however_it_is_named(bucket: Bucket
     header = write_voxels(tmp_path / "scan.mhd", pixels, spacing)
     export = write_heyex_xml(tmp_path / "export", [retina(6, 64, 48)])
     here = {f"e/{path.name}": path.read_bytes() for path in export.parent.iterdir()}
-    url = put(bucket, **{
-        **here, "m/scan.mhd": header.read_bytes(), "m/scan.raw": header.with_suffix(".raw").read_bytes(),
-        "m/scan.json": '{"person_id": "P5"}', "few.lst": f"e/{export.name}\nm/scan.mhd\n",
-        "many.lst": f"e/{export.name}\nm/scan.mhd\nm/1.dcm\nm/2.dcm\nm/3.dcm\n",
-        "retinal_oct/manifest.tsv": f"{TABLE}7\te/{export.name}\tL\n8\tm/scan.mhd\tL\n",
-    })  # fmt: skip
+    url = put(
+        bucket,
+        **{
+            **here,
+            "m/scan.mhd": header.read_bytes(),
+            "m/scan.raw": header.with_suffix(".raw").read_bytes(),
+            "m/scan.json": '{"person_id": "P5"}',
+            "few.lst": f"e/{export.name}\nm/scan.mhd\n",
+            "many.lst": f"e/{export.name}\nm/scan.mhd\nm/1.dcm\nm/2.dcm\nm/3.dcm\n",
+            "retinal_oct/manifest.tsv": f"{TABLE}7\te/{export.name}\tL\n8\tm/scan.mhd\tL\n",
+        },
+    )
     put(bucket, **{f"retinal_oct/{name}": data for name, data in here.items()})
     put(bucket, **{"retinal_oct/m/scan.mhd": header.read_bytes()})
     put(bucket, **{"retinal_oct/m/scan.raw": header.with_suffix(".raw").read_bytes()})
@@ -217,8 +237,11 @@ def test_each_scan_of_an_object_is_a_scan_and_the_object_is_fetched_once(bucket:
     bucket.proxy.requests.clear()
     found = discover([bucket.url]).files
     assert [(file.name, file.member) for file in found] == [
-        ("bad.e2e", ""), ("eyes.e2e#1", "1"), ("eyes.e2e#2", "2"), ("one.e2e", "")
-    ]  # fmt: skip
+        ("bad.e2e", ""),
+        ("eyes.e2e#1", "1"),
+        ("eyes.e2e#2", "2"),
+        ("one.e2e", ""),
+    ]
     assert len({file.key for file in found}) == 4
     assert [one for one in bucket.proxy.requests if "eyes.e2e" in str(one)]
     eyes = []

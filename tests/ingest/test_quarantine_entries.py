@@ -98,9 +98,16 @@ def test_every_path_is_reported_relative_to_the_source(tmp_path: Path) -> None:
         scan(root / name)
     (tmp_path / "alias").symlink_to(root)
     table = manifest(
-        root, f"1\t{root}/sub/c.dcm\tL", "2\tsub/none.dcm\tL", "3\tsub/e.dcm\tL", "4\tsub/e.dcm\tL",
-        f"5\t{elsewhere}\tL", "6\t../other/y.dcm\tL", "7\tC:\\eyes\\z.dcm\tL", f"8\t{tmp_path}/alias/sub/d.dcm\tR",
-    )  # fmt: skip
+        root,
+        f"1\t{root}/sub/c.dcm\tL",
+        "2\tsub/none.dcm\tL",
+        "3\tsub/e.dcm\tL",
+        "4\tsub/e.dcm\tL",
+        f"5\t{elsewhere}\tL",
+        "6\t../other/y.dcm\tL",
+        "7\tC:\\eyes\\z.dcm\tL",
+        f"8\t{tmp_path}/alias/sub/d.dcm\tR",
+    )
     for source, prefix in ((tmp_path / "top", "set/"), (root, ""), (table, "")):
         found = discover([source])
         assert {file.name: file.row and file.row.person_id for file in found.files} == {f"{prefix}sub/c.dcm": "1"}

@@ -130,8 +130,11 @@ def test_a_glob_is_expanded_as_a_shell_would(tmp_path: Path) -> None:
     (tmp_path / "1001" / "notes.txt").write_text("x")
     (tmp_path / "round").symlink_to(tmp_path)  # a loop
     assert names(discover([f"{tmp_path}/**/*.dcm"])) == [
-        "1001/a.dcm", "1001/b.dcm", "1002/deep/c.dcm", "other/d.dcm",
-    ]  # fmt: skip
+        "1001/a.dcm",
+        "1001/b.dcm",
+        "1002/deep/c.dcm",
+        "other/d.dcm",
+    ]
     found = discover([f"{tmp_path}/100[12]"])
     assert names(found) == ["a.dcm", "b.dcm", "deep/c.dcm"]
     assert found.ignored == {".txt": 1}
@@ -181,10 +184,18 @@ def test_a_row_never_leads_out_of_its_root(tmp_path: Path) -> None:
     (root / "linked").symlink_to(secret.parent)
     (root / "inner.dcm").symlink_to(root / "a.dcm")
     table = manifest(
-        root, "1\t/a.dcm\tL", "2\t../secret/s.dcm\tL", "3\tx/../../secret/s.dcm\tL", "4\t/link.dcm\tL",
-        "5\tlinked/s.dcm\tL", "6\tC:\\secret\\s.dcm\tL", f"7\t{secret}\tL", "8\tgs://b/s.dcm\tL", "9\t/inner.dcm\tL",
+        root,
+        "1\t/a.dcm\tL",
+        "2\t../secret/s.dcm\tL",
+        "3\tx/../../secret/s.dcm\tL",
+        "4\t/link.dcm\tL",
+        "5\tlinked/s.dcm\tL",
+        "6\tC:\\secret\\s.dcm\tL",
+        f"7\t{secret}\tL",
+        "8\tgs://b/s.dcm\tL",
+        "9\t/inner.dcm\tL",
         "10\tC:/d/t.dcm\tL",
-    )  # fmt: skip
+    )
     for source in (root, table):
         found = discover([source])
         assert {file.path.resolve() for file in found.files} == {root / "a.dcm"}
@@ -274,8 +285,10 @@ def test_special_files_links_and_loops(tmp_path: Path) -> None:
     assert names(found) == ["a.dcm"]
     assert found.ignored == {"special file": 1, "linked folder": 2, "hidden folder": 1}
     assert reasons(found) == {
-        "chosen.dcm": "path_escapes", "lost.dcm": "unreadable_file", "self.dcm": "unreadable_file",
-    }  # fmt: skip
+        "chosen.dcm": "path_escapes",
+        "lost.dcm": "unreadable_file",
+        "self.dcm": "unreadable_file",
+    }
 
 
 def test_odd_names_stay_apart_and_can_be_written(tmp_path: Path) -> None:

@@ -52,8 +52,9 @@ def test_a_file_that_hangs_is_given_up_after_its_time(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_workers_divide_the_memory_among_them(tmp_path: Path) -> None:
     assert reasons(sources(tmp_path, "workers", "workers.1"), workers=2) == {
-        "workers": ("read", "2"), "workers.1": ("read", "2")
-    }  # fmt: skip
+        "workers": ("read", "2"),
+        "workers.1": ("read", "2"),
+    }
 
 
 @pytest.mark.slow

@@ -34,8 +34,10 @@ def test_it_is_the_mlp_of_the_sub_patches_by_hand():
     patch = torch.randn(4, 8, 8)
     hidden = [
         torch.nn.functional.gelu(stem.inner(patch[a : a + 2, b : b + 4, c : c + 4].flatten()))
-        for a in (0, 2) for b in (0, 4) for c in (0, 4)
-    ]  # fmt: skip
+        for a in (0, 2)
+        for b in (0, 4)
+        for c in (0, 4)
+    ]
     assert torch.allclose(stem(patch.reshape(1, 1, -1))[0, 0], stem.outer(torch.cat(hidden)), atol=1e-6)
     assert stem.outer.in_features == 8 * HIDDEN
 

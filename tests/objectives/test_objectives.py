@@ -48,10 +48,19 @@ def test_mae_is_that_of_transformers() -> None:
     from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
     config = ViTMAEConfig(
-        image_size=16, patch_size=4, num_channels=1, hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
-        intermediate_size=8, decoder_hidden_size=8, decoder_num_hidden_layers=1, decoder_num_attention_heads=1,
-        decoder_intermediate_size=8, norm_pix_loss=True,
-    )  # fmt: skip
+        image_size=16,
+        patch_size=4,
+        num_channels=1,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=8,
+        decoder_hidden_size=8,
+        decoder_num_hidden_layers=1,
+        decoder_num_attention_heads=1,
+        decoder_intermediate_size=8,
+        norm_pix_loss=True,
+    )
     image = torch.randn(2, 1, 16, 16)
     theirs = ViTMAEForPreTraining(config)(image)
     hidden = theirs.mask.nonzero()[:, 1].view(2, -1)

@@ -46,9 +46,14 @@ def test_every_device_is_itself(make: str, model: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("make", "model", "name"),
-    [("Zeiss", "", "zeiss"), ("Heidelberg Engineering", "", "heidelberg"), ("", "Optovue", "optovue"),
-     ("Unknown", "OCT", ""), ("", "", "")],
-)  # fmt: skip
+    [
+        ("Zeiss", "", "zeiss"),
+        ("Heidelberg Engineering", "", "heidelberg"),
+        ("", "Optovue", "optovue"),
+        ("Unknown", "OCT", ""),
+        ("", "", ""),
+    ],
+)
 def test_a_make_alone_is_no_model(make: str, model: str, name: str) -> None:
     assert stated_device(make, model) == (name, False)
 

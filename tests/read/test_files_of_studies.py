@@ -57,10 +57,12 @@ def test_the_base_eye_is_read_without_a_note(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("syntax", "note"),
     [
-        (ExplicitVRLittleEndian, "sign_by_content"), (RLELossless, "sign_by_content"),
-        (JPEGLSLossless, "sign_by_content"), (JPEG2000Lossless, "sign_by_code_stream"),
+        (ExplicitVRLittleEndian, "sign_by_content"),
+        (RLELossless, "sign_by_content"),
+        (JPEGLSLossless, "sign_by_content"),
+        (JPEG2000Lossless, "sign_by_code_stream"),
     ],
-)  # fmt: skip
+)
 def test_unsigned_pixels_under_a_header_that_says_signed(syntax: UID, note: str, tmp_path: Path) -> None:
     ds = scan()
     use_syntax(ds, PIXELS, syntax)
@@ -118,9 +120,13 @@ def test_an_overlay_in_the_bit_above_the_pixels_is_masked(syntax: UID, tmp_path:
     use_syntax(ds, drawn, syntax)
     ds.BitsStored, ds.HighBit = 12, 11
     for tag, vr, value in (
-        (0x60000010, "US", PIXELS.shape[1]), (0x60000011, "US", PIXELS.shape[2]), (0x60000040, "CS", "G"),
-        (0x60000050, "SS", [1, 1]), (0x60000100, "US", 16), (0x60000102, "US", 12),
-    ):  # fmt: skip
+        (0x60000010, "US", PIXELS.shape[1]),
+        (0x60000011, "US", PIXELS.shape[2]),
+        (0x60000040, "CS", "G"),
+        (0x60000050, "SS", [1, 1]),
+        (0x60000100, "US", 16),
+        (0x60000102, "US", 12),
+    ):
         ds.add_new(tag, vr, value)
     volume = read_volume(save(ds, tmp_path / "scan.dcm"))
     assert np.abs(volume.pixels.astype(int) - PIXELS).max() <= 1

@@ -60,9 +60,20 @@ def test_a_shuffle_that_leaves_some_neighbours_together_is_noted(fuzz, tmp_path:
 
 
 CONTENT = (
-    "swapped", "shuffled", "repeated", "one position", "encoded again", "cropped", "upside down", "mirrored",
-    "picture first", "instrument", "many eyes", "cornea", "rodent",
-)  # fmt: skip
+    "swapped",
+    "shuffled",
+    "repeated",
+    "one position",
+    "encoded again",
+    "cropped",
+    "upside down",
+    "mirrored",
+    "picture first",
+    "instrument",
+    "many eyes",
+    "cornea",
+    "rodent",
+)
 
 
 @pytest.mark.parametrize("kind", CONTENT)

@@ -19,10 +19,17 @@ def rle(values: np.ndarray) -> bytes:
     bits = 8 * values.itemsize
     return bytes(
         RLELosslessEncoder.encode(
-            values, rows=ROWS, columns=COLUMNS, samples_per_pixel=1, bits_allocated=bits, bits_stored=bits,
-            pixel_representation=0, photometric_interpretation="MONOCHROME2", number_of_frames=1,
+            values,
+            rows=ROWS,
+            columns=COLUMNS,
+            samples_per_pixel=1,
+            bits_allocated=bits,
+            bits_stored=bits,
+            pixel_representation=0,
+            photometric_interpretation="MONOCHROME2",
+            number_of_frames=1,
         )
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16])

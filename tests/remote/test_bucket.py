@@ -157,9 +157,14 @@ print(then)
 def test_no_free_file_for_a_socket_is_the_machines_fault_and_reported_at_once(scheme: str) -> None:
     nowhere = "http://127.0.0.1:9"
     around = {
-        **os.environ, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_ENDPOINT_URL": nowhere,
-        "STORAGE_EMULATOR_HOST": nowhere, "OCTJEPA_REMOTE_TRIES": "2", "OCTJEPA_REMOTE_WAIT": "0.01",
-    }  # fmt: skip
+        **os.environ,
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_ENDPOINT_URL": nowhere,
+        "STORAGE_EMULATOR_HOST": nowhere,
+        "OCTJEPA_REMOTE_TRIES": "2",
+        "OCTJEPA_REMOTE_WAIT": "0.01",
+    }
     command = [sys.executable, "-c", _NO_FILES, f"{scheme}://bucket/eye.dcm"]
     made = subprocess.run(command, env=around, capture_output=True, text=True, timeout=120)
     assert made.returncode == 0, made.stderr

@@ -29,9 +29,16 @@ def test_every_count_is_the_stores(tmp_path: Path) -> None:
     store = store_of(tmp_path / "store", rows)
     for number, reason in enumerate(["truncated", "truncated", "duplicate_content"]):
         store.refuse(
-            {"file": f"topcon_triton/{number}.dcm", "hash": "", "stage": "read", "reason": reason, "detail": "told",
-             "when": WHEN, "file_key": f"q{number}"}
-        )  # fmt: skip
+            {
+                "file": f"topcon_triton/{number}.dcm",
+                "hash": "",
+                "stage": "read",
+                "reason": reason,
+                "detail": "told",
+                "when": WHEN,
+                "file_key": f"q{number}",
+            }
+        )
     card = data_card(store, "eyes")
     table = store.table
     for split in ("train", "test"):
@@ -44,8 +51,10 @@ def test_every_count_is_the_stores(tmp_path: Path) -> None:
         assert found[4].split(", ")[0] == f"{part['spacing_z_mm'].median():.4g}"
     assert rows_of(card, "pattern: radial") == [["1"]]
     assert [rows_of(card, f"spacing uncertain: {axis}") for axis in ("slice", "depth", "column")] == [
-        [["1"]], [["1"]], [["0"]],
-    ]  # fmt: skip
+        [["1"]],
+        [["1"]],
+        [["0"]],
+    ]
     assert rows_of(card, "side of the eye unknown") == [["1"]]
     assert rows_of(card, "note: blank frames") == [["2"]]
     assert rows_of(card, "truncated")[0][:2] == ["2", "lost"]
@@ -85,9 +94,15 @@ def test_nobody_is_named_and_words_of_others_stay_words(tmp_path: Path) -> None:
         row["person_id"] = f"SECRET{row['person_id']}"
     store = store_of(tmp_path / "store", rows)
     people = [
-        {"person_id": row["person_id"], "clinical_site": "a|b <script> ![x](y)", "study_group": "g", "age": "61",
-         "recommended_split": "train"} for row in rows
-    ]  # fmt: skip
+        {
+            "person_id": row["person_id"],
+            "clinical_site": "a|b <script> ![x](y)",
+            "study_group": "g",
+            "age": "61",
+            "recommended_split": "train",
+        }
+        for row in rows
+    ]
     store.add_participants(people)
     card = data_card(store, "my|eyes")
     assert "SECRET" not in card

@@ -104,10 +104,12 @@ def rows(metric: str = "auroc") -> list[Row]:
         Row(name, target, probe, pool, metric, value, value - 0.1, value + 0.1, 9)
         for target in ("drusen", "macro")
         for name, probe, pool, value in (
-            ("majority", "constant", "none", 0.5), ("untrained", "linear", "mean", 0.6),
-            ("ours", "linear", "mean", 0.7), ("ours", "knn", "mean", 0.95),
+            ("majority", "constant", "none", 0.5),
+            ("untrained", "linear", "mean", 0.6),
+            ("ours", "linear", "mean", 0.7),
+            ("ours", "knn", "mean", 0.95),
         )
-    ]  # fmt: skip
+    ]
 
 
 def test_the_shown_results_are_of_the_planned_comparison_not_of_the_best() -> None:

@@ -50,9 +50,13 @@ def test_subgroups_stand_beside_each_other_and_small_ones_with_their_reason(demo
     probe = json.loads((demo / "probe.json").read_text(encoding="utf-8"))
     figure = {"value": 0.731, "low": 0.61, "high": 0.81, "n": 40, "n_people": 23, "people_by_class": {"0": 12, "1": 11}}
     scored = {
-        "target": "glaucoma", "probe": "linear", "pool": "mean", "column": "sex", "equity_scaled": None,
+        "target": "glaucoma",
+        "probe": "linear",
+        "pool": "mean",
+        "column": "sex",
+        "equity_scaled": None,
         "left_out": {"m": "4 test people, at least 6 are needed"},
-    }  # fmt: skip
+    }
     probe["subgroups"] = [
         {**scored, "name": name, "metric": metric, "groups": {"f": figure}}
         for name in ("ours", "untrained")

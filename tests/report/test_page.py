@@ -209,28 +209,61 @@ def fill_tuning(path: Path, store: str) -> None:
     counts = {"train": [5, 7], "val": [3, 3], "test": [4, 6]}
     targets = [{"target": name, "task": "binary", "classes": ["no", "yes"]} for name in ("drusen", "fluid")]
     rows = [
-        {"name": name, "target": one["target"], "probe": probe, "pool": "none", "metric": metric, "value": value,
-         "low": value - 0.1, "high": value + 0.1, "n": 10, "n_people": 10}
-        for one in targets for metric in ("auroc", "accuracy")
+        {
+            "name": name,
+            "target": one["target"],
+            "probe": probe,
+            "pool": "none",
+            "metric": metric,
+            "value": value,
+            "low": value - 0.1,
+            "high": value + 0.1,
+            "n": 10,
+            "n_people": 10,
+        }
+        for one in targets
+        for metric in ("auroc", "accuracy")
         for name, probe, value in (("small", "tuned", 0.83), ("small", "linear", 0.7), ("histogram", "linear", 0.6))
-    ]  # fmt: skip
+    ]
     paired = [
-        {"name": "small", "target": one["target"], "metric": "auroc", "against": against, "reference": reference,
-         "reference_probe": "linear", "difference": 0.13, "low": 0.04, "high": 0.22, "n_people": 24, "p": 0.01}
-        for one in targets for against, reference in (("frozen", "small"), ("best_baseline", "histogram"))
-    ]  # fmt: skip
+        {
+            "name": "small",
+            "target": one["target"],
+            "metric": "auroc",
+            "against": against,
+            "reference": reference,
+            "reference_probe": "linear",
+            "difference": 0.13,
+            "low": 0.04,
+            "high": 0.22,
+            "n_people": 24,
+            "p": 0.01,
+        }
+        for one in targets
+        for against, reference in (("frozen", "small"), ("best_baseline", "histogram"))
+    ]
     lines = [{"update": u, "loss": 1 / u, "grad_norm": 2.0, "blocks": u - 1, "lr": 1e-3} for u in (1, 2, 3)]
     files = {
-        "run.json": {"kind": "fine-tuning", "name": "two signs", "encoder": "small", "targets": targets, "level": "eye",
-                     "volumes": {"train": 12, "val": 6, "test": 10}, "store": store, "data_hash": "d" * 64},
+        "run.json": {
+            "kind": "fine-tuning",
+            "name": "two signs",
+            "encoder": "small",
+            "targets": targets,
+            "level": "eye",
+            "volumes": {"train": 12, "val": 6, "test": 10},
+            "store": store,
+            "data_hash": "d" * 64,
+        },
         "results.json": {
-            "rows": rows, "paired": paired, "checkpoint": "/srv/someone/tuned/step-00000002",
+            "rows": rows,
+            "paired": paired,
+            "checkpoint": "/srv/someone/tuned/step-00000002",
             "choices": [{"name": "small", "probe": "tuned", "pool": "tokens", "update": 2, "of": 3, "by": "val"}],
             "targets": [{**one, "label_hash": "h", "counts": counts} for one in targets],
             "faults": [{"kind": "test_used_before", "what": "drusen: its test set is used for the 2nd time"}],
             "notes": ["<b>fluid</b>: 1 volume has no label"],
         },
-    }  # fmt: skip
+    }
     for name, content in files.items():
         (path / name).write_text(json.dumps(content), encoding="utf-8")
     text = "".join(json.dumps(line) + "\n" for line in [*lines, {"update": 3, "val_loss": 0.5}])

@@ -34,9 +34,14 @@ GOOD, OPEN, BAD, NONE = (
 
 @pytest.mark.parametrize(
     ("results", "word"),
-    [([GOOD], "healthy"), ([GOOD, OPEN], "suspicious"), ([GOOD, BAD], "suspicious"), ([GOOD, NONE], "not known"),
-     ([GOOD, Headline("Files read", "1 of 2", "bad", "")], "broken")],
-)  # fmt: skip
+    [
+        ([GOOD], "healthy"),
+        ([GOOD, OPEN], "suspicious"),
+        ([GOOD, BAD], "suspicious"),
+        ([GOOD, NONE], "not known"),
+        ([GOOD, Headline("Files read", "1 of 2", "bad", "")], "broken"),
+    ],
+)
 def test_one_result_that_does_not_hold_is_enough(results: list[Headline], word: str) -> None:
     verdict = overall_verdict(contents(line(1)), results, [])
     assert verdict is not None
@@ -138,8 +143,9 @@ def test_a_fine_tuning_names_its_strongest_baseline() -> None:
     tuned = Contents(Path("tuned"), "tuning", training=Training(Path("tuned"), {}, "", tuned=results))
     found = headlines(tuned, None)
     assert [(one.title, one.verdict) for one in found] == [
-        ("Tuned minus frozen", "good"), ("Tuned minus covariates", "open"),
-    ]  # fmt: skip
+        ("Tuned minus frozen", "good"),
+        ("Tuned minus covariates", "open"),
+    ]
     verdict = overall_verdict(tuned, found, [])
     assert verdict is not None
     assert (verdict.word, verdict.reasons) == ("suspicious", ("Tuned minus covariates is not shown: +0.050",))

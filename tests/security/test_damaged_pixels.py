@@ -123,9 +123,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def pretrain(run: Path, folder: Path, *words: str) -> Outcome:
     return call(
-        "pretrain", folder / "recipe.yaml", "--store", folder / "store", "--out", run / "run", "--json", "--quiet",
+        "pretrain",
+        folder / "recipe.yaml",
+        "--store",
+        folder / "store",
+        "--out",
+        run / "run",
+        "--json",
+        "--quiet",
         *words,
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture

@@ -41,9 +41,8 @@ def alias_bomb(levels: int = 9) -> str:
 YAML_BOMBS = {
     "alias as a value": alias_bomb() + "extends: *a9\n",
     "alias as a key": alias_bomb() + "? *a9\n: 1\n",
-    "merged aliases": "a0: &a0 {x: 1}\n" + "".join(
-        f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 10)
-    ),
+    "merged aliases": "a0: &a0 {x: 1}\n"
+    + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 10)),
     "long text by alias": "a: &a '" + "x" * 100_000 + "'\nb: [" + ", ".join(["*a"] * 100) + "]",
     "alias of itself": "name: &a [*a]",
     "brackets": "[" * 20_000,
@@ -59,7 +58,7 @@ YAML_BOMBS = {
     "half a surrogate pair": 'name: "\\ud800"',
     "version": "%YAML " + "9" * 9_000 + ".1\n---\nname: x",
     "zero byte": "name: \0",
-}  # fmt: skip
+}
 JSON_BOMBS = {
     "brackets": b"[" * 100_000,
     "closed brackets": b"[" * 100_000 + b"]" * 100_000,
@@ -93,11 +92,27 @@ def test_aliases_and_merges_of_ordinary_size_are_read() -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("010", 10), ("08", 8), ("+5", 5), ("-5", -5), ("1_000", 1000), ("1e-4", 1e-4), ("5E3", 5000.0), (".5", 0.5),
-        ("1.", 1.0), ("0x10", "0x10"), ("0b11", "0b11"), ("0o7", "0o7"), ("1:30", "1:30"), ("1:30.5", "1:30.5"),
-        ("2020-01-01", "2020-01-01"), ("=", "="), ("~", None), ("true", True), (".inf", float("inf")),
+        ("010", 10),
+        ("08", 8),
+        ("+5", 5),
+        ("-5", -5),
+        ("1_000", 1000),
+        ("1e-4", 1e-4),
+        ("5E3", 5000.0),
+        (".5", 0.5),
+        ("1.", 1.0),
+        ("0x10", "0x10"),
+        ("0b11", "0b11"),
+        ("0o7", "0o7"),
+        ("1:30", "1:30"),
+        ("1:30.5", "1:30.5"),
+        ("2020-01-01", "2020-01-01"),
+        ("=", "="),
+        ("~", None),
+        ("true", True),
+        (".inf", float("inf")),
     ],
-)  # fmt: skip
+)
 def test_numbers_of_recipes_are_decimal(text: str, value: object) -> None:
     found = parse_yaml(f"key: {text}")["key"]
     assert found == value
@@ -201,9 +216,15 @@ def test_damaged_tables_are_refused(tmp_path: Path, damage) -> None:
 
 def test_tables_are_read_as_pandas_reads_them(tmp_path: Path) -> None:
     frame = pd.DataFrame(
-        {"text": ["a", None, "b"], "lists": [["x", "y"], None, []], "numbers": [[1, 2], [3], None], "f": [1.5, None, 2],
-         "switch": [True, False, None], "whole": [1, 2, 3]}
-    )  # fmt: skip
+        {
+            "text": ["a", None, "b"],
+            "lists": [["x", "y"], None, []],
+            "numbers": [[1, 2], [3], None],
+            "f": [1.5, None, 2],
+            "switch": [True, False, None],
+            "whole": [1, 2, 3],
+        }
+    )
     for rows in (3, 0):
         frame.iloc[:rows].to_parquet(tmp_path / "t.parquet", index=False, compression="snappy" if rows else None)
         pd.testing.assert_frame_equal(read_parquet(tmp_path / "t.parquet"), pd.read_parquet(tmp_path / "t.parquet"))

@@ -84,15 +84,28 @@ def test_keys_that_fetch_or_load_code_are_refused(vit: Path, keys: dict[str, obj
 @pytest.mark.parametrize(
     "keys",
     [
-        {"hidden_size": 10**9}, {"num_hidden_layers": 10**6}, {"hidden_size": 65_536, "intermediate_size": 65_536,
-        "num_hidden_layers": 250}, {"image_size": 10**7}, {"image_size": [4096, 4096, 4096]}, {"image_size": 0},
-        {"image_size": 5000}, {"patch_size": 1, "image_size": 4096, "hidden_size": 65_536}, {"hidden_size": -4},
-        {"hidden_size": "16"}, {"hidden_act": "../act"}, {"hidden_act": "nothing"}, {"hidden_size": [1] * 1000},
-        {"num_channels": 10**6}, {"layer_norm_eps": 1e300}, {"num_attention_heads": 0}, {"patch_size": None},
-        {"hidden_size": {"a": [[[[1]]]]}}, {"num_attention_heads": 3},
+        {"hidden_size": 10**9},
+        {"num_hidden_layers": 10**6},
+        {"hidden_size": 65_536, "intermediate_size": 65_536, "num_hidden_layers": 250},
+        {"image_size": 10**7},
+        {"image_size": [4096, 4096, 4096]},
+        {"image_size": 0},
+        {"image_size": 5000},
+        {"patch_size": 1, "image_size": 4096, "hidden_size": 65_536},
+        {"hidden_size": -4},
+        {"hidden_size": "16"},
+        {"hidden_act": "../act"},
+        {"hidden_act": "nothing"},
+        {"hidden_size": [1] * 1000},
+        {"num_channels": 10**6},
+        {"layer_norm_eps": 1e300},
+        {"num_attention_heads": 0},
+        {"patch_size": None},
+        {"hidden_size": {"a": [[[[1]]]]}},
+        {"num_attention_heads": 3},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_networks_that_cannot_be_are_refused(vit: Path, keys: dict[str, object]) -> None:
     with pytest.raises(OctjepaError) as refused:
         load_external(change(vit, **keys))
@@ -124,8 +137,10 @@ def test_what_lies_beside_the_weights_is_not_read(vit: Path) -> None:
     [
         {"network": "resnet18", "arguments": {"pretrained": True}},
         {"network": "resnet18", "arguments": {"pretrained": "https://their.host/x.pth", "progress": False}},
-        {"network": "DenseNet121", "arguments": {"spatial_dims": 3, "in_channels": 1, "out_channels": 1,
-                                                 "pretrained": True}},
+        {
+            "network": "DenseNet121",
+            "arguments": {"spatial_dims": 3, "in_channels": 1, "out_channels": 1, "pretrained": True},
+        },
         {"network": "SwinUNETR", "arguments": {"use_flash_attention": True}},
         {"network": "resnet10", "arguments": {"block": "basic"}},
         {"network": "resnet10", "arguments": {"n_input_channels": 10**9}},
@@ -136,11 +151,13 @@ def test_what_lies_beside_the_weights_is_not_read(vit: Path) -> None:
         {"network": "resnet10", "arguments": {"spatial_dims": 3, "n_input_channels": 1}, "input_size": "large"},
         {"network": "resnet10", "arguments": {"act": "../x"}},
         {"network": "resnet10", "arguments": {"act": "nothing"}},
-        {"network": ["resnet10"]}, {"network": "__class__"}, {"arguments": {}},
+        {"network": ["resnet10"]},
+        {"network": "__class__"},
+        {"arguments": {}},
         {"network": "resnet10", "arguments": []},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_monai_networks_are_built_of_allowed_arguments(tmp_path: Path, about: dict[str, object]) -> None:
     pytest.importorskip("monai")
     (tmp_path / "monai.json").write_text(json.dumps(about))
@@ -178,8 +195,9 @@ def test_the_hub_is_offline_within_and_as_before_after() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_weights_that_are_not_finite_are_refused(vit: Path, tmp_path: Path, value: float) -> None:
     weights = load_file(vit / "model.safetensors")
-    weights["encoder.layer.0.output.dense.bias" if "encoder.layer.0.output.dense.bias" in weights else
-            min(weights)][0] = value  # fmt: skip
+    weights["encoder.layer.0.output.dense.bias" if "encoder.layer.0.output.dense.bias" in weights else min(weights)][
+        0
+    ] = value
     save_file(weights, vit / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match="NaN or infinite"):
         load_external(vit)
@@ -199,9 +217,10 @@ def test_a_tensor_that_repeats_its_storage_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_compressed_checkpoints_are_refused(tmp_path: Path) -> None:
     torch.save({"a.b": torch.zeros(10_000_000)}, tmp_path / "plain.pth")
-    with zipfile.ZipFile(tmp_path / "plain.pth") as plain, zipfile.ZipFile(
-        tmp_path / "packed.pth", "w", zipfile.ZIP_DEFLATED
-    ) as packed:  # fmt: skip
+    with (
+        zipfile.ZipFile(tmp_path / "plain.pth") as plain,
+        zipfile.ZipFile(tmp_path / "packed.pth", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
         for name in plain.namelist():
             packed.writestr(name, plain.read(name))
     assert (tmp_path / "packed.pth").stat().st_size < 100_000

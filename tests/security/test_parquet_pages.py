@@ -156,8 +156,12 @@ def test_a_page_that_states_more_than_the_footer_is_refused(tmp_path: Path, kind
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(path)],
-        capture_output=True, text=True, timeout=120, env=environment, preexec_fn=limit,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        preexec_fn=limit,
+    )
     assert done.returncode == 0, done.stderr
     output, peak = done.stdout.splitlines()
     assert f"column 'volume_id': {reason}" in output
@@ -203,9 +207,11 @@ def test_a_list_of_misread_eyes(tmp_path: Path) -> None:
     names = ("level", "target", "split", "eye", "volume_id", "truth", "predicted", "classes", "scores")
     table = pa.table({name: ["a"] * 9 for name in names})
     rewritten(
-        tmp_path / "predictions.parquet", table, "truth",
+        tmp_path / "predictions.parquet",
+        table,
+        "truth",
         lambda room: page(room, DATA_PAGE, None, (MOST, 0, 3, 3), b""),
-    )  # fmt: skip
+    )
     with pytest.raises(UsageError, match="its pages state another size than the footer"):
         CasePredictions(tmp_path / "predictions.parquet")
 

@@ -17,9 +17,23 @@ from octjepa.tasks.finetune.inference import write_frame
 from octjepa.tasks.segment.thickness import write_table
 
 FORMULAS = [
-    "=1+1", "+1+1", "-1+1", "@SUM(A1)", "=cmd|' /C calc'!A0", '=HYPERLINK("http://a","b")', "-P7", "+A", "@eye",
-    "\t=1+1", " =1+1", "\n=1+1", "＝1+1", "＋1+1", "－1+1", "＠a",
-]  # fmt: skip
+    "=1+1",
+    "+1+1",
+    "-1+1",
+    "@SUM(A1)",
+    "=cmd|' /C calc'!A0",
+    '=HYPERLINK("http://a","b")',
+    "-P7",
+    "+A",
+    "@eye",
+    "\t=1+1",
+    " =1+1",
+    "\n=1+1",
+    "＝1+1",
+    "＋1+1",
+    "－1+1",
+    "＠a",
+]
 DANGER = re.compile(r"\s*[=+\-@＝＋－＠]")
 
 
@@ -32,10 +46,20 @@ def test_a_cell_that_a_spreadsheet_would_execute_gets_an_apostrophe(text: str) -
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (-1.5, "-1.5"), ("-1.5", "-1.5"), ("+3e-4", "+3e-4"), (-7, "-7"), (None, ""), (float("nan"), ""), ("", ""),
-        ("P-7", "P-7"), ("'quoted", "'quoted"), ("a=b", "a=b"), (True, "True"), (0.1, "0.1"),
+        (-1.5, "-1.5"),
+        ("-1.5", "-1.5"),
+        ("+3e-4", "+3e-4"),
+        (-7, "-7"),
+        (None, ""),
+        (float("nan"), ""),
+        ("", ""),
+        ("P-7", "P-7"),
+        ("'quoted", "'quoted"),
+        ("a=b", "a=b"),
+        (True, "True"),
+        (0.1, "0.1"),
     ],
-)  # fmt: skip
+)
 def test_other_cells_stay_as_they_are(value: object, text: str) -> None:
     assert table_cell(value) == text
     assert plain_cell(text) == text

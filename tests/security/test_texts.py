@@ -16,10 +16,18 @@ from octjepa.read.reader import read_volume
 
 PIXELS, SPACING = phantom()
 SECRETS = {
-    "patient": "Jane Doe", "fullname": "Jane Doe", "operator": "M. Smith", "physician": "Dr House",
-    "hospital": "St. Mary", "email_address": "jane@doe.org", "diagnosis": "AMD of Jane Doe", "remark": "call her",
-    "operator_code": 4711, "patient_number": 123456, "city_of_birth": "Ulm",
-}  # fmt: skip
+    "patient": "Jane Doe",
+    "fullname": "Jane Doe",
+    "operator": "M. Smith",
+    "physician": "Dr House",
+    "hospital": "St. Mary",
+    "email_address": "jane@doe.org",
+    "diagnosis": "AMD of Jane Doe",
+    "remark": "call her",
+    "operator_code": 4711,
+    "patient_number": 123456,
+    "city_of_birth": "Ulm",
+}
 CLASSES = {"amd": "early AMD", "dr_class": "moderate NPDR", "group": "healthy", "race": "asian", "grade": "PDR 2.5"}
 
 
@@ -45,13 +53,21 @@ def test_a_label_that_repeats_the_name_or_the_id_is_left_out(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("LiBo-3", "Li^Bo"), ("libo_OD", "Li^Bo"), ("bo-li", "Li^Bo"), ("BoLi2", "Li^Bo"), ("Wu_Yi", "Wu^Yi"),
-        ("王小明_OD", "王^小明"), ("病人王小明", "王小明"), ("山田太郎", "山田^太郎"),
+        ("LiBo-3", "Li^Bo"),
+        ("libo_OD", "Li^Bo"),
+        ("bo-li", "Li^Bo"),
+        ("BoLi2", "Li^Bo"),
+        ("Wu_Yi", "Wu^Yi"),
+        ("王小明_OD", "王^小明"),
+        ("病人王小明", "王小明"),
+        ("山田太郎", "山田^太郎"),
         ("김민준-2", "김^민준"),
-        ("Иванов1", "Иванов^Пётр"), ("πέτρος_3", "Νίκος^Πέτρος"), ("MUELLER", "Müller^Ada"),
+        ("Иванов1", "Иванов^Пётр"),
+        ("πέτρος_3", "Νίκος^Πέτρος"),
+        ("MUELLER", "Müller^Ada"),
         (os.fsdecode("王小明_OD".encode("gb18030")), "王^小明"),
     ],
-)  # fmt: skip
+)
 def test_short_names_and_names_in_other_scripts_are_seen(text: str, name: str) -> None:
     assert identifies_person(text, name, "")
 

@@ -64,8 +64,10 @@ def test_a_store_in_a_bucket_is_the_store_on_disk(
 ) -> None:
     write = "PUT" if bucket.scheme == "s3" else "POST"
     bucket.proxy.faults += [
-        Fault("503", write), Fault("reset", write, "pixels" if write == "PUT" else ""), Fault("500", "GET"),
-    ]  # fmt: skip
+        Fault("503", write),
+        Fault("reset", write, "pixels" if write == "PUT" else ""),
+        Fault("500", "GET"),
+    ]
     made = ingest(bucket, tiny)
     bucket.proxy.faults += [Fault("truncate", "GET", "pixels.npy"), Fault("429", "GET", "geometry.npz")]
     url = join(bucket.url, "store")

@@ -18,9 +18,23 @@ PREPROCESSING = Preprocessing(
     image_size=(8, 64, 64), margin=(0, 8, 8), target_spacing_mm=(0.7, 0.0156, 0.094), axial_anchor=0.65
 )
 CHOSEN = (
-    "truncated", "resource_fork", "no_suffix", "constant", "all_black", "mostly_black", "blink", "white_fill",
-    "same_pixels", "same_uid", "no_file", "no_row", "strange_name", "name_as_id", "upside_down", "radial",
-)  # fmt: skip
+    "truncated",
+    "resource_fork",
+    "no_suffix",
+    "constant",
+    "all_black",
+    "mostly_black",
+    "blink",
+    "white_fill",
+    "same_pixels",
+    "same_uid",
+    "no_file",
+    "no_row",
+    "strange_name",
+    "name_as_id",
+    "upside_down",
+    "radial",
+)
 
 
 @pytest.fixture(scope="module")

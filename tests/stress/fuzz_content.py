@@ -94,9 +94,11 @@ def _mirrored(chance: random.Random, pixels: np.ndarray) -> Changed:
 def _picture_first(chance: random.Random, pixels: np.ndarray) -> Changed:
     picture = fundus_picture(*pixels.shape[1:], seed=chance.randrange(100))
     shape = (len(pixels) - 1, *pixels.shape[1:])
-    return "a fundus picture first", np.concatenate([picture[None], pixels[1:]]), Expected(
-        note="localizer_by_content", shape=shape
-    )  # fmt: skip
+    return (
+        "a fundus picture first",
+        np.concatenate([picture[None], pixels[1:]]),
+        Expected(note="localizer_by_content", shape=shape),
+    )
 
 
 def _instrument(chance: random.Random, pixels: np.ndarray) -> Changed:
@@ -106,10 +108,16 @@ def _instrument(chance: random.Random, pixels: np.ndarray) -> Changed:
 
 
 CHANGES: dict[str, Callable[[random.Random, np.ndarray], Changed]] = {
-    "swapped": _swapped, "shuffled": _shuffled, "repeated": _repeated,
-    "encoded again": _encoded_again, "cropped": _cropped, "upside down": _turned, "mirrored": _mirrored,
-    "picture first": _picture_first, "instrument": _instrument,
-}  # fmt: skip
+    "swapped": _swapped,
+    "shuffled": _shuffled,
+    "repeated": _repeated,
+    "encoded again": _encoded_again,
+    "cropped": _cropped,
+    "upside down": _turned,
+    "mirrored": _mirrored,
+    "picture first": _picture_first,
+    "instrument": _instrument,
+}
 OTHERS = ("many eyes", "one position", "cornea", "rodent")  # no change of one eye
 KINDS = (*CHANGES, *OTHERS)
 _LEFTWARDS = [-1.0, 0.0, 0.0, 0.0, 0.0, -1.0]
@@ -142,9 +150,11 @@ def content_case(chance: random.Random, kind: str) -> tuple[str, bytes, Expected
     device = chance.choice(DEVICES)
     if kind in ("cornea", "rodent"):
         drawn = bent(*(CORNEA if kind == "cornea" else RODENT))
-        return f"drawn {kind}", _written(drawn.pixels, drawn.spacing_mm, False), Expected(
-            frozenset({"not_retina"}), refused=True
-        )  # fmt: skip
+        return (
+            f"drawn {kind}",
+            _written(drawn.pixels, drawn.spacing_mm, False),
+            Expected(frozenset({"not_retina"}), refused=True),
+        )
     if kind == "one position":
         what, eye, film = _film(chance)
         wide = (0.28, *eye.spacing_mm[1:])  # 1.4 mm by the header: a film of less may be a small field
@@ -153,9 +163,11 @@ def content_case(chance: random.Random, kind: str) -> tuple[str, bytes, Expected
     if kind == "many eyes":
         eyes = [shaped_eye(device, seed=seed).volume.pixels for seed in range(SEEDS)]
         frames = [eyes[index % SEEDS][(5 * index) % len(eye.pixels)] for index in range(len(eye.pixels))]
-        what, pixels, expected = "frames of many eyes", np.stack(frames), Expected(
-            frozenset({"frames_unrelated"}), refused=True
-        )  # fmt: skip
+        what, pixels, expected = (
+            "frames of many eyes",
+            np.stack(frames),
+            Expected(frozenset({"frames_unrelated"}), refused=True),
+        )
     else:
         what, pixels, expected = CHANGES[kind](chance, eye.pixels)
     return f"{device}: {what}", _written(pixels, eye.spacing_mm, kind == "mirrored"), expected

@@ -54,9 +54,12 @@ def life(out: Path, rank: int, world: int, port: int, before: Callable[[], None]
     code = 1
     try:
         os.environ |= {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
-        }  # fmt: skip
+        }
         torch.set_num_threads(1)
         set_quiet(True)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -19,9 +19,17 @@ from typing import Any
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 _OPTIONS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--disable-quic", "--no-first-run", "--hide-scrollbars", "--remote-debugging-pipe",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-quic",
+    "--no-first-run",
+    "--hide-scrollbars",
+    "--remote-debugging-pipe",
+)
 
 
 class Page:
@@ -76,9 +84,7 @@ class Page:
 
     def look(self, width: int, height: int, dark: bool = False, phone: bool = False) -> None:
         """The size of the window in CSS pixels, and the colour scheme that the user prefers."""
-        self.send(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone
-        )  # fmt: skip
+        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[scheme])
 
@@ -162,8 +168,11 @@ def browser_page(profile: Path) -> Iterator[Page]:
 
     process = subprocess.Popen(
         [CHROMIUM, *_OPTIONS, f"--user-data-dir={profile}"],
-        close_fds=False, preexec_fn=at_three_and_four, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        close_fds=False,
+        preexec_fn=at_three_and_four,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     os.close(inner_read)
     os.close(inner_write)
     try:

@@ -36,26 +36,66 @@ def drawn_eye(number: int, size: tuple[int, int, int]) -> tuple[np.ndarray, np.n
 def row_of(number: int, split: str) -> dict[str, Any]:
     content = f"{number:064x}"[::-1]
     return {
-        "volume_id": content[:16], "content_hash": content, "person_id": f"{1000 + number // 2}",
-        "eye": "OD" if number % 2 else "OS", "laterality_source": "header", "device": DEVICES[number // 2 % 3],
-        "protocol": "macula", "region": "Macula", "pattern": "raster", "sop_instance_uid": f"1.2.{number}",
-        "source": EVIL if number == 0 else f"eyes/{number:02d}.dcm", "native_d": 24, "native_h": 184, "native_w": 160,
-        "spacing_z_mm": 0.26, "spacing_y_mm": 0.0078, "spacing_x_mm": 0.04, "provenance_slice": "protocol",
-        "provenance_depth": "shared", "provenance_column": "shared", "uncertain": "slice" if number == 1 else "",
-        "notes": "frames_reversed;rescaled" if number == 2 else "", "mirrored": False, "tissue_mean": 120.0,
-        "tissue_std": 25.0, "tissue_share": 0.3, "quality": 0.8, "split": split,
-        "file": f"/private/place/eyes/{number:02d}.dcm", "file_size": 10, "file_mtime_ns": 1,
-    }  # fmt: skip
+        "volume_id": content[:16],
+        "content_hash": content,
+        "person_id": f"{1000 + number // 2}",
+        "eye": "OD" if number % 2 else "OS",
+        "laterality_source": "header",
+        "device": DEVICES[number // 2 % 3],
+        "protocol": "macula",
+        "region": "Macula",
+        "pattern": "raster",
+        "sop_instance_uid": f"1.2.{number}",
+        "source": EVIL if number == 0 else f"eyes/{number:02d}.dcm",
+        "native_d": 24,
+        "native_h": 184,
+        "native_w": 160,
+        "spacing_z_mm": 0.26,
+        "spacing_y_mm": 0.0078,
+        "spacing_x_mm": 0.04,
+        "provenance_slice": "protocol",
+        "provenance_depth": "shared",
+        "provenance_column": "shared",
+        "uncertain": "slice" if number == 1 else "",
+        "notes": "frames_reversed;rescaled" if number == 2 else "",
+        "mirrored": False,
+        "tissue_mean": 120.0,
+        "tissue_std": 25.0,
+        "tissue_share": 0.3,
+        "quality": 0.8,
+        "split": split,
+        "file": f"/private/place/eyes/{number:02d}.dcm",
+        "file_size": 10,
+        "file_mtime_ns": 1,
+    }
 
 
 REFUSED = [
-    {"file": "/private/place/eyes/<b>bold</b>.dcm", "hash": "", "stage": "read", "reason": "truncated",
-     "detail": "/private/place/eyes/bold.dcm ends after 17 bytes", "when": "2026-01-01T00:00:00+00:00"},
-    {"file": "/private/place/eyes/sub/page.dcm", "hash": "", "stage": "read", "reason": "not_dicom",
-     "detail": "an HTML page", "when": "2026-01-01T00:00:00+00:00"},
-    {"file": "/private/place/eyes/twin.dcm", "hash": "", "stage": "store", "reason": "duplicate_content",
-     "detail": "the same as 03.dcm", "when": "2026-01-01T00:00:00+00:00"},
-]  # fmt: skip
+    {
+        "file": "/private/place/eyes/<b>bold</b>.dcm",
+        "hash": "",
+        "stage": "read",
+        "reason": "truncated",
+        "detail": "/private/place/eyes/bold.dcm ends after 17 bytes",
+        "when": "2026-01-01T00:00:00+00:00",
+    },
+    {
+        "file": "/private/place/eyes/sub/page.dcm",
+        "hash": "",
+        "stage": "read",
+        "reason": "not_dicom",
+        "detail": "an HTML page",
+        "when": "2026-01-01T00:00:00+00:00",
+    },
+    {
+        "file": "/private/place/eyes/twin.dcm",
+        "hash": "",
+        "stage": "store",
+        "reason": "duplicate_content",
+        "detail": "the same as 03.dcm",
+        "when": "2026-01-01T00:00:00+00:00",
+    },
+]
 
 
 def fill_store(path: Path) -> None:
@@ -95,19 +135,42 @@ def fill_run(path: Path) -> None:
     path.mkdir()
     (path / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
     about = {
-        "name": recipe.name, "science_hash": science_hash(recipe), "data_hash": "d" * 64, "code_hash": "c" * 64,
-        "volumes": 6, "versions": {"octjepa": "0.1.0"}, "devices": {"device": "cpu"},
-        "started": "2026-01-01T00:00:00+00:00", "store": "../store",
-    }  # fmt: skip
+        "name": recipe.name,
+        "science_hash": science_hash(recipe),
+        "data_hash": "d" * 64,
+        "code_hash": "c" * 64,
+        "volumes": 6,
+        "versions": {"octjepa": "0.1.0"},
+        "devices": {"device": "cpu"},
+        "started": "2026-01-01T00:00:00+00:00",
+        "store": "../store",
+    }
     (path / "run.json").write_text(json.dumps(about), encoding="utf-8")
     lines: list[dict[str, float]] = [
-        {"update": u, "train/loss": 1.0 / u, "train/cosine": 0.2 * u, "train/lr": 1e-3, "train/grad_norm": 0.3 * u,
-         "train/ema_momentum": 0.99, "volumes_per_second": 20.0, "seconds": 1.0} for u in (1, 2)
-    ]  # fmt: skip
+        {
+            "update": u,
+            "train/loss": 1.0 / u,
+            "train/cosine": 0.2 * u,
+            "train/lr": 1e-3,
+            "train/grad_norm": 0.3 * u,
+            "train/ema_momentum": 0.99,
+            "volumes_per_second": 20.0,
+            "seconds": 1.0,
+        }
+        for u in (1, 2)
+    ]
     lines.append(
-        {"update": 2, "val/loss": 0.4, "val/cosine": 0.61, "val/rankme": 31.0, "val/baseline/constant": 0.3,
-         "val/baseline/position_mean": 0.5, "val/baseline/copy_nearest": 0.4, "val/baseline_loss/constant": 0.8}
-    )  # fmt: skip
+        {
+            "update": 2,
+            "val/loss": 0.4,
+            "val/cosine": 0.61,
+            "val/rankme": 31.0,
+            "val/baseline/constant": 0.3,
+            "val/baseline/position_mean": 0.5,
+            "val/baseline/copy_nearest": 0.4,
+            "val/baseline_loss/constant": 0.8,
+        }
+    )
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     torch.manual_seed(0)
     model = VJEPA3D.from_recipe(recipe)
@@ -119,10 +182,19 @@ def probe_of(low: float, high: float) -> dict[str, Any]:
     reading = {"probe": "linear", "pool": "mean_std_max", "metric": "auroc"}
     names = ("tiny_cpu", "untrained", "histogram", "majority", "covariates")
     rows = [
-        {"name": name, "target": target, **reading, "pool": "mean_std_max" if number < 2 else "none",
-         "value": 0.8 - 0.05 * number, "low": None if name == "majority" else 0.5, "high": 0.9, "n": 12}
-        for target in ("drusen", "macro") for number, name in enumerate(names)
-    ]  # fmt: skip
+        {
+            "name": name,
+            "target": target,
+            **reading,
+            "pool": "mean_std_max" if number < 2 else "none",
+            "value": 0.8 - 0.05 * number,
+            "low": None if name == "majority" else 0.5,
+            "high": 0.9,
+            "n": 12,
+        }
+        for target in ("drusen", "macro")
+        for number, name in enumerate(names)
+    ]
     paired = {
         "name": "tiny_cpu",
         "target": "macro",
@@ -168,10 +240,19 @@ def fill_tuned(path: Path, run: Path) -> None:
     write_folder(path / TUNED, 2, {MODEL_FILE: target, HEAD_FILE: own}, about)
     rows = [row_of(number, "test") for number in (10, 11)]
     predictions = pd.DataFrame(
-        {"level": level, "target": "drusen", "split": "test", "truth": truth, "predicted": "yes",
-         "classes": ["no", "yes"], "scores": [0.25, 0.75], "volume_id": row["volume_id"] if level == "volume" else ""}
-        for level in ("volume", "eye") for row, truth in zip(rows, ("yes", "no"), strict=True)
-    )  # fmt: skip
+        {
+            "level": level,
+            "target": "drusen",
+            "split": "test",
+            "truth": truth,
+            "predicted": "yes",
+            "classes": ["no", "yes"],
+            "scores": [0.25, 0.75],
+            "volume_id": row["volume_id"] if level == "volume" else "",
+        }
+        for level in ("volume", "eye")
+        for row, truth in zip(rows, ("yes", "no"), strict=True)
+    )
     predictions.to_parquet(path / "predictions.parquet", index=False)
 
 

@@ -17,9 +17,16 @@ from synthetic import MemoryStore, small_recipe, volume
 
 RECIPE = small_recipe()
 QUICK = (
-    "stages.head=6", "stages.last=4", "stages.all=20", "validate_every=5", "batch=8", "precision=fp32", "resamples=200",
-    "encoder_lr=1e-3", "warmup=4",
-)  # fmt: skip
+    "stages.head=6",
+    "stages.last=4",
+    "stages.all=20",
+    "validate_every=5",
+    "batch=8",
+    "precision=fp32",
+    "resamples=200",
+    "encoder_lr=1e-3",
+    "warmup=4",
+)
 SPLITS = {"train": 20, "val": 8, "test": 12}  # people, both eyes of each
 
 

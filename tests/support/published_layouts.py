@@ -18,11 +18,19 @@ def _draw(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
 
 def _block(width: int, hidden: int) -> dict[str, tuple[int, ...]]:
     return {
-        "norm1.weight": (width,), "norm1.bias": (width,), "attn.qkv.weight": (3 * width, width),
-        "attn.qkv.bias": (3 * width,), "attn.proj.weight": (width, width), "attn.proj.bias": (width,),
-        "norm2.weight": (width,), "norm2.bias": (width,), "mlp.fc1.weight": (hidden, width), "mlp.fc1.bias": (hidden,),
-        "mlp.fc2.weight": (width, hidden), "mlp.fc2.bias": (width,),
-    }  # fmt: skip
+        "norm1.weight": (width,),
+        "norm1.bias": (width,),
+        "attn.qkv.weight": (3 * width, width),
+        "attn.qkv.bias": (3 * width,),
+        "attn.proj.weight": (width, width),
+        "attn.proj.bias": (width,),
+        "norm2.weight": (width,),
+        "norm2.bias": (width,),
+        "mlp.fc1.weight": (hidden, width),
+        "mlp.fc1.bias": (hidden,),
+        "mlp.fc2.weight": (width, hidden),
+        "mlp.fc2.bias": (width,),
+    }
 
 
 def vit_shapes(
@@ -30,10 +38,13 @@ def vit_shapes(
 ) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a timm VisionTransformer without a head: what MAE and DINO publish."""
     shapes: dict[str, tuple[int, ...]] = {
-        "cls_token": (1, 1, width), "pos_embed": (1, 1 + tokens, width),
-        "patch_embed.proj.weight": (width, channels, *patch), "patch_embed.proj.bias": (width,),
-        "norm.weight": (width,), "norm.bias": (width,),
-    }  # fmt: skip
+        "cls_token": (1, 1, width),
+        "pos_embed": (1, 1 + tokens, width),
+        "patch_embed.proj.weight": (width, channels, *patch),
+        "patch_embed.proj.bias": (width,),
+        "norm.weight": (width,),
+        "norm.bias": (width,),
+    }
     for number in range(depth):
         shapes |= {f"blocks.{number}.{name}": shape for name, shape in _block(width, 4 * width).items()}
     return shapes
@@ -100,6 +111,11 @@ def _octcube() -> dict[str, Tensor]:
 def layouts() -> dict[str, Layout]:
     """Encoder's name -> a function that draws a narrow checkpoint in its published layout."""
     return {
-        "retfound": _retfound, "visionfm": _visionfm, "dinov2": _dinov2, "retfound_dinov2": _dinov2,
-        "dinov3": _dinov3, "mirage": _mirage, "octcube": _octcube,
-    }  # fmt: skip
+        "retfound": _retfound,
+        "visionfm": _visionfm,
+        "dinov2": _dinov2,
+        "retfound_dinov2": _dinov2,
+        "dinov3": _dinov3,
+        "mirage": _mirage,
+        "octcube": _octcube,
+    }

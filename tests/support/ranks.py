@@ -30,9 +30,12 @@ def start_ranks(code: str, *arguments: object, world: int = 2) -> list[ForkedPro
     They are forked from a process that has imported torch and this module (`fork_server`).
     """
     job = os.environ | {
-        "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-        "OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH,
-    }  # fmt: skip
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": PYTHONPATH,
+    }
     return [
         start(code, [str(argument) for argument in arguments], job | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(world)

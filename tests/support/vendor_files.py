@@ -37,22 +37,49 @@ def vol_bytes(raw: np.ndarray, positions: list[tuple[float, ...]], **header: Any
     layout = construct.Struct(*(exam_time if part.name == "exam_time" else part for part in vol_format.subcons))
     frames, rows, columns = raw.shape
     fields = {
-        "version": "HSF-OCT-103", "size_x": columns, "n_bscans": frames, "size_y": rows, "scale_x": 0.0114,
-        "distance": 0.12, "scale_y": 0.003872, "size_x_slo": 5, "size_y_slo": 4, "scale_x_slo": 0.01,
-        "scale_y_slo": 0.01, "scan_position": "OS", "scan_pattern": PATTERN_VOLUME, "bscan_hdr_size": 256 + 8 * columns,
-        "id": "1", "reference_id": "", "patient_id": "P-77", "dob": BORN.isoformat(), "visit_date": VISIT.isoformat(),
-        "exam_time": 132_331_968_000_000_000, "grid_type": 0, "grid_offset": 0, "grid_type1": 0, "grid_offset1": 0,
-        "prog_id": "", "localizer": np.zeros((4, 5), np.uint8),
-    }  # fmt: skip
+        "version": "HSF-OCT-103",
+        "size_x": columns,
+        "n_bscans": frames,
+        "size_y": rows,
+        "scale_x": 0.0114,
+        "distance": 0.12,
+        "scale_y": 0.003872,
+        "size_x_slo": 5,
+        "size_y_slo": 4,
+        "scale_x_slo": 0.01,
+        "scale_y_slo": 0.01,
+        "scan_position": "OS",
+        "scan_pattern": PATTERN_VOLUME,
+        "bscan_hdr_size": 256 + 8 * columns,
+        "id": "1",
+        "reference_id": "",
+        "patient_id": "P-77",
+        "dob": BORN.isoformat(),
+        "visit_date": VISIT.isoformat(),
+        "exam_time": 132_331_968_000_000_000,
+        "grid_type": 0,
+        "grid_offset": 0,
+        "grid_type1": 0,
+        "grid_offset1": 0,
+        "prog_id": "",
+        "localizer": np.zeros((4, 5), np.uint8),
+    }
     bscans = [
         {
-            "bscan_hdr_size": 256 + 8 * columns, "start_x": location[0], "start_y": location[1],
-            "end_x": location[2], "end_y": location[3],
-            "num_seg": 1, "quality": 30.0, "shift": 0, "iv_transformation": [0.0] * 6,
-            "layer_segmentations": np.full((1, columns), 3.0, np.float32), "data": image.astype(np.float32),
+            "bscan_hdr_size": 256 + 8 * columns,
+            "start_x": location[0],
+            "start_y": location[1],
+            "end_x": location[2],
+            "end_y": location[3],
+            "num_seg": 1,
+            "quality": 30.0,
+            "shift": 0,
+            "iv_transformation": [0.0] * 6,
+            "layer_segmentations": np.full((1, columns), 3.0, np.float32),
+            "data": image.astype(np.float32),
         }
         for image, location in zip(raw, positions, strict=True)
-    ]  # fmt: skip
+    ]
     built: bytes = layout.build({**fields, **header, "bscans": bscans})
     return built
 
@@ -190,9 +217,12 @@ def topcon_bytes(images: bytes, name: str, kind: str = "FDA", **extra: bytes) ->
     scan = struct.pack("<3I3d", 0, 0, 0, 6.0, 1.0, 2.6).ljust(54, b"\0")
     hardware = struct.pack("<16s16s48s20s", b"3DOCT-1Maestro2", b"S123", b"", bytes(20))
     chunks = {
-        "@PATIENT_INFO_02": patient, "@CAPTURE_INFO_02": capture, "@PARAM_SCAN_04": scan, "@HW_INFO_03": hardware,
+        "@PATIENT_INFO_02": patient,
+        "@CAPTURE_INFO_02": capture,
+        "@PARAM_SCAN_04": scan,
+        "@HW_INFO_03": hardware,
         name: images,
-    }  # fmt: skip
+    }
     chunks |= {f"@{key}": content for key, content in extra.items()}
     head = struct.pack("<4s3s2I", b"FOCT", kind.encode(), 2, 1000)
     return head + b"".join(_chunk(*entry) for entry in chunks.items()) + b"\0"
@@ -234,13 +264,31 @@ def bioptigen_bytes(values: np.ndarray, volumes: int = 1, scan_type: int = 1) ->
     content = struct.pack("<IH", 0x1234, 0x104)
     content += entries(
         {
-            "FRAMEHEADER": b"", "FRAMECOUNT": total, "LINECOUNT": columns, "LINELENGTH": depth, "SAMPLEFORMAT": 16,
-            "DESCRIPTION": b"none", "XMIN": 0.0, "XMAX": 6.0, "XCAPTION": b"mm", "YMIN": 0.0, "YMAX": 6.0,
-            "YCAPTION": b"mm", "SCANTYPE": scan_type, "SCANDEPTH": 0.003 * depth, "SCANLENGTH": 6.0,
-            "AZSCANLENGTH": 0.01 * columns, "ELSCANLENGTH": 0.1 * (total // volumes), "OBJECTDISTANCE": 0.0,
-            "SCANANGLE": 0.0, "SCANS": total // volumes, "FRAMES": volumes, "DOPPLERFLAG": 0, "CONFIG": bytes(3),
+            "FRAMEHEADER": b"",
+            "FRAMECOUNT": total,
+            "LINECOUNT": columns,
+            "LINELENGTH": depth,
+            "SAMPLEFORMAT": 16,
+            "DESCRIPTION": b"none",
+            "XMIN": 0.0,
+            "XMAX": 6.0,
+            "XCAPTION": b"mm",
+            "YMIN": 0.0,
+            "YMAX": 6.0,
+            "YCAPTION": b"mm",
+            "SCANTYPE": scan_type,
+            "SCANDEPTH": 0.003 * depth,
+            "SCANLENGTH": 6.0,
+            "AZSCANLENGTH": 0.01 * columns,
+            "ELSCANLENGTH": 0.1 * (total // volumes),
+            "OBJECTDISTANCE": 0.0,
+            "SCANANGLE": 0.0,
+            "SCANS": total // volumes,
+            "FRAMES": volumes,
+            "DOPPLERFLAG": 0,
+            "CONFIG": bytes(3),
         }
-    )  # fmt: skip
+    )
     content += bytes(4)
     for image in values:
         date = struct.pack("<8H", 2020, 5, 3, 6, 10, 11, 12, 0)

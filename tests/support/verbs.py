@@ -27,9 +27,17 @@ from planted import QUICK, RECIPE, PlantedStore, write_encoder, write_labels
 
 # What tells when, how long and by how many steps, and not what.
 _TIMES = {
-    "when", "started", "seconds", "volumes_per_second", "data_wait_share", "cpu_cores_busy", "memory/process_bytes",
-    "file_mtime_ns", "continued", "use",
-}  # fmt: skip
+    "when",
+    "started",
+    "seconds",
+    "volumes_per_second",
+    "data_wait_share",
+    "cpu_cores_busy",
+    "memory/process_bytes",
+    "file_mtime_ns",
+    "continued",
+    "use",
+}
 _EYES = 12  # of each split of the small store
 _DATES = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC")
 
@@ -77,25 +85,85 @@ class Inputs:
         labels = ("--labels", root / "labels.tsv", "--target", "mark", "--store", root / "store")
         encoder = root / "encoder.safetensors"
         verbs = [
-            Verb("ingest", lambda life: ["ingest", root / "eyes", "--recipe", root / "recipe.yaml", "--workers", 2,
-                                         "--max-lost", 1, "--store", life / "store"]),
-            Verb("embed", lambda life: ["embed", encoder, "--store", root / "store", "--out", life / "table.parquet",
-                                        "--tokens", life / "tokens", "--per-bscan"]),
-            Verb("finetune", lambda life: ["finetune", "finetune", *QUICK, "stages.head=2", "stages.last=2",
-                                           "stages.all=4", "validate_every=4", "save_every=4", "resamples=20",
-                                           "--from", encoder, *labels, "--ledger", life / "looks", "--out",
-                                           life / "tuned"],
-                 lambda life: ["--resume"] if (life / "tuned" / "run.json").is_file() else []),
-            Verb("segment", lambda life: ["segment", "segment_linear", "resamples=20", "--from", encoder, "--store",
-                                          root / "layers", "--labels", root / "phantom" / "truth", "--ledger",
-                                          life / "looks", "--out", life / "head"]),
+            Verb(
+                "ingest",
+                lambda life: [
+                    "ingest",
+                    root / "eyes",
+                    "--recipe",
+                    root / "recipe.yaml",
+                    "--workers",
+                    2,
+                    "--max-lost",
+                    1,
+                    "--store",
+                    life / "store",
+                ],
+            ),
+            Verb(
+                "embed",
+                lambda life: [
+                    "embed",
+                    encoder,
+                    "--store",
+                    root / "store",
+                    "--out",
+                    life / "table.parquet",
+                    "--tokens",
+                    life / "tokens",
+                    "--per-bscan",
+                ],
+            ),
+            Verb(
+                "finetune",
+                lambda life: [
+                    "finetune",
+                    "finetune",
+                    *QUICK,
+                    "stages.head=2",
+                    "stages.last=2",
+                    "stages.all=4",
+                    "validate_every=4",
+                    "save_every=4",
+                    "resamples=20",
+                    "--from",
+                    encoder,
+                    *labels,
+                    "--ledger",
+                    life / "looks",
+                    "--out",
+                    life / "tuned",
+                ],
+                lambda life: ["--resume"] if (life / "tuned" / "run.json").is_file() else [],
+            ),
+            Verb(
+                "segment",
+                lambda life: [
+                    "segment",
+                    "segment_linear",
+                    "resamples=20",
+                    "--from",
+                    encoder,
+                    "--store",
+                    root / "layers",
+                    "--labels",
+                    root / "phantom" / "truth",
+                    "--ledger",
+                    life / "looks",
+                    "--out",
+                    life / "head",
+                ],
+            ),
             Verb("expand", lambda life: ["expand", root / "eyes.zip", life / "tree"]),
-            Verb("leaderboard", lambda life: ["leaderboard", encoder, *labels, "--ledger", life / "looks", "--out",
-                                              life / "board"]),
+            Verb(
+                "leaderboard",
+                lambda life: ["leaderboard", encoder, *labels, "--ledger", life / "looks", "--out", life / "board"],
+            ),
             Verb("export", lambda life: ["export", encoder, "--format", "safetensors", "--out", life / "weights"]),
-            Verb("report", lambda life: ["report", root / "few", "--out", life / "page.html", "--card",
-                                         life / "card.md"]),
-        ]  # fmt: skip
+            Verb(
+                "report", lambda life: ["report", root / "few", "--out", life / "page.html", "--card", life / "card.md"]
+            ),
+        ]
         return {verb.name: verb for verb in verbs}
 
     def predict(self) -> Verb:
@@ -128,12 +196,19 @@ def _planted_store(path: Path) -> None:
             folder = store.chunk_folder(volume.volume_id)
             replace_folder(stage_chunk(folder, replace(volume)), folder)
             store.add(
-                IndexEntry(**index_entry(
-                    number, volume_id=volume.volume_id, person_id=row["person_id"], eye=row["eye"],
-                    split=splits[row["person_id"]], tissue_mean=volume.tissue_mean, tissue_std=volume.tissue_std,
-                    chunk_hash=chunk_hash({name: folder / name for name in ("pixels.npy", "geometry.npz")}),
-                ))
-            )  # fmt: skip
+                IndexEntry(
+                    **index_entry(
+                        number,
+                        volume_id=volume.volume_id,
+                        person_id=row["person_id"],
+                        eye=row["eye"],
+                        split=splits[row["person_id"]],
+                        tissue_mean=volume.tissue_mean,
+                        tissue_std=volume.tissue_std,
+                        chunk_hash=chunk_hash({name: folder / name for name in ("pixels.npy", "geometry.npz")}),
+                    )
+                )
+            )
         store.consolidate()
 
 
@@ -184,9 +259,17 @@ def _without_times(value: Any) -> Any:
 def import_all() -> None:
     """Imports what the verbs import, so that lives which are forked from here begin at once."""
     for name in (
-        "cli", "encoders.export", "embed.embedding", "ingest.archive", "evaluate.leaderboard.board", "evaluate.probe",
-        "report", "report.leaderboard", "tasks.finetune.fit", "tasks.segment.fit",
-    ):  # fmt: skip
+        "cli",
+        "encoders.export",
+        "embed.embedding",
+        "ingest.archive",
+        "evaluate.leaderboard.board",
+        "evaluate.probe",
+        "report",
+        "report.leaderboard",
+        "tasks.finetune.fit",
+        "tasks.segment.fit",
+    ):
         import_module(f"octjepa.{name}")
     for name in ("matplotlib.figure", "monai.metrics", "sklearn.linear_model", "pyarrow.parquet", "rich.progress"):
         import_module(name)

@@ -49,10 +49,16 @@ print("compiled", graphs)
 def test_compiled_blocks_train_the_same_model_and_are_built_for_training_alone(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(tmp_path)],
-        env={"PYTHONPATH": PYTHONPATH, "PATH": "/usr/bin:/bin", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "kernels"),
-             "TORCHINDUCTOR_COMPILE_THREADS": "1"},  # a pool of compilers imports torch once more
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        env={
+            "PYTHONPATH": PYTHONPATH,
+            "PATH": "/usr/bin:/bin",
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "kernels"),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        },  # a pool of compilers imports torch once more
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     assert "compiled" in done.stdout
 

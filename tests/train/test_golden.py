@@ -39,11 +39,14 @@ STORE = Path(__file__).with_name("golden_store.zip")
 OBJECTIVES = {
     "vjepa": {"name": "vjepa", "ema_base": 0.9},
     "dense_regularised": {
-        "name": "vjepa_dense", "ema_base": 0.9, "variance_covariance": 0.1, "sigreg": 0.1,
+        "name": "vjepa_dense",
+        "ema_base": 0.9,
+        "variance_covariance": 0.1,
+        "sigreg": 0.1,
     },
     "mae": {"name": "mae_patch_norm", "ema_base": 0.996},
     "levjepa": {"name": "levjepa"},
-}  # fmt: skip
+}
 UPDATES = 24
 # Of each figure, relative. Other CPUs add in another order: the kernels without AVX, those of AVX2 instead of AVX-512
 # and MKL's most compatible ones moved no figure by more than 1.2e-5 (ATEN_CPU_CAPABILITY, MKL_CBWR).

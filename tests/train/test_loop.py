@@ -197,9 +197,7 @@ def test_continuing_with_other_code_is_logged_and_recorded(tmp_path, caplog):
     assert caplog.text.count("continues from update 2 WITH OTHER CODE than it began with: code of octjepa 0000") == 1
     about = json.loads((run / "run.json").read_text())
     assert about["code_hash"] == "0" * 64
-    assert about["continued"] == [
-        {"from_update": 2, "code_hash": begun["code_hash"], "versions": begun["versions"]}
-    ]  # fmt: skip
+    assert about["continued"] == [{"from_update": 2, "code_hash": begun["code_hash"], "versions": begun["versions"]}]
 
 
 @pytest.mark.slow

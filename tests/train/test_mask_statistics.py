@@ -72,9 +72,15 @@ def copied(patches: np.ndarray) -> mask_metrics.CopyErrors:
     positions = np.array([[0, 0, 2], [0, 0, 3]])
     nearest, _ = mask_metrics.nearest_visible(seen, positions)
     return mask_metrics.copy_errors(
-        mask_metrics.normalised_patches(patches), patches.mean(axis=1), np.array([True, True, True, False]),
-        np.array([2, 3]), np.arange(4).reshape(1, 1, 4), seen, positions, nearest,
-    )  # fmt: skip
+        mask_metrics.normalised_patches(patches),
+        patches.mean(axis=1),
+        np.array([True, True, True, False]),
+        np.array([2, 3]),
+        np.arange(4).reshape(1, 1, 4),
+        seen,
+        positions,
+        nearest,
+    )
 
 
 def test_copying_costs_nothing_for_equal_patches_two_for_independent_ones_and_zero_costs_one():

@@ -88,9 +88,17 @@ def test_a_run_leaves_lines_pictures_and_events(tmp_path, no_environment):
     events = EventAccumulator(str(tmp_path / "run" / "tracking" / "tensorboard"))
     events.Reload()
     wanted = {
-        "train/loss", "train/cosine", "train/lr", "train/grad_norm", "train/ema_momentum", "train/epoch",
-        "volumes_per_second", "data_wait_share", "memory/process_bytes", "val/loss",
-    }  # fmt: skip
+        "train/loss",
+        "train/cosine",
+        "train/lr",
+        "train/grad_norm",
+        "train/ema_momentum",
+        "train/epoch",
+        "volumes_per_second",
+        "data_wait_share",
+        "memory/process_bytes",
+        "val/loss",
+    }
     assert wanted <= set(events.Tags()["scalars"])
     assert wanted <= {key for line in lines for key in line}
     got = {event.step: event.value for event in events.Scalars("train/loss")}
@@ -345,9 +353,13 @@ def test_a_picture_shows_views_and_masks():
             assert intensity
             assert (patch == DARK).all() == (role == "none")
     above = image[:h]
-    shown = sum((above[row * q, slab * (w + 4) + column * r] != DARK).any()
-                or (above[row * q : (row + 1) * q, slab * (w + 4) + column * r :][:, :r] != DARK).any()
-                for slab in range(slabs) for row in range(rows) for column in range(columns))  # fmt: skip
+    shown = sum(
+        (above[row * q, slab * (w + 4) + column * r] != DARK).any()
+        or (above[row * q : (row + 1) * q, slab * (w + 4) + column * r :][:, :r] != DARK).any()
+        for slab in range(slabs)
+        for row in range(rows)
+        for column in range(columns)
+    )
     assert shown == batch.context.shape[1], "the student sees context tokens alone"
     assert p * slabs == d
 

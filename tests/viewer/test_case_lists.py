@@ -35,19 +35,32 @@ pytest.importorskip("starlette")
 
 def case(volume_id: str, truth: str, predicted: str, scores: list[float], **other: Any) -> dict[str, Any]:
     return {
-        "level": "volume", "target": "drusen", "split": "test", "person_id": "1", "eye": "OD", "volume_id": volume_id,
-        "volumes": 1, "truth": truth, "predicted": predicted, "classes": ["no", "yes"], "scores": scores, **other,
-    }  # fmt: skip
+        "level": "volume",
+        "target": "drusen",
+        "split": "test",
+        "person_id": "1",
+        "eye": "OD",
+        "volume_id": volume_id,
+        "volumes": 1,
+        "truth": truth,
+        "predicted": predicted,
+        "classes": ["no", "yes"],
+        "scores": scores,
+        **other,
+    }
 
 
 @pytest.fixture
 def predictions(tmp_path: Path) -> Path:
     rows = [
-        case("a", "no", "yes", [0.4, 0.6]), case("b", "no", "yes", [0.1, 0.9]), case("c", "yes", "yes", [0.2, 0.8]),
-        case("d", "no", "yes", [0.0, 1.0], split="val"), case("", "no", "yes", [0.0, 1.0], level="person"),
+        case("a", "no", "yes", [0.4, 0.6]),
+        case("b", "no", "yes", [0.1, 0.9]),
+        case("c", "yes", "yes", [0.2, 0.8]),
+        case("d", "no", "yes", [0.0, 1.0], split="val"),
+        case("", "no", "yes", [0.0, 1.0], level="person"),
         case("a", "60.0", "40.0", [40.0], target="age", classes=[]),
         case("b", "61.0", "64.5", [64.5], target="age", classes=[]),
-    ]  # fmt: skip
+    ]
     pd.DataFrame(rows).to_parquet(tmp_path / "predictions.parquet")
     return tmp_path / "predictions.parquet"
 
@@ -88,9 +101,10 @@ def test_the_probe_writes_what_the_viewer_lists(
     assert done.code == 0, done.err
     found = CasePredictions(out, dict.fromkeys(frame["volume_id"], 1)).misread("lesion0")
     (counts,) = [
-        one["counts"] for one in done.json["confusions"]
+        one["counts"]
+        for one in done.json["confusions"]
         if (one["name"], one["probe"], one["pool"]) == ("octjepa", "linear", "mean_std_max")
-    ]  # fmt: skip
+    ]
     counts = np.array(counts)
     assert found.cases == counts.sum()
     assert found.misread == counts.sum() - np.trace(counts)

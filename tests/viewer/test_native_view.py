@@ -321,8 +321,12 @@ def test_the_legend_tells_who_made_the_labels(folder: Path, tmp_path: Path) -> N
     (tmp_path / "nifti").mkdir()
     write_nifti(tmp_path / "nifti" / f"{name}.nii.gz", codes, volume.spacing_mm)
     listed: dict[str, object] = {"1": "fluid", "2": "drusen"}
-    for source, caption in (("", "Labels, source unknown."), ("two graders\n, masked", "Labels, two graders , masked."),
-                            (made, f"Labels, {made}."), (7, "Labels, source unknown.")):  # fmt: skip
+    for source, caption in (
+        ("", "Labels, source unknown."),
+        ("two graders\n, masked", "Labels, two graders , masked."),
+        (made, f"Labels, {made}."),
+        (7, "Labels, source unknown."),
+    ):
         named = listed | ({"source": source} if source else {})
         (tmp_path / "nifti" / "classes.json").write_text(json.dumps(named))
         assert captions(open_scans(folder / "store", labels=tmp_path / "nifti"), name) == (caption, [*classes])

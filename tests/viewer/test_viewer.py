@@ -121,11 +121,21 @@ def test_the_layers_are_the_encoders_tokens_and_the_recipes_masks(url: str, scan
 
 @pytest.mark.parametrize(
     "path",
-    ["volumes/../store.json/band", "volumes/nobody/band", "volumes/ID/slices/99.png", "volumes/ID/slices/-1.png",
-     "volumes/ID/grid/other.png",
-     "volumes/ID/grid/similarity.png", "volumes/ID/native/..%2f..%2fx/1.png",
-     "viewer.py", "..%2f..%2fserver.py", "static/viewer.js", "docs", "openapi.json"],
-)  # fmt: skip
+    [
+        "volumes/../store.json/band",
+        "volumes/nobody/band",
+        "volumes/ID/slices/99.png",
+        "volumes/ID/slices/-1.png",
+        "volumes/ID/grid/other.png",
+        "volumes/ID/grid/similarity.png",
+        "volumes/ID/native/..%2f..%2fx/1.png",
+        "viewer.py",
+        "..%2f..%2fserver.py",
+        "static/viewer.js",
+        "docs",
+        "openapi.json",
+    ],
+)
 def test_nothing_else_is_given_out(url: str, scans: Scans, path: str) -> None:
     status, _, body = ask(f"{url}/{path.replace('ID', min(scans.ids))}")
     assert status == 404
@@ -158,15 +168,29 @@ def test_every_answer_about_a_volume_names_it(url: str, scans: Scans) -> None:
 
 @pytest.mark.parametrize(
     ("path", "status"),
-    [("misread", 400), ("misread?target=nothing", 404), ("volumes?offset=x", 400), ("volumes?offset=1e999", 400),
-     (f"volumes?offset={10**30}", 400), ("volumes?limit=-3", 200), ("volumes/ID/native/etdrs?slice_index=nan", 400),
-     ("volumes/ID/native/etdrs?slice_index=inf&column=1", 400), ("volumes/ID/native/other/1.png", 422),
-     ("volumes/ID/native/surfaces/other/1", 422), ("volumes/ID/native/surfaces/slice/999999", 422),
-     (f"volumes/ID/native/place/{10**40}/0/0", 400), (f"volumes/ID/native/slice/{10**40}.png", 400),
-     (f"volumes/ID/grid/similarity.png?token={10**25}", 400), ("volumes/ID/native/overlay/other/1.png", 422),
-     ("volumes/ID/native/classes/other", 422), ("volumes/ID/native/face.png", 422), ("volumes/ID/neighbours", 404),
-     ("live", 404), ("nothing", 404)],
-)  # fmt: skip
+    [
+        ("misread", 400),
+        ("misread?target=nothing", 404),
+        ("volumes?offset=x", 400),
+        ("volumes?offset=1e999", 400),
+        (f"volumes?offset={10**30}", 400),
+        ("volumes?limit=-3", 200),
+        ("volumes/ID/native/etdrs?slice_index=nan", 400),
+        ("volumes/ID/native/etdrs?slice_index=inf&column=1", 400),
+        ("volumes/ID/native/other/1.png", 422),
+        ("volumes/ID/native/surfaces/other/1", 422),
+        ("volumes/ID/native/surfaces/slice/999999", 422),
+        (f"volumes/ID/native/place/{10**40}/0/0", 400),
+        (f"volumes/ID/native/slice/{10**40}.png", 400),
+        (f"volumes/ID/grid/similarity.png?token={10**25}", 400),
+        ("volumes/ID/native/overlay/other/1.png", 422),
+        ("volumes/ID/native/classes/other", 422),
+        ("volumes/ID/native/face.png", 422),
+        ("volumes/ID/neighbours", 404),
+        ("live", 404),
+        ("nothing", 404),
+    ],
+)
 def test_a_bad_request_gets_one_line_and_the_security_headers(
     plain_url: str, scans: Scans, path: str, status: int
 ) -> None:

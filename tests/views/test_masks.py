@@ -93,10 +93,12 @@ def same_positions() -> tuple[list, list[np.ndarray]]:
     coarse = small_recipe(**sections)
     fine = small_recipe(
         preprocessing={
-            "image_size": [40, 192, 256], "margin": [0, 8, 12], "target_spacing_mm": [0.4 / 3, 0.016 / 3, 0.1 / 3],
+            "image_size": [40, 192, 256],
+            "margin": [0, 8, 12],
+            "target_spacing_mm": [0.4 / 3, 0.016 / 3, 0.1 / 3],
         },
         **sections,
-    )  # fmt: skip
+    )
     return [coarse, fine], [np.arange(32), np.arange(fine.grid_tokens)]
 
 

@@ -140,38 +140,77 @@ def _says_compressed(scan: ScanFile) -> Files:
 DEFECTS: Final[tuple[Defect, ...]] = (
     accepted("frame_broken", "one JPEG 2000 frame is noise", _changed("jpeg2000", _noisy_end), "gap_frames"),
     accepted("frame_empty", "one fragment is empty", _one_empty, "gap_frames"),
-    accepted("frame_zeroed", "one RLE frame is all zeros", _changed("rle", lambda _, __, stream: bytes(len(stream))),
-             "gap_frames"),
+    accepted(
+        "frame_zeroed",
+        "one RLE frame is all zeros",
+        _changed("rle", lambda _, __, stream: bytes(len(stream))),
+        "gap_frames",
+    ),
     accepted("frame_cut", "one JPEG 2000 frame is truncated", _changed("jpeg2000", _half), "gap_frames"),
     accepted("frame_jpeg_cut", "one JPEG frame is truncated", _changed("jpeg", _half), "gap_frames"),
     accepted("frame_other_size", "one frame has another size", _changed("jpeg2000", _smaller), "gap_frames"),
-    refused("frames_neighbours", "two adjacent frames are noise",
-            _changed("jpeg2000", _noisy_end, lambda _: (_BROKEN, _BROKEN + 1)), "frames_broken"),
-    refused("frames_many", "every third frame is noise",
-            _changed("jpeg2000", _noisy_end, lambda count: range(1, count, 3)), "frames_broken"),
-    refused("frames_all", "every frame is noise",
-            _changed("jpeg2000", lambda scan, _, __: _noise(scan, 500), range), "wrong_transfer_syntax"),
-    refused("frames_other_size", "all frames differ in size from the header",
-            _all_other_size, "header_contradicts_pixels"),
-    refused("scrambled", "JPEG 2000 scrambled as in some Zeiss exports", _changed("jpeg2000", _scramble, range),
-            "scrambled_pixels"),
+    refused(
+        "frames_neighbours",
+        "two adjacent frames are noise",
+        _changed("jpeg2000", _noisy_end, lambda _: (_BROKEN, _BROKEN + 1)),
+        "frames_broken",
+    ),
+    refused(
+        "frames_many",
+        "every third frame is noise",
+        _changed("jpeg2000", _noisy_end, lambda count: range(1, count, 3)),
+        "frames_broken",
+    ),
+    refused(
+        "frames_all",
+        "every frame is noise",
+        _changed("jpeg2000", lambda scan, _, __: _noise(scan, 500), range),
+        "wrong_transfer_syntax",
+    ),
+    refused(
+        "frames_other_size", "all frames differ in size from the header", _all_other_size, "header_contradicts_pixels"
+    ),
+    refused(
+        "scrambled",
+        "JPEG 2000 scrambled as in some Zeiss exports",
+        _changed("jpeg2000", _scramble, range),
+        "scrambled_pixels",
+    ),
     accepted("fragments", "three fragments per frame and no offset table", _in_fragments),
     accepted("offsets_wrong", "an offset table with wrong offsets", _offsets_wrong),
     accepted("offsets_extended", "an extended offset table", _extended_offsets),
     accepted("boxed", "JPEG 2000 frames wrapped as JP2 files", _changed("jpeg2000", _boxed, range)),
     refused("item_broken", "an item tag between two frames is damaged", _item_broken, "truncated", "frames_missing"),
-    refused("syntax_says_native", "compressed frames, uncompressed transfer syntax",
-            _other_syntax("rle", ExplicitVRLittleEndian), "wrong_transfer_syntax"),
-    refused("syntax_says_compressed", "uncompressed frames, compressed transfer syntax", _says_compressed,
-            "wrong_transfer_syntax", "truncated"),
-    refused("syntax_says_other", "JPEG 2000 frames, transfer syntax JPEG-LS", _other_syntax("jpeg2000", JPEGLSLossless),
-            "wrong_transfer_syntax"),
-    refused("syntax_of_video", "the transfer syntax of a video", _renamed_syntax("1.2.840.10008.1.2.4.102"),
-            "no_decoder"),
+    refused(
+        "syntax_says_native",
+        "compressed frames, uncompressed transfer syntax",
+        _other_syntax("rle", ExplicitVRLittleEndian),
+        "wrong_transfer_syntax",
+    ),
+    refused(
+        "syntax_says_compressed",
+        "uncompressed frames, compressed transfer syntax",
+        _says_compressed,
+        "wrong_transfer_syntax",
+        "truncated",
+    ),
+    refused(
+        "syntax_says_other",
+        "JPEG 2000 frames, transfer syntax JPEG-LS",
+        _other_syntax("jpeg2000", JPEGLSLossless),
+        "wrong_transfer_syntax",
+    ),
+    refused(
+        "syntax_of_video", "the transfer syntax of a video", _renamed_syntax("1.2.840.10008.1.2.4.102"), "no_decoder"
+    ),
     refused("syntax_private", "a private transfer syntax", _renamed_syntax("1.2.276.0.9999.1.2.3.4"), "no_decoder"),
-    refused("syntax_missing", "no transfer syntax",
-            lambda scan: scan.replaced(b"\x02\x00\x10\x00UI", b"\x02\x00\x11\x00UI"), "broken_header"),
-)  # fmt: skip
+    refused(
+        "syntax_missing",
+        "no transfer syntax",
+        lambda scan: scan.replaced(b"\x02\x00\x10\x00UI", b"\x02\x00\x11\x00UI"),
+        "broken_header",
+    ),
+)
 
 
 def _rgb(*channels: np.ndarray) -> UInt8[np.ndarray, "D H W 3"]:
@@ -250,35 +289,62 @@ def _odd_length(scan: ScanFile) -> None:
 
 
 PIXEL_DEFECTS: Final[tuple[Defect, ...]] = (
-    accepted("inverted", "MONOCHROME1: tissue dark", lambda scan: scan.store(
-        255 - scan.pixels, PhotometricInterpretation="MONOCHROME1", PresentationLUTShape="INVERSE"), "inverted"),
-    accepted("twelve_bits", "12 bits stored in 16", lambda scan: scan.store(scan.pixels.astype(np.uint16) << 4, 12),
-             "scaled_from_12_bit"),
-    accepted("sixteen_bits", "16 bits", lambda scan: scan.store(scan.pixels.astype(np.uint16) << 8),
-             "scaled_from_16_bit"),
+    accepted(
+        "inverted",
+        "MONOCHROME1: tissue dark",
+        lambda scan: scan.store(
+            255 - scan.pixels, PhotometricInterpretation="MONOCHROME1", PresentationLUTShape="INVERSE"
+        ),
+        "inverted",
+    ),
+    accepted(
+        "twelve_bits",
+        "12 bits stored in 16",
+        lambda scan: scan.store(scan.pixels.astype(np.uint16) << 4, 12),
+        "scaled_from_12_bit",
+    ),
+    accepted(
+        "sixteen_bits", "16 bits", lambda scan: scan.store(scan.pixels.astype(np.uint16) << 8), "scaled_from_16_bit"
+    ),
     accepted("signed", "signed 16 bits", lambda scan: scan.store((scan.pixels.astype(np.int16) - 128) * 16), "signed"),
     accepted("overlay_bits", "an old overlay above the 12 bits in use", _overlay, "unused_bits_dropped"),
-    accepted("depth_understated", "16 bits, BitsStored 12",
-             lambda scan: scan.store(scan.pixels.astype(np.uint16) << 8, 12),
-             "bits_stored_exceeded"),
-    accepted("slope_negative", "a rescale slope of -1",
-             lambda scan: scan.store(255 - scan.pixels, RescaleSlope="-1", RescaleIntercept="255"), "inverted"),
+    accepted(
+        "depth_understated",
+        "16 bits, BitsStored 12",
+        lambda scan: scan.store(scan.pixels.astype(np.uint16) << 8, 12),
+        "bits_stored_exceeded",
+    ),
+    accepted(
+        "slope_negative",
+        "a rescale slope of -1",
+        lambda scan: scan.store(255 - scan.pixels, RescaleSlope="-1", RescaleIntercept="255"),
+        "inverted",
+    ),
     accepted("slope_per_frame", "a rescale slope per frame", _slope_per_frame, "rescaled_per_frame"),
     accepted("rgb", "intensities as RGB", lambda scan: _store_colour(scan, _rgb(*[scan.pixels] * 3)), "rgb_to_grey"),
     accepted("rgb_by_plane", "intensities as RGB, planar", _by_plane, "rgb_to_grey"),
     accepted("luminance", "intensities as YBR_FULL", _luminance, "rgb_to_grey"),
     accepted("marked", "a coloured line burned into the scan", _marked, "colour_dropped", same_pixels=False),
-    refused("false_colour", "false colours", lambda scan: _store_colour(
-        scan, _rgb(scan.pixels, 255 - scan.pixels, np.roll(scan.pixels, 30, axis=1))), "unsupported_pixels"),
+    refused(
+        "false_colour",
+        "false colours",
+        lambda scan: _store_colour(scan, _rgb(scan.pixels, 255 - scan.pixels, np.roll(scan.pixels, 30, axis=1))),
+        "unsupported_pixels",
+    ),
     # Each file has its own intensity: two equal ones would be duplicates.
-    refused("constant", "every B-scan has constant intensity",
-            lambda scan: scan.store(np.full_like(scan.pixels, 40 + scan.eye.person.index % 100)), "blank"),
+    refused(
+        "constant",
+        "every B-scan has constant intensity",
+        lambda scan: scan.store(np.full_like(scan.pixels, 40 + scan.eye.person.index % 100)),
+        "blank",
+    ),
     refused("all_black", "every B-scan black, compressed", _black(lambda count: slice(count)), "blank"),
     refused("mostly_black", "two thirds of the B-scans black", _black(lambda count: slice(count * 2 // 3)), "blank"),
     accepted("blink", "three adjacent B-scans black", _black(lambda _: slice(9, 12)), "blank_frames"),
     accepted("white_fill", "a white corner filled by registration", _white_fill, "fill_masked", same_pixels=False),
     refused("too_few", "three B-scans", _too_few, "too_few_frames"),
-    refused("too_small", "six rows", lambda scan: scan.store(np.ascontiguousarray(scan.pixels[:, :6])),
-            "unsupported_pixels"),
+    refused(
+        "too_small", "six rows", lambda scan: scan.store(np.ascontiguousarray(scan.pixels[:, :6])), "unsupported_pixels"
+    ),
     accepted("odd_length", "an odd number of bytes, with padding", _odd_length, same_pixels=False, fewer_frames=1),
-)  # fmt: skip
+)

@@ -37,9 +37,18 @@ def _video(folder: Path) -> Path:
     from transformers import VJEPA2Config, VJEPA2Model
 
     config = VJEPA2Config(
-        hidden_size=24, num_hidden_layers=1, num_attention_heads=2, crop_size=32, patch_size=16, frames_per_clip=4,
-        tubelet_size=2, pred_hidden_size=24, pred_num_hidden_layers=1, pred_num_attention_heads=2, mlp_ratio=2,
-    )  # fmt: skip
+        hidden_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        crop_size=32,
+        patch_size=16,
+        frames_per_clip=4,
+        tubelet_size=2,
+        pred_hidden_size=24,
+        pred_num_hidden_layers=1,
+        pred_num_attention_heads=2,
+        mlp_ratio=2,
+    )
     VJEPA2Model(config).save_pretrained(folder)
     return folder
 
@@ -98,16 +107,49 @@ def test_video_weights_see_b_scans_as_frames(tmp_path):
     ("network", "arguments", "width"),
     [
         ("resnet10", {"spatial_dims": 3, "n_input_channels": 1, "num_classes": 2, "widen_factor": 0.125}, 64),
-        ("DenseNet121", {"spatial_dims": 3, "in_channels": 1, "out_channels": 2, "init_features": 8, "growth_rate": 4,
-                         "block_config": [1, 1, 1, 1]}, None),
-        ("SwinUNETR", {"in_channels": 1, "out_channels": 2, "feature_size": 12, "depths": [1, 1, 1, 1],
-                       "num_heads": [1, 2, 4, 8]}, 192),
-        ("ViTAutoEnc", {"in_channels": 1, "img_size": [32, 32, 32], "patch_size": [16, 16, 16], "hidden_size": 24,
-                        "mlp_dim": 24, "num_layers": 1, "num_heads": 2}, 24),
-        ("SegResNet", {"spatial_dims": 3, "in_channels": 1, "out_channels": 2, "init_filters": 8,
-                       "blocks_down": [1, 1, 1, 1]}, 64),
+        (
+            "DenseNet121",
+            {
+                "spatial_dims": 3,
+                "in_channels": 1,
+                "out_channels": 2,
+                "init_features": 8,
+                "growth_rate": 4,
+                "block_config": [1, 1, 1, 1],
+            },
+            None,
+        ),
+        (
+            "SwinUNETR",
+            {
+                "in_channels": 1,
+                "out_channels": 2,
+                "feature_size": 12,
+                "depths": [1, 1, 1, 1],
+                "num_heads": [1, 2, 4, 8],
+            },
+            192,
+        ),
+        (
+            "ViTAutoEnc",
+            {
+                "in_channels": 1,
+                "img_size": [32, 32, 32],
+                "patch_size": [16, 16, 16],
+                "hidden_size": 24,
+                "mlp_dim": 24,
+                "num_layers": 1,
+                "num_heads": 2,
+            },
+            24,
+        ),
+        (
+            "SegResNet",
+            {"spatial_dims": 3, "in_channels": 1, "out_channels": 2, "init_filters": 8, "blocks_down": [1, 1, 1, 1]},
+            64,
+        ),
     ],
-)  # fmt: skip
+)
 def test_three_dimensional_networks_of_monai(tmp_path, network, arguments, width):
     if network in ("SwinUNETR", "ViTAutoEnc"):
         pytest.importorskip("einops")

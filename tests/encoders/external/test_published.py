@@ -89,9 +89,14 @@ def test_an_mae_computes_what_transformers_computes(layouts, tmp_path):
 
     weights = layouts["retfound"]()
     config = ViTConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=32, patch_size=16,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        image_size=32,
+        patch_size=16,
         layer_norm_eps=1e-6,
-    )  # fmt: skip
+    )
     theirs = fill_transformers(ViTModel(config, add_pooling_layer=False), weights)
     encoder = narrow("retfound").load(saved(tmp_path / "weights.pth", {"model": weights}))
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
@@ -106,8 +111,12 @@ def test_dinov2_computes_what_transformers_computes(layouts, tmp_path, registers
 
     weights = layouts["dinov2"](registers=registers)
     size = {
-        "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 42, "patch_size": 14,
-    }  # fmt: skip
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 42,
+        "patch_size": 14,
+    }
     if registers:
         theirs = Dinov2WithRegistersModel(Dinov2WithRegistersConfig(num_register_tokens=registers, **size))
     else:
@@ -123,17 +132,25 @@ def test_dinov2_computes_what_transformers_computes(layouts, tmp_path, registers
 
 # A part of a block in published names -> what transformers calls it, in all versions.
 PARTS = {
-    "norm1": ("layernorm_before", "norm1"), "norm2": ("layernorm_after", "norm2"),
-    "attn.proj": ("attention.o_proj", "attention.output.dense"), "mlp.fc1": ("mlp.fc1", "intermediate.dense"),
+    "norm1": ("layernorm_before", "norm1"),
+    "norm2": ("layernorm_after", "norm2"),
+    "attn.proj": ("attention.o_proj", "attention.output.dense"),
+    "mlp.fc1": ("mlp.fc1", "intermediate.dense"),
     "mlp.fc2": ("mlp.fc2", "output.dense"),
-    "ls1.gamma": ("layer_scale1.lambda1",), "ls2.gamma": ("layer_scale2.lambda1",),
-    "q": ("q_proj", "attention.query"), "k": ("k_proj", "attention.key"), "v": ("v_proj", "attention.value"),
-}  # fmt: skip
+    "ls1.gamma": ("layer_scale1.lambda1",),
+    "ls2.gamma": ("layer_scale2.lambda1",),
+    "q": ("q_proj", "attention.query"),
+    "k": ("k_proj", "attention.key"),
+    "v": ("v_proj", "attention.value"),
+}
 TOP = {
-    "cls_token": "embeddings.cls_token", "pos_embed": "embeddings.position_embeddings",
-    "mask_token": "embeddings.mask_token", "register_tokens": "embeddings.register_tokens",
-    "patch_embed.proj": "embeddings.patch_embeddings.projection", "norm": "layernorm",
-}  # fmt: skip
+    "cls_token": "embeddings.cls_token",
+    "pos_embed": "embeddings.position_embeddings",
+    "mask_token": "embeddings.mask_token",
+    "register_tokens": "embeddings.register_tokens",
+    "patch_embed.proj": "embeddings.patch_embeddings.projection",
+    "norm": "layernorm",
+}
 
 
 def fill_transformers(model: torch.nn.Module, weights: dict[str, Tensor]) -> torch.nn.Module:

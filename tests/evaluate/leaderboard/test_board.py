@@ -84,9 +84,11 @@ def test_details_speak_of_thresholds_groups_and_vendors(made):
 def test_seeds_of_an_objective_share_a_row_and_are_reported_apart(made):
     table, labels, _ = made
     board = _run(
-        labels, *(f"ours={table(f's{seed}', 1.5, seed)}" for seed in range(3)), f"other={table('o', 0.5, 9)}",
+        labels,
+        *(f"ours={table(f's{seed}', 1.5, seed)}" for seed in range(3)),
+        f"other={table('o', 0.5, 9)}",
         reference="other",
-    )  # fmt: skip
+    )
     row = _row(board, "ours")
     assert row["seeds"] == 3
     each = [one["value"] for one in board.trainings if one["name"] == "ours"]
@@ -339,8 +341,11 @@ def test_eyes_and_people_are_cases_of_their_own(made):
     both = run_probes(
         [read_embeddings(good)], labels, ["lesion0"], ProbeSettings(["linear"], level="person", bootstrap=50)
     )
-    (theirs,) = [row["value"] for row in both.payload()["rows"] if (row["name"], row["metric"], row["pool"]) ==
-                 ("good", "auroc", person.trainings[0]["pool"])]  # fmt: skip
+    (theirs,) = [
+        row["value"]
+        for row in both.payload()["rows"]
+        if (row["name"], row["metric"], row["pool"]) == ("good", "auroc", person.trainings[0]["pool"])
+    ]
     assert _row(person, "good")["value"] == pytest.approx(theirs)
     with pytest.raises(UsageError, match="no level 'retina'"):
         _run(labels, good, level="retina")

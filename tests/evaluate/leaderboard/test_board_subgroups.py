@@ -17,9 +17,14 @@ def test_subgroups_of_a_label_column_are_measured_and_on_the_page(made, tmp_path
     known = pd.read_csv(labels, sep="\t", dtype=str)
     known.assign(sex=["f"] * (len(frame) - 2) + ["x"] * 2).to_csv(labels, sep="\t", index=False)
     board = board_with(
-        [str(table("good", 2.5))], labels, ["lesion0"], None, tmp_path / "kept", bootstrap=100,
+        [str(table("good", 2.5))],
+        labels,
+        ["lesion0"],
+        None,
+        tmp_path / "kept",
+        bootstrap=100,
         subgroups=parse_subgroups("sex"),
-    )  # fmt: skip
+    )
     (by_sex,) = [one for one in board.details[0]["subgroups"] if one["metric"] == "auroc"]
     assert by_sex["groups"].keys() == {"f"}
     assert by_sex["groups"]["f"]["low"] > 0.7

@@ -96,9 +96,14 @@ def test_a_format_without_spacing_needs_a_sidecar_or_the_option(kind: str, tmp_p
     assert describe_file(path)["reasons"][0]["reason"] == "spacing_unknown"
     assert describe_file(path, SPACING)["kind"] == "volume"
     write_sidecar(
-        tmp_path / "scan.json", spacing_mm=SPACING, laterality="OS", person_id="P017", device="Cirrus HD-OCT",
-        labels={"dr": 1, "stage": "mild"}, exported_by="somebody",
-    )  # fmt: skip
+        tmp_path / "scan.json",
+        spacing_mm=SPACING,
+        laterality="OS",
+        person_id="P017",
+        device="Cirrus HD-OCT",
+        labels={"dr": 1, "stage": "mild"},
+        exported_by="somebody",
+    )
     volume = read_volume(path)
     assert volume.spacing_mm == SPACING
     assert set(volume.provenance.values()) == {"sidecar"}
@@ -221,8 +226,11 @@ def test_another_package_adds_a_format_by_an_entry_point(tmp_path: Path) -> None
     paths = os.pathsep.join([str(tmp_path), str(Path(octjepa.__file__).parents[1])])
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "scan.own")],
-        env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.stdout.strip() == "own", done.stderr
 
 

@@ -126,23 +126,54 @@ def test_nothing_beyond_the_memory_limit_is_allocated(tmp_path: Path, monkeypatc
 
 def test_labels_and_identity_inside_an_archive(tmp_path: Path) -> None:
     np.savez(
-        tmp_path / "scan.npz", oct_bscans=PIXELS, slo_fundus=PIXELS[0], glaucoma=np.array(1), dr_class=np.array([2]),
-        race="asian", age=61.5, male=np.bool_(True), td=np.arange(3.0), md=np.nan, patient_name="Doe^Jane",
-        dob="19500101", person_id="P9", laterality="OS", wide=np.arange(52.0), filename="Doe_Jane.npz",
-        exported="2021-03-04", who="Doe^Jane", place="scans/doe", grade="PDR 2.5",
-    )  # fmt: skip
+        tmp_path / "scan.npz",
+        oct_bscans=PIXELS,
+        slo_fundus=PIXELS[0],
+        glaucoma=np.array(1),
+        dr_class=np.array([2]),
+        race="asian",
+        age=61.5,
+        male=np.bool_(True),
+        td=np.arange(3.0),
+        md=np.nan,
+        patient_name="Doe^Jane",
+        dob="19500101",
+        person_id="P9",
+        laterality="OS",
+        wide=np.arange(52.0),
+        filename="Doe_Jane.npz",
+        exported="2021-03-04",
+        who="Doe^Jane",
+        place="scans/doe",
+        grade="PDR 2.5",
+    )
     volume = read_volume(tmp_path / "scan.npz", spacing_mm=SPACING)
     assert volume.labels == {
-        "glaucoma": 1, "dr_class": 2, "race": "asian", "age": 61.5, "male": 1, "td_0": 0, "td_1": 1, "td_2": 2,
+        "glaucoma": 1,
+        "dr_class": 2,
+        "race": "asian",
+        "age": 61.5,
+        "male": 1,
+        "td_0": 0,
+        "td_1": 1,
+        "td_2": 2,
         "grade": "PDR 2.5",
-    }  # fmt: skip
+    }
     assert (volume.person_id, volume.laterality) == ("P9", "OS")
     assert set(volume.personal) == {"PatientName", "PatientBirthDate", "PatientAge", "PatientSex", "EthnicGroup"}
     assert np.array_equal(volume.pixels, PIXELS)
     np.savez(tmp_path / "named.npz", oct_bscans=PIXELS, first_name="Jane", surname="Doe", person_id="doe_j")
     assert read_volume(tmp_path / "named.npz", spacing_mm=SPACING).person_id.startswith("p-")
-    savemat(tmp_path / "scan.mat", {"images": PIXELS.transpose(1, 2, 0), "layers": PIXELS.transpose(1, 2, 0),
-                                    "eye": "OD", "amd": 1.0, "stage": "early"})  # fmt: skip
+    savemat(
+        tmp_path / "scan.mat",
+        {
+            "images": PIXELS.transpose(1, 2, 0),
+            "layers": PIXELS.transpose(1, 2, 0),
+            "eye": "OD",
+            "amd": 1.0,
+            "stage": "early",
+        },
+    )
     volume = read_volume(tmp_path / "scan.mat", spacing_mm=SPACING)
     assert volume.labels == {"amd": 1, "stage": "early"}
     assert volume.laterality == "OD"

@@ -208,9 +208,19 @@ def test_imagej_stacks_have_one_page_and_more_images(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
-@pytest.mark.parametrize("options", [{}, {"compression": "zlib"}, {"compression": "zlib", "predictor": True},
-                                     {"rowsperstrip": 7}, {"compression": "lzw"}, {"tile": (64, 64)},
-                                     {"photometric": "miniswhite"}, {"bigtiff": True}])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"compression": "zlib"},
+        {"compression": "zlib", "predictor": True},
+        {"rowsperstrip": 7},
+        {"compression": "lzw"},
+        {"tile": (64, 64)},
+        {"photometric": "miniswhite"},
+        {"bigtiff": True},
+    ],
+)
 def test_tiff_of_every_layout_is_the_same_scan(tmp_path: Path, order: str, options: dict[str, object]) -> None:
     import tifffile
 

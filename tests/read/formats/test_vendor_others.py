@@ -50,8 +50,12 @@ def test_fda_keeps_pixels_spacing_and_identity(tmp_path: Path) -> None:
     assert volume.device == "topcon_maestro2"
     assert volume.person_id == "P-77"
     assert volume.personal == (
-        "PatientName", "PatientBirthDate", "PatientSex", "StudyDate", "DeviceSerialNumber",
-    )  # fmt: skip
+        "PatientName",
+        "PatientBirthDate",
+        "PatientSex",
+        "StudyDate",
+        "DeviceSerialNumber",
+    )
     assert read_topcon(path).header.person_name == "Lovelace Ada"
 
 

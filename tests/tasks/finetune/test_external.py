@@ -73,8 +73,11 @@ def test_blocks_are_the_longest_list_and_learn_in_stages(mine) -> None:
         names = {name for name, value in network.encoder.named_parameters() if value.requires_grad}
         found.append({".".join(name.split(".")[: 1 + name.startswith("blocks")]) for name in names})
     assert found == [
-        set(), {"blocks.1", "norm"}, {"blocks.0", "blocks.1", "norm"}, {"patches", "blocks.0", "blocks.1", "norm"},
-    ]  # fmt: skip
+        set(),
+        {"blocks.1", "norm"},
+        {"blocks.0", "blocks.1", "norm"},
+        {"patches", "blocks.0", "blocks.1", "norm"},
+    ]
     settings = load_recipe("finetune", ["encoder_lr=0.01", "layer_decay=0.5", "head_lr=0.1"])
     peaks = {group["peak"] for group in network.groups(settings)}
     assert peaks == {0.1, 0.005, 0.0025, 0.00125}  # heads, last block with norm, first block, patches

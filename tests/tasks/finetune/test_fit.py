@@ -42,9 +42,15 @@ def test_a_planted_effect_is_learned_and_stands_beside_what_knows_nothing(done) 
     _, message = done
     beside = {(row["name"], row["probe"]) for row in message["rows"]}
     assert beside == {
-        ("small", "tuned"), ("untrained", "tuned"), ("small", "linear"), ("untrained", "linear"),
-        ("intensity", "linear"), ("histogram", "linear"), ("covariates", "linear"), ("majority", "constant"),
-    }  # fmt: skip
+        ("small", "tuned"),
+        ("untrained", "tuned"),
+        ("small", "linear"),
+        ("untrained", "linear"),
+        ("intensity", "linear"),
+        ("histogram", "linear"),
+        ("covariates", "linear"),
+        ("majority", "constant"),
+    }
     assert figure(message, "small", "tuned")["value"] > 0.9
     assert figure(message, "histogram", "linear")["value"] < 0.8
     assert message["metrics"]["auroc"]["value"] == figure(message, "small", "tuned")["value"]
@@ -84,8 +90,11 @@ def test_inspect_says_what_was_tuned_and_what_the_test_gave(done) -> None:
     out, message = done
     found = call("inspect", out, "--json").json
     assert (found["kind"], found["name"], found["encoder"], found["level"]) == (
-        "fine-tuning", "finetune", "small", "person"
-    )  # fmt: skip
+        "fine-tuning",
+        "finetune",
+        "small",
+        "person",
+    )
     assert found["targets"] == [{"target": "mark", "task": "binary", "classes": ["0", "1"]}]
     assert found["finished"]
     assert found["metrics"] == message["metrics"]
@@ -240,9 +249,21 @@ def test_what_is_no_encoder_is_refused_by_name(tune, done, tmp_path) -> None:
 def test_the_command_line_prints_a_table_and_one_line_or_json(planted, source, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Store, "open", lambda location: planted)
     words = [
-        "finetune", "study_group", *QUICK, "stages.head=1", "stages.last=0", "stages.all=0", "targets=[group]",
-        "--from", source / "encoder.safetensors", "--store", "any", "--labels", source / "labels.tsv", "--out",
-    ]  # fmt: skip
+        "finetune",
+        "study_group",
+        *QUICK,
+        "stages.head=1",
+        "stages.last=0",
+        "stages.all=0",
+        "targets=[group]",
+        "--from",
+        source / "encoder.safetensors",
+        "--store",
+        "any",
+        "--labels",
+        source / "labels.tsv",
+        "--out",
+    ]
     text = call(*words, tmp_path / "text")
     assert text.code == 0, text.err
     (choices,) = (line for line in text.err.splitlines() if line.startswith("on "))
@@ -277,9 +298,19 @@ GOOD = [str(1000 + number) for number in range(40)]
         ({}, {"overrides": ("metric=r2",)}, "mark is binary, which has no metric r2"),
         ({}, {"overrides": ("task=ordinal",)}, "an ordinal task needs at least 3 grades"),
     ],
-    ids=["no-column", "no-target", "one-class", "nan", "no-scan", "class-not-in-train", "class-not-in-test", "twice",
-         "metric", "task"],
-)  # fmt: skip
+    ids=[
+        "no-column",
+        "no-target",
+        "one-class",
+        "nan",
+        "no-scan",
+        "class-not-in-train",
+        "class-not-in-test",
+        "twice",
+        "metric",
+        "task",
+    ],
+)
 def test_labels_that_cannot_be_used_are_refused_before_the_first_update(tune, tmp_path, columns, given, result) -> None:
     labels = write_labels(tmp_path / "labels.tsv", **columns)
     with pytest.raises(UsageError, match=result):

@@ -44,8 +44,11 @@ def test_stages_free_the_head_then_the_last_blocks_then_all(network: TunedNetwor
     assert {name.split(".")[0] for name in learning(network)} == {"heads", "pooling"}
     network.unfreeze(2)
     assert {name for name in learning(network) if name.startswith("encoder")} == {
-        "encoder.blocks.4", "encoder.blocks.5", "encoder.norm.weight", "encoder.norm.bias",
-    }  # fmt: skip
+        "encoder.blocks.4",
+        "encoder.blocks.5",
+        "encoder.norm.weight",
+        "encoder.norm.bias",
+    }
     network.unfreeze(DEPTH + 1)
     assert all(parameter.requires_grad for parameter in network.parameters())
 
@@ -53,9 +56,18 @@ def test_stages_free_the_head_then_the_last_blocks_then_all(network: TunedNetwor
 @pytest.mark.slow
 def test_rates_fall_by_layer_warm_up_when_they_begin_and_never_rise_again(network: TunedNetwork) -> None:
     settings = load_recipe(
-        "finetune", ["stages.head=20", "stages.last=20", "stages.all=60", "warmup=5", "layer_decay=0.5", "head_lr=0.01",
-                     "encoder_lr=0.004", "min_lr_ratio=0.1"],
-    )  # fmt: skip
+        "finetune",
+        [
+            "stages.head=20",
+            "stages.last=20",
+            "stages.all=60",
+            "warmup=5",
+            "layer_decay=0.5",
+            "head_lr=0.01",
+            "encoder_lr=0.004",
+            "min_lr_ratio=0.1",
+        ],
+    )
     optimizer = torch.optim.AdamW(network.groups(settings))
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(network.parameters()))
     assert all((group["weight_decay"] == 0) == (group["params"][0].ndim < 2) for group in optimizer.param_groups)

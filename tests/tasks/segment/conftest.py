@@ -22,10 +22,14 @@ from synthetic import TEST_SIZE, small_recipe
 # Not flattened: the place of a layer then says little, and a head has to look.
 RECIPE = small_recipe(
     model=TEST_SIZE,
-    preprocessing={"image_size": [8, 96, 64], "margin": [0, 8, 4], "target_spacing_mm": [0.7, 0.012, 0.09],
-                   "flatten": "none"},
+    preprocessing={
+        "image_size": [8, 96, 64],
+        "margin": [0, 8, 4],
+        "target_spacing_mm": [0.7, 0.012, 0.09],
+        "flatten": "none",
+    },
     tokens={"patch_size": [2, 16, 16], "select": "tissue", "budget": 80},
-)  # fmt: skip
+)
 DEVICES = ("topcon_maestro2", "zeiss_cirrus")  # the first stores its B-scans from superior to inferior
 
 
@@ -67,8 +71,18 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
     assert call("split", root / "store", "--by", "recommended", "--json").code == 0
     encoder = write_encoder(root / "encoder.safetensors", RECIPE)
     outcome = call(
-        "segment", "segment_linear", "resamples=200", "--from", encoder, "--store", root / "store",
-        "--labels", root / "phantom" / "truth", "--out", root / "out", "--json",
-    )  # fmt: skip
+        "segment",
+        "segment_linear",
+        "resamples=200",
+        "--from",
+        encoder,
+        "--store",
+        root / "store",
+        "--labels",
+        root / "phantom" / "truth",
+        "--out",
+        root / "out",
+        "--json",
+    )
     assert outcome.code == 0, outcome.err
     return Line(root, Store.open(root / "store"), encoder, outcome.json)

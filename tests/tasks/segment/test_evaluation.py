@@ -21,10 +21,15 @@ def row(*rare: list[float], common: list[float] = COMMON) -> list[ScanFigures]:
     counts = [*rare, *[NOTHING] * (len(PEOPLE) - len(rare))]
     empty = np.zeros((2, 9))
     return [
-        ScanFigures(np.array([common, of]), np.array([[FAR_MM, 1, 1], [FAR_MM if of[0] else np.nan, 1, 1]]),
-               np.zeros((2, 1, 1), np.float32), empty, empty)
+        ScanFigures(
+            np.array([common, of]),
+            np.array([[FAR_MM, 1, 1], [FAR_MM if of[0] else np.nan, 1, 1]]),
+            np.zeros((2, 1, 1), np.float32),
+            empty,
+            empty,
+        )
         for of in counts
-    ]  # fmt: skip
+    ]
 
 
 def scored(**rows: list[ScanFigures]) -> HeadEstimates:
@@ -40,13 +45,18 @@ def test_a_false_voxel_of_a_class_that_no_scan_holds_moves_no_mean_and_is_seen()
     assert [mean.value for mean in means] == pytest.approx([0.8, 0.8])
     assert np.allclose(means[0].samples, means[1].samples)
     assert scores.estimates["false", "dice", "rare"].measured().to_json() == {
-        "value": 0, "low": None, "high": None, "n": 8, "n_people": 0
-    }  # fmt: skip
+        "value": 0,
+        "low": None,
+        "high": None,
+        "n": 8,
+        "n_people": 0,
+    }
     result = Findings()
     report_classes("net", row(FALSE, FALSE), ("common", "rare"), PEOPLE, result)
     assert (result.faults, result.notes) == (
-        [], ["rare: no test scan holds it, so the means leave it out; net predicts 2 mm3 of it"]
-    )  # fmt: skip
+        [],
+        ["rare: no test scan holds it, so the means leave it out; net predicts 2 mm3 of it"],
+    )
 
 
 def test_both_sides_of_a_pair_average_the_classes_that_the_resamples_truth_holds() -> None:

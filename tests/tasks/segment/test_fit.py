@@ -79,9 +79,17 @@ def test_the_figure_and_the_head_are_where_the_result_says(line: Line) -> None:
     head = load_head(line.results["checkpoint"], str(line.encoder))
     assert head.classes == tuple(PHANTOM_LAYERS)
     again = call(
-        "segment", "segment_linear", "--from", line.encoder, "--store", line.root / "store", "--labels", line.labels,
-        "--out", line.out,
-    )  # fmt: skip
+        "segment",
+        "segment_linear",
+        "--from",
+        line.encoder,
+        "--store",
+        line.root / "store",
+        "--labels",
+        line.labels,
+        "--out",
+        line.out,
+    )
     assert again.code == 2
     assert "holds a head already" in again.err
 
@@ -89,8 +97,11 @@ def test_the_figure_and_the_head_are_where_the_result_says(line: Line) -> None:
 def test_inspect_says_what_the_head_tells_apart_and_how_well(line: Line, tmp_path: Path) -> None:
     found = call("inspect", line.out, "--json").json
     assert (found["kind"], found["head"], found["encoder"], found["finished"]) == (
-        "segmentation", "linear", "small", True
-    )  # fmt: skip
+        "segmentation",
+        "linear",
+        "small",
+        True,
+    )
     assert found["classes"] == list(PHANTOM_LAYERS)
     assert found["metrics"] == line.results["metrics"]
     assert found["dice_minus"].keys() == {"untrained", "intensity", "position_prior"}
@@ -181,9 +192,17 @@ def test_a_store_that_was_prepared_otherwise_is_refused_with_what_differs_and_wh
         update={"preprocessing": RECIPE.preprocessing.model_copy(update={"flatten": "quadratic"})}
     )
     result = call(
-        "segment", "segment_linear", "--from", write_encoder(tmp_path / "other.safetensors", other),
-        "--store", line.root / "store", "--labels", line.labels, "--out", tmp_path / "out",
-    )  # fmt: skip
+        "segment",
+        "segment_linear",
+        "--from",
+        write_encoder(tmp_path / "other.safetensors", other),
+        "--store",
+        line.root / "store",
+        "--labels",
+        line.labels,
+        "--out",
+        tmp_path / "out",
+    )
     assert result.code == 2
     assert "flatten: store none, recipe quadratic" in result.err
     assert "Ingest the files into a new store with the recipe of the weights" in result.err

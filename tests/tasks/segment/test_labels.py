@@ -174,15 +174,21 @@ def test_a_label_file_without_marks_among_others_is_named(line: Line, some: Path
 Spoil = Callable[[Path, tuple[int, int, int]], None]
 
 
-@pytest.mark.parametrize(("spoil", "message_text"), [
-    (lambda path, s: write_npz(path, np.ones((s[0] - 1, *s[1:]), np.uint8), ["onl"]), "its scan 28 x 188 x 168"),
-    (lambda path, s: write_npz(path, np.ones(s, np.uint8), ["onl"], spacing_mm=(0.5, 0.008, 0.036)), "between slices"),
-    (lambda path, s: write_npz(path, np.full(s, 7, np.uint8), ["onl"]), "unknown classes 7: named are 1 onl"),
-    (lambda path, s: write_npz(path, np.full(s, 0.5, np.float32), ["onl"]), "not whole numbers"),
-    (lambda path, s: write_npz(path, np.ones(s[1:], np.uint8), ["onl"]), "has 2 axes"),
-    (lambda path, s: np.savez(path, other=np.ones(3)), "expected the arrays `labels` and `names`"),
-    (lambda path, s: path.write_bytes(b"PK\x03\x04 no archive"), "cannot be read as .npz"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("spoil", "message_text"),
+    [
+        (lambda path, s: write_npz(path, np.ones((s[0] - 1, *s[1:]), np.uint8), ["onl"]), "its scan 28 x 188 x 168"),
+        (
+            lambda path, s: write_npz(path, np.ones(s, np.uint8), ["onl"], spacing_mm=(0.5, 0.008, 0.036)),
+            "between slices",
+        ),
+        (lambda path, s: write_npz(path, np.full(s, 7, np.uint8), ["onl"]), "unknown classes 7: named are 1 onl"),
+        (lambda path, s: write_npz(path, np.full(s, 0.5, np.float32), ["onl"]), "not whole numbers"),
+        (lambda path, s: write_npz(path, np.ones(s[1:], np.uint8), ["onl"]), "has 2 axes"),
+        (lambda path, s: np.savez(path, other=np.ones(3)), "expected the arrays `labels` and `names`"),
+        (lambda path, s: path.write_bytes(b"PK\x03\x04 no archive"), "cannot be read as .npz"),
+    ],
+)
 def test_a_label_file_that_fits_no_scan_is_named_with_what_is_wrong(
     line: Line, some: Path, spoil: Spoil, message_text: str
 ) -> None:

@@ -78,9 +78,17 @@ def test_a_linked_head_folder_is_refused_before_training(line: Line, tmp_path: P
     out.mkdir()
     (out / "head").symlink_to(tmp_path)
     made = call(
-        "segment", "segment_linear", "--from", line.encoder, "--store", line.root / "store", "--labels",
-        line.root / "phantom" / "truth", "--out", out,
-    )  # fmt: skip
+        "segment",
+        "segment_linear",
+        "--from",
+        line.encoder,
+        "--store",
+        line.root / "store",
+        "--labels",
+        line.root / "phantom" / "truth",
+        "--out",
+        out,
+    )
     assert made.code == 2
     assert "head is a link" in made.err
     assert not (out / "training").exists()
@@ -174,8 +182,11 @@ def test_an_eye_without_any_class_is_a_result_and_has_no_dicom_segmentation(
     assert "no class in any voxel" in result["note"]
     assert "dicom" not in result
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "classes.json", "healthy.etdrs.tsv", "healthy.nii.gz", "healthy.svg"
-    ]  # fmt: skip
+        "classes.json",
+        "healthy.etdrs.tsv",
+        "healthy.nii.gz",
+        "healthy.svg",
+    ]
     assert json.loads((tmp_path / "classes.json").read_text())["source"].startswith("made automatically by octjepa")
 
 

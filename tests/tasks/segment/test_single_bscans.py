@@ -46,9 +46,20 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for command in (
         (*words, "--workers", 1),
         ("split", folder / "store", "--by", "stratified", "--shares", "0.5,0.25,0.25"),
-        ("segment", "segment_linear", "resamples=50", "--from", "phantom-tiny", "--store", folder / "store",
-         "--labels", folder / "masks", "--out", folder / "head"),
-    ):  # fmt: skip
+        (
+            "segment",
+            "segment_linear",
+            "resamples=50",
+            "--from",
+            "phantom-tiny",
+            "--store",
+            folder / "store",
+            "--labels",
+            folder / "masks",
+            "--out",
+            folder / "head",
+        ),
+    ):
         outcome = call(*command, "--json")
         assert outcome.code == 0, outcome.err
     return folder
@@ -77,9 +88,18 @@ def test_a_head_learned_from_pictures_segments_pictures(labelled: Path, tmp_path
     assert picture_files["area"]["outer"] == (codes == 2).sum()
     assert any("spacing unknown" in note for note in picture_files["notes"])
     folder = call(
-        "predict", labelled / "head", picture.parent, "--images", "--spacing", "0.0078,0.04", "--from", "phantom-tiny",
-        "--out", tmp_path / "b", "--json",
-    )  # fmt: skip
+        "predict",
+        labelled / "head",
+        picture.parent,
+        "--images",
+        "--spacing",
+        "0.0078,0.04",
+        "--from",
+        "phantom-tiny",
+        "--out",
+        tmp_path / "b",
+        "--json",
+    )
     assert folder.code == 0, folder.err
     assert folder.json["scans"][0]["volume_id"] == picture_files["volume_id"]
     assert folder.json["scans"][0]["unit"] == "um"

@@ -36,12 +36,19 @@ def test_thickness_is_rows_times_spacing_and_nothing_where_nothing_was_labelled(
     assert np.isnan(made[:, 0, 2]).all()
 
 
-@pytest.mark.parametrize(("eye", "first", "location", "sector"), [
-    ("OD", "inferior", (0, 1), "nasal"), ("OD", "inferior", (0, -1), "temporal"),
-    ("OS", "inferior", (0, 1), "temporal"), ("OS", "inferior", (0, -1), "nasal"),
-    ("OD", "inferior", (1, 0), "superior"), ("OS", "inferior", (-1, 0), "inferior"),
-    ("OD", "superior", (1, 0), "inferior"), ("OS", "superior", (-1, 0), "superior"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("eye", "first", "location", "sector"),
+    [
+        ("OD", "inferior", (0, 1), "nasal"),
+        ("OD", "inferior", (0, -1), "temporal"),
+        ("OS", "inferior", (0, 1), "temporal"),
+        ("OS", "inferior", (0, -1), "nasal"),
+        ("OD", "inferior", (1, 0), "superior"),
+        ("OS", "inferior", (-1, 0), "inferior"),
+        ("OD", "superior", (1, 0), "inferior"),
+        ("OS", "superior", (-1, 0), "superior"),
+    ],
+)
 def test_sectors_of_either_eye(eye: str, first: str, location: tuple[int, int], sector: str) -> None:
     found = sector_index(SHAPE, SPACING, lie(eye, first))
     for mm, ring in ((1.0, "inner"), (2.25, "outer")):

@@ -170,15 +170,23 @@ def _flat(slices: int, pitch_mm: float, **changes: Any) -> tuple[OCTVolume, Segm
     shape = (slices, 250, columns)
     pixels = np.random.default_rng(1).integers(0, 255, shape, np.uint8)
     fields: dict[str, Any] = {
-        "pixels": pixels, "spacing_mm": spacing, "provenance": {"slice": "positions"}, "person_id": "p",
-        "device": "zeiss_cirrus", "laterality": "OD",
-    }  # fmt: skip
+        "pixels": pixels,
+        "spacing_mm": spacing,
+        "provenance": {"slice": "positions"},
+        "person_id": "p",
+        "device": "zeiss_cirrus",
+        "laterality": "OD",
+    }
     classes = np.zeros(shape, np.uint8)
     classes[:, 120:130, 100:110] = 1
     found = Segmentation(
-        boundaries, np.full(boundaries.shape, 4, np.float32), classes, np.zeros(shape, np.float16),
-        np.ones(shape, np.float16), spacing,
-    )  # fmt: skip
+        boundaries,
+        np.full(boundaries.shape, 4, np.float32),
+        classes,
+        np.zeros(shape, np.float16),
+        np.ones(shape, np.float16),
+        spacing,
+    )
     return OCTVolume(**(fields | changes)), found
 
 
