@@ -23,6 +23,7 @@ import torch
 from benchmarks.real_eyes import SHARED, development_eyes
 
 import octjepa
+from octjepa.files import write_json
 from octjepa.keys import generator, key
 from octjepa.model.boundary_unet import BoundaryUNet, NetworkSize
 from octjepa.model.bscan_inference import Calibration
@@ -162,10 +163,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--updates", type=int, default=240)
     parser.add_argument("--table", action="store_true", help="print the file, compute nothing")
+    parser.add_argument("--record", type=Path, help="write the file as one JSON object, compute nothing")
     given = parser.parse_args()
     lines = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.is_file() else []
     if given.table:
         _print_table(lines)
+        return
+    if given.record is not None:
+        write_json(given.record, {"command": "python -m benchmarks.segmenter_ablations --out FILE", "runs": lines})
         return
     torch.set_num_threads(1)
     eyes = [(octjepa.read_volume(scan), layers, fluid) for _, scan, layers, _, fluid in development_eyes(given.shared)]
@@ -180,21 +185,32 @@ def main() -> None:
 
 
 def _print_table(lines: list[dict[str, Any]]) -> None:
-    for line in lines:
-        phantoms, alone, real = line["phantoms"], line["phantoms_alone"], line["real"].get("0.5", {})
-        print(
-            line["variant"],
-            line["seed"],
-            line["updates"],
-            line["cpu_seconds"],
-            phantoms["mean_um"],
-            phantoms["average_precision"],
-            phantoms["dice"],
-            alone["mean_um"],
-            alone["average_precision"],
-            *real.values(),
-            sep="\t",
-        )
+    """Markdown, a row for each variant: values of its seeds."""
+    for name, variant in VARIANTS.items():
+        runs = [line for line in lines if line["variant"] == name]
+        if runs:
+            print(f"| {variant.about} |", " | ".join(_cells(runs)), "|")
+
+
+def _cells(runs: list[dict[str, Any]]) -> list[str]:
+    def shown(digits: int, *path: str) -> str:
+        values = []
+        for run in runs:
+            value: Any = run
+            for key_ in path:
+                value = value[key_]
+            values.append(f"{value:.{digits}f}")
+        return ", ".join(values)
+
+    return [
+        shown(1, "phantoms", "mean_um"),
+        shown(2, "phantoms", "average_precision"),
+        shown(1, "phantoms_alone", "mean_um"),
+        shown(2, "phantoms_alone", "average_precision"),
+        shown(1, "real", "0.5", "mean_um"),
+        shown(2, "real", "0.5", "dice"),
+        shown(2, "real", "0.5", "average_precision"),
+    ]
 
 
 if __name__ == "__main__":
