@@ -71,6 +71,7 @@ def test_when_the_time_is_used_up_the_page_shows_what_is_retained(folder: Path, 
     assert all("the time for layers was used up" in one.reason for one in shown.left_out)
 
 
+@pytest.mark.slow
 def test_a_large_store_shows_a_scan_of_each_device(
     folder: Path, flat: FlatLayers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -210,7 +210,7 @@ def xml_attributes(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("bomb", [xml_tags, xml_attributes])
+@pytest.mark.parametrize("bomb", [xml_tags, pytest.param(xml_attributes, marks=pytest.mark.slow)])
 def test_an_xml_of_very_many_parts_is_refused_before_it_is_parsed(tmp_path: Path, bomb: Callable[[Path], Path]) -> None:
     reason, peak = tried(bomb(tmp_path))
     assert reason == "size_implausible"

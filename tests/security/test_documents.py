@@ -250,6 +250,7 @@ def assert_one_reason(*words: object) -> str:
     return outcome.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bomb", YAML_BOMBS)
 def test_recipes_from_outside_are_refused_with_the_file(tmp_path: Path, bomb: str) -> None:
     run = a_run(tmp_path / "run")
