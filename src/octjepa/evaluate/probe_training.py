@@ -128,7 +128,9 @@ class ProbeTask(SupervisedTask[ProbeBatch]):
         fit, mask = self.fits[learner], batch.members[learner]
         if batch.features is None or mask.sum() < 2:
             return  # the mean of one volume's loss says little, and comes once in many epochs
-        torch.manual_seed(keys.key(self.seed, "probe step", learner.name, batch.epoch, batch.step))
+        # The networks are on the CPU. torch.manual_seed would also note the stack for each other kind of device, which
+        # takes as long as half of a small network's step.
+        torch.default_generator.manual_seed(keys.key(self.seed, "probe step", learner.name, batch.epoch, batch.step))
         features, truth = batch.features[torch.from_numpy(mask)], fit.labels(batch.volumes[mask])
         weights = torch.ones(len(truth)) if fit.weight is None else fit.weight[truth]
         for start in range(0, len(truth), micro_batch):

@@ -369,7 +369,7 @@ def test_validation_chooses_among_the_probes_requested(made, monkeypatch):
 @pytest.mark.slow
 def test_tokens_are_read_by_the_attentive_probe(made, tmp_path, monkeypatch):
     """Networks read the table from top to bottom: what they say must come back in the order of the rows."""
-    monkeypatch.setattr("octjepa.evaluate.probe_training.EPOCHS", 12)
+    monkeypatch.setattr("octjepa.evaluate.probe_training.EPOCHS", 2)
     table, labels, frame = made
     ids = np.random.default_rng(0).permutation(frame["volume_id"].to_numpy())  # splits stand mixed in their order
     path = table("good", 2.5, change=lambda given: given.assign(volume_id=ids))
@@ -390,6 +390,7 @@ def test_tokens_are_read_by_the_attentive_probe(made, tmp_path, monkeypatch):
     board = _run(labels, path, probes=["linear", "attentive"])
     labels_of_options = [one["option"] for one in board.choices if one["name"] == "good"]
     assert labels_of_options == ["mean_std_max linear", "mean linear", "attention attentive"]
+    monkeypatch.setattr("octjepa.evaluate.probe_training.EPOCHS", 12)
     alone = _run(labels, path, probes=["attentive"])
     row = _row(alone, "good")
     assert (row["probe"], row["pool"]) == ("attentive", "attention")
