@@ -2,5 +2,5 @@
 
 `occlusion` leaves tokens out, `similarity` compares tokens, `components` gives tokens of like features like colours,
 and `attention` shows what a probe or a tuned head weighs. `native` lays the values of tokens on the scan, `files`
-writes them. The report and the viewer draw these values and compute none of their own.
+writes them. The report and the viewer only draw these values.
 """

@@ -1,4 +1,4 @@
-"""The eyes that are explained, their occlusion, and the size by which its changes are judged.
+"""The eyes that are explained, their occlusion, and the scale of its changes.
 
 Of a pretraining held-out eyes are taken, of a fine-tuning test cases that it classified correctly and wrongly. Their
 number is limited by the cost, so that a page does not take long.
@@ -76,10 +76,10 @@ def explain_tuning(store: Store, path: Path) -> ExplainedEyes:
 
 @dataclass(frozen=True)
 class ChangeScale:
-    """The size by which the changes of all eyes are judged.
+    """The scale of the changes of all eyes.
 
     unit: every change is divided by it. great: a great change, before the division. people: how many eyes, each of
-    another person, gave the unit; 0 if changes have a unit of their own.
+    another person, gave the unit; 0 for a prediction, which has a unit.
     """
 
     unit: float
@@ -99,7 +99,7 @@ def change_scale(store: Store, explained: ExplainedEyes) -> ChangeScale:
     held_out = store.table[(store.table["pattern"] == "raster") & store.table["split"].isin(["test", "val"])]
     first_of_person = held_out.sort_values("volume_id").drop_duplicates("person_id")["volume_id"]
     volume_ids = [str(volume_id) for volume_id in first_of_person[:SCALE_EYES]]
-    unit = median_distance(np.stack([explained.encoder.embed(store.read(one), POOL) for one in volume_ids]))
+    unit = median_distance(np.stack([explained.encoder.embed(store.read(volume_id), POOL) for volume_id in volume_ids]))
     if not unit > 0:
         raise OctjepaError(f"{len(volume_ids)} held-out people give no distance between eyes to scale changes by")
     return ChangeScale(unit, unit, len(volume_ids))
