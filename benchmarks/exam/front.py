@@ -66,6 +66,8 @@ def answer(tasks: Sequence[Task]) -> str:
         for baseline in (*BASELINES, OWN_RANDOM[encoder]):
             pairs = [task.times_better(encoder, baseline) for task in tasks]
             better, compared = (sum(pair[k] for pair in pairs) for k in (0, 1))
+            if not compared:
+                continue
             name = "its random weights" if baseline in RANDOM else f"`{baseline}`"
             counts.append(f"{name} in {better} of {compared}")
         met, missed = goals(tasks, encoder)
@@ -120,13 +122,16 @@ def _range(task: Task, interval: Measured) -> str:
 
 def verdict(task: Task, row: str = FIRST) -> str:
     """Which baselines `row` is clearly ahead of."""
-    found = {baseline: task.times_better(row, baseline) for baseline in (*BASELINES, "outline", OWN_RANDOM[row])}
+    random = task.random_of(row)
+    found = {one: task.times_better(row, one) for one in (*BASELINES, "outline", *([random] if random else []))}
     asked = {baseline: pair for baseline, pair in found.items() if pair[1]}
+    own = ""
+    if random != OWN_RANDOM[row]:
+        own = f"; random weights of {'the transformer, not its own' if random else 'its network not compared'}"
     if len(task.parts) > 1:
         counts = ", ".join(f"{_short(name)} {better} of {compared}" for name, (better, compared) in asked.items())
-        return f"ahead of {counts}" + ("" if OWN_RANDOM[row] in asked else "; random weights not compared")
+        return f"ahead of {counts}{own}"
     behind = [_short(name) for name, (better, _) in asked.items() if not better]
-    own = "" if OWN_RANDOM[row] in asked else "; random weights not compared"
     if not behind:
         return "ahead of all" + own
     if len(behind) == len(asked):
@@ -212,6 +217,8 @@ def _plot_cohort(axes: Axes, records: Records, cohort: str) -> None:
     costs = records.json(COSTS, COMMANDS[COSTS])
     where = ("linear", cohort, "values")
     for number, encoder in enumerate(ENCODERS):
+        if not records.has(TOKENS, COMMANDS[TOKENS], *where, encoder):
+            continue
         value = records.measured(TOKENS, COMMANDS[TOKENS], *where, encoder, "with_drusen")
         hours = float(costs[encoder]["cpu_hours"])
         error = [[max(value.value - value.low, 0)], [max(value.high - value.value, 0)]]

@@ -86,6 +86,10 @@ class Task:
         found = [part.less.get((row, baseline)) for part in self.parts.values()]
         return [one for one in found if one is not None]
 
+    def random_of(self, row: str) -> str | None:
+        """The random weights that `row` is compared with: its own network's, or else the transformer's; None: none."""
+        return next((one for one in (OWN_RANDOM[row], "random_init") if self.differences(row, one)), None)
+
     def times_better(self, row: str, baseline: str) -> tuple[int, int]:
         """(parts in which the row is better with an interval that excludes zero, parts that compare them)."""
         found = self.differences(row, baseline)
@@ -182,8 +186,7 @@ def _bscan_parts(records: Records, part: str, metric: str, rows: Sequence[str]) 
         less = {
             (row, baseline): records.measured(BSCANS, command, *where, row, f"less_{baseline}")
             for row in ENCODERS
-            for baseline in ("context", "intensity", OWN_RANDOM[row])
-            if baseline in rows
+            for baseline in ("context", "intensity", OWN_RANDOM[row] if OWN_RANDOM[row] in rows else "random_init")
         }
         found[name] = Part(values, less)
     return found
@@ -239,9 +242,10 @@ def above_random_and_context() -> Goal:
     """Every part above random weights and hand-made features, with intervals that exclude zero."""
 
     def is_met(task: Task, row: str) -> bool | None:
-        counts = [task.times_better(row, baseline) for baseline in (OWN_RANDOM[row], "context")]
-        if any(not compared for _, compared in counts):
+        random = task.random_of(row)
+        if random is None or not task.differences(row, "context"):
             return None
+        counts = [task.times_better(row, baseline) for baseline in (random, "context")]
         return all(better == len(task.parts) for better, _ in counts)
 
     return Goal("each above random weights and `context`", is_met)

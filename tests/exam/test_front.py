@@ -22,6 +22,7 @@ from benchmarks.exam.measured import (
     Records,
     tasks_of,
 )
+from benchmarks.exam.settings import PAGES, RESULTS
 
 from octjepa.errors import UsageError
 
@@ -184,7 +185,7 @@ def test_random_weights_that_are_not_measured_are_not_passed_over(folder: Path, 
 
         change(folder / (TOKENS if part == "linear" else TASKS), drop)
     tasks = {task.text: task for task in tasks_of(Records(folder))}
-    assert verdict(tasks["drusen alone"]) == "ahead of all; random weights not compared"
+    assert verdict(tasks["drusen alone"]) == "ahead of all; random weights of its network not compared"
     out = tmp_path / "out"
     change(folder / TOKENS, lambda content: content["linear"]["exam"]["values"].__setitem__("random_unet", {}))
     with pytest.raises(UsageError, match="random_unet/with_drusen: measure it"):
@@ -214,3 +215,9 @@ def test_a_record_of_another_shape_is_named_with_what_was_found(folder: Path) ->
     (folder / BSCANS).write_text("{", encoding="utf-8")
     with pytest.raises(UsageError, match=r"bscans\.json is not JSON"):
         tasks_of(Records(folder))
+
+
+def test_the_published_page_is_redrawn_to_the_byte(tmp_path: Path) -> None:
+    write_front_page(Records(RESULTS.parent), tmp_path)
+    for name in ("README.md", "packaged.md", "objectives.svg"):
+        assert (tmp_path / name).read_bytes() == (PAGES / name).read_bytes(), f"{name}: run make exam ARGS='--page'"
