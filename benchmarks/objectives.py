@@ -188,6 +188,7 @@ def train(choice: Choice, seed: int, work: Path) -> tuple[PretrainedEncoder, flo
     if not time_file.is_file():
         torch.manual_seed(seed)
         # An interrupted run goes on later: its CPU time is that of all parts.
+        folder.mkdir(parents=True, exist_ok=True)
         part_file = folder / "time_of_parts.json"
         before = float(json.loads(part_file.read_text(encoding="utf-8"))) if part_file.is_file() else 0.0
         started = time.process_time()
