@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from octjepa.explain.eyes import OccludedVolume
 from octjepa.explain.native import tokens_to_native
 from octjepa.explain.writer import NativeWriter
 
-_PICTURE: dict[str, Any] = {"cmap": "magma", "vmin": 0.0, "interpolation": "nearest"}
+_PICTURE: Mapping[str, Any] = {"cmap": "magma", "vmin": 0.0, "interpolation": "nearest"}
 
 
 def write_attention_maps(writer: NativeWriter, maps: Sequence[TokenAttention]) -> None:
