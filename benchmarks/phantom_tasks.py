@@ -144,7 +144,7 @@ def _surface_errors(
 def readers(
     work: Path, encoder: PretrainedEncoder, tasks: Sequence[str]
 ) -> dict[str, Callable[[Featurise, int], Samples]]:
-    """What reads each of `tasks`; their cohorts are made in `work` where they are absent."""
+    """The reader of each of `tasks`; their cohorts are made in `work` where they are absent."""
     found: dict[str, Callable[[Featurise, int], Samples]] = {}
     if "look_alikes" in tasks:
         few = replace(small_exam(), decoy_train=DECOY_PEOPLE, decoy_val=0, decoy_test=DECOY_PEOPLE)

@@ -1,4 +1,4 @@
-"""What frozen features know of lesions in phantoms, on two cohorts: a small one of the exam's kind, and `shifted`.
+"""Frozen features and lesions in phantoms, on two cohorts: a small one of the exam's kind, and `shifted`.
 
 `python -m benchmarks.phantom_tokens --work WORK --keep KEEP --out benchmarks/records/phantom_tokens.json
 [NAME=ENCODER ...]` measures what is missing in the folder KEEP, one row after the other, and writes all of it to a
@@ -454,7 +454,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def packaged_rows(packaged: PretrainedEncoder) -> dict[str, Callable[[], Featurise]]:
-    """What makes the features of each row; patches are those of `packaged`. Cheap rows come first."""
+    """The makers of the features of each row; patches are those of `packaged`. Cheap rows come first."""
     unet = open_encoder("phantom-unet", packaged.preprocessing)
     return {
         "intensity": lambda: of_intensity(packaged),

@@ -1,4 +1,4 @@
-"""What the front page shows: the tasks of the exam, read from the records of the programs that measure them.
+"""The tasks of the front page, read from the records of the programs that measure them.
 
 In go the JSON files of `benchmarks/records`, out come tasks with the value of every row, and the paired differences
 between packaged encoders and baselines. Each program writes its record in a shape of its own, so there is a reader for
@@ -48,7 +48,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a packaged encoder has to reach, in words, and whether it does. None: a value is missing."""
+    """A value that a packaged encoder has to reach, in words, and a test whether it does. None: a value is missing."""
 
     text: str
     is_met: Callable[[Task, str], bool | None]
