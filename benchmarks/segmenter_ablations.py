@@ -71,7 +71,7 @@ VARIANTS: Final = {
     "fixed_contrast": Variant(
         "contrast of the layers as in healthy eyes", mix=_changed(contrast_stretch=(1, 1), contrast_jitter_db=0.0)
     ),
-    "single_bscans": Variant("each B-scan alone (2D)", neighbours=False),
+    "single_bscans": Variant("no neighbours (2D)", neighbours=False),
     "narrow": Variant("1.1 million weights", widths=NARROW),
     "wide": Variant("4.4 million weights", widths=WIDE),
 }

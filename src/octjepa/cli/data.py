@@ -74,8 +74,8 @@ def phantom(
         raise UsageError(f"unknown device {', '.join(map(repr, unknown))}: choose from {', '.join(DEVICES)}")
     processes = worker_count(workers)
     design = CohortDesign(broken, difficulty, group_effect)
-    made = write_cohort(out, people, seed, chosen, size, read_shares(shares), processes, design)
-    print_result(made if as_json else {**made, "next": f"octjepa ingest {out} --store STORE"}, as_json)
+    written = write_cohort(out, people, seed, chosen, size, read_shares(shares), processes, design)
+    print_result(written if as_json else {**written, "next": f"octjepa ingest {out} --store STORE"}, as_json)
 
 
 @app.command()

@@ -23,7 +23,7 @@ COMPONENTS = 3
 class Components:
     """Three principal components as red, green and blue, each from its 2nd to 98th percentile over what was fitted.
 
-    `explained` is their share of the variance; `by_depth` the share of that which a token's depth in the grid alone
+    `explained` is their share of the variance; `by_depth` the share of that which a token's depth in the grid by itself
     explains, and which is therefore not the eye's own.
     """
 
