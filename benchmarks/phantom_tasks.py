@@ -34,7 +34,7 @@ from benchmarks.phantom_tokens import (
     DRAWS,
     LABELLED,
     RESAMPLES,
-    Kept,
+    RetainedRows,
     Samples,
     auroc,
     differences,
@@ -55,7 +55,7 @@ from octjepa.files import write_json
 
 DECOY_PEOPLE = 40  # to learn from, and as many to test
 SURFACE_EYES = 60  # to test
-NOT_ASKED = {"position": ("look_alikes", "surfaces"), "outline": ("look_alikes",)}
+NOT_MEASURED = {"position": ("look_alikes", "surfaces"), "outline": ("look_alikes",)}
 
 
 def tokens_of(featurise: Featurise, cohort: Cohort, indices: Int[np.ndarray, " n"]) -> list[TokenFeatures]:
@@ -161,8 +161,8 @@ def readers(
 TASKS = ("surfaces", "look_alikes")
 
 
-def record(kept: Kept, draws: int) -> dict[str, object]:
-    """Everything in `kept`: of each task the values of every row and the differences."""
+def record(retained: RetainedRows, draws: int) -> dict[str, object]:
+    """Everything in `retained`: of each task the values of every row and the differences."""
     out: dict[str, object] = {
         "command": "python -m benchmarks.phantom_tasks --work WORK --keep KEEP --out RECORD",
         "draws": draws,
@@ -170,7 +170,7 @@ def record(kept: Kept, draws: int) -> dict[str, object]:
         "resamples": RESAMPLES,
     }
     for task in TASKS:
-        rows = kept.rows(task, "whole", draws)
+        rows = retained.rows(task, "whole", draws)
         if rows:
             out[task] = {
                 "values": {name: jsonable(values_of(samples)) for name, samples in rows.items()},
@@ -191,22 +191,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     packaged = load_encoder("phantom-tiny")
     makers = {**packaged_rows(packaged), "outline": lambda: of_tissue(packaged)}
-    kept = Kept(options.keep)
+    retained = RetainedRows(options.keep)
     for task in options.tasks:
         missing = [
             name
             for name in makers
-            if task not in NOT_ASKED.get(name, ())
+            if task not in NOT_MEASURED.get(name, ())
             and (not options.only or name in options.only)
-            and not kept.file(task, name, "whole", options.draws).is_file()
+            and not retained.file(task, name, "whole", options.draws).is_file()
         ]
         read = readers(options.work, packaged, [task])[task] if missing else None
         for name in missing:
             assert read is not None
             samples = read(makers[name](), options.draws)
-            kept.write(kept.file(task, name, "whole", options.draws), samples)
+            retained.write(retained.file(task, name, "whole", options.draws), samples)
             print(f"{task} {name}: { {key: value_of(values) for key, values in samples.items()} }", flush=True)
-    found = record(kept, options.draws)
+    found = record(retained, options.draws)
     if options.out is None:
         print(json.dumps(found, indent=1))
     else:

@@ -373,7 +373,7 @@ READINGS: dict[str, Callable[[Sequence[EyeTokens], PhantomCohort, int], Samples]
 
 
 @dataclass(frozen=True)
-class Kept:
+class RetainedRows:
     """The folder of all samples: a file for each cohort, row, reading and number of draws."""
 
     folder: Path
@@ -397,8 +397,8 @@ class Kept:
         return found
 
 
-def record(kept: Kept, draws: int) -> dict[str, object]:
-    """Everything in `kept`: by reading and cohort, the values of each row and the differences."""
+def record(retained: RetainedRows, draws: int) -> dict[str, object]:
+    """Everything in `retained`: by reading and cohort, the values of each row and the differences."""
     out: dict[str, object] = {
         "command": "python -m benchmarks.phantom_tokens --work WORK --keep KEEP --out RECORD",
         "draws": draws,
@@ -406,7 +406,7 @@ def record(kept: Kept, draws: int) -> dict[str, object]:
         "resamples": RESAMPLES,
     }
     for reading in READINGS:
-        found = {cohort: kept.rows(cohort, reading, draws) for cohort in COHORTS}
+        found = {cohort: retained.rows(cohort, reading, draws) for cohort in COHORTS}
         out[reading] = {
             cohort: {
                 "values": {name: jsonable(values_of(samples)) for name, samples in rows.items()},
@@ -443,10 +443,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name, _, path = argument.partition("=")
         makers[name] = lambda path=path: of_encoder(open_encoder(path, packaged.preprocessing))  # type: ignore[misc]
     cohorts = {"exam": lambda: exam_cohort(options.work, packaged), "shifted": lambda: shifted_cohort(packaged)}
-    kept = Kept(options.keep)
+    retained = RetainedRows(options.keep)
     for name in options.cohorts:
-        _measure(name, cohorts[name], makers, packaged, kept, options)
-    found = record(kept, options.draws)
+        _measure(name, cohorts[name], makers, packaged, retained, options)
+    found = record(retained, options.draws)
     if options.out is None:
         print(json.dumps(found, indent=1))
     else:
@@ -473,7 +473,7 @@ def _measure(
     make_cohort: Callable[[], PhantomCohort],
     makers: Mapping[str, Callable[[], Featurise]],
     packaged: PretrainedEncoder,
-    kept: Kept,
+    retained: RetainedRows,
     options: argparse.Namespace,
 ) -> None:
     """Measures the rows of one cohort that are not kept yet; a cohort without such rows is not made."""
@@ -482,7 +482,7 @@ def _measure(
         row: [
             one
             for one in options.readings
-            if not (one == "measures" and name != "exam") and not kept.file(name, row, one, options.draws).is_file()
+            if not (one == "measures" and name != "exam") and not retained.file(name, row, one, options.draws).is_file()
         ]
         for row in names
         if not options.only or row in options.only
@@ -498,7 +498,7 @@ def _measure(
         eyes = eye_tokens(rows[row](), cohort)
         for reading in readings:
             samples = READINGS[reading](eyes, cohort, options.draws)
-            kept.write(kept.file(name, row, reading, options.draws), samples)
+            retained.write(retained.file(name, row, reading, options.draws), samples)
             print(
                 f"{name} {row} {reading}: { {key: one.value for key, one in values_of(samples).items()} }", flush=True
             )

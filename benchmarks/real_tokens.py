@@ -353,7 +353,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(
                     name, {metric: round(float(np.mean(of_eyes)), 3) for metric, of_eyes in values.items()}, flush=True
                 )
-    found = record(*kept_rows(options.keep))
+    found = record(*retained_rows(options.keep))
     if options.out is None:
         print(json.dumps(found, indent=1))
     else:
@@ -364,7 +364,7 @@ def _random_row(encoder: GridEncoder[object], seed: int) -> Featurise:
     return of_encoder(random_copy(encoder, seed))
 
 
-def kept_rows(folder: Path) -> tuple[dict[str, Values], dict[str, list[Values]]]:
+def retained_rows(folder: Path) -> tuple[dict[str, Values], dict[str, list[Values]]]:
     """The rows of a folder, those of random weights as the mean over seeds; and the rows of each seed."""
     rows: dict[str, Values] = {}
     seeds: dict[str, list[Values]] = {}

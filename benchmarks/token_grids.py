@@ -61,7 +61,7 @@ def children_of(
     ratio = [f // c for f, c in zip(fine, coarse, strict=True)]
     first = np.stack(np.unravel_index(index, coarse), axis=-1) * ratio  # [k, 3]
     inside = [first + np.array(step) for step in itertools.product(*(range(r) for r in ratio))]
-    return np.stack([np.ravel_multi_index(tuple(place.T), fine) for place in inside], axis=-1)
+    return np.stack([np.ravel_multi_index(tuple(position.T), fine) for position in inside], axis=-1)
 
 
 def of_same_tokens(encoder: PretrainedEncoder, recipe: Recipe) -> Featurise:

@@ -85,8 +85,8 @@ def _not_measured(records: Records) -> str:
 
 def goals(tasks: Sequence[Task], encoder: str) -> tuple[list[Task], list[Task]]:
     """The tasks whose goal the encoder meets, and misses."""
-    asked = [(task, task.goal.is_met(task, encoder)) for task in tasks if task.goal is not None]
-    return [task for task, met in asked if met], [task for task, met in asked if met is False]
+    requested = [(task, task.goal.is_met(task, encoder)) for task in tasks if task.goal is not None]
+    return [task for task, met in requested if met], [task for task, met in requested if met is False]
 
 
 def table(tasks: Sequence[Task]) -> str:
@@ -124,17 +124,17 @@ def verdict(task: Task, row: str = FIRST) -> str:
     """Which baselines `row` is clearly ahead of."""
     random = task.random_of(row)
     found = {one: task.times_better(row, one) for one in (*BASELINES, "outline", *([random] if random else []))}
-    asked = {baseline: pair for baseline, pair in found.items() if pair[1]}
+    tested = {baseline: pair for baseline, pair in found.items() if pair[1]}
     own = ""
     if random != OWN_RANDOM[row]:
         own = f"; random weights of {'the transformer, not its own' if random else 'its network not compared'}"
     if len(task.parts) > 1:
-        counts = ", ".join(f"{_short(name)} {better} of {compared}" for name, (better, compared) in asked.items())
+        counts = ", ".join(f"{_short(name)} {better} of {compared}" for name, (better, compared) in tested.items())
         return f"ahead of {counts}{own}"
-    behind = [_short(name) for name, (better, _) in asked.items() if not better]
+    behind = [_short(name) for name, (better, _) in tested.items() if not better]
     if not behind:
         return "ahead of all" + own
-    if len(behind) == len(asked):
+    if len(behind) == len(tested):
         return "not clearly ahead" + own
     return f"ahead of all but {', '.join(behind)}" + own
 

@@ -367,10 +367,10 @@ def tasks_of(records: Records) -> list[Task]:
 
 def not_measured(records: Records) -> list[str]:
     """Tasks that their record does not have yet, with the command that measures them."""
-    asked = {LOOK_ALIKES: (TASKS, "look_alikes"), SURFACES: (TASKS, "surfaces")}
+    requested = {LOOK_ALIKES: (TASKS, "look_alikes"), SURFACES: (TASKS, "surfaces")}
     return [
         f"{text} (`{COMMANDS[name]}`)"
-        for text, (name, *keys) in asked.items()
+        for text, (name, *keys) in requested.items()
         if not records.has(name, COMMANDS[name], *keys)
     ]
 

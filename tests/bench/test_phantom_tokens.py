@@ -1,4 +1,4 @@
-"""Frozen features in phantoms and real eyes: resamples are paired, rows are kept, draws of labels count."""
+"""Frozen features in phantoms and real eyes: resamples are paired, rows are retained, draws of labels count."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from benchmarks import phantom_tokens, real_tokens
 from benchmarks.phantom_tasks import look_alike_samples
-from benchmarks.phantom_tokens import Kept, PhantomCohort, differences, measure_samples, r2, resampled, value_of
+from benchmarks.phantom_tokens import PhantomCohort, RetainedRows, differences, measure_samples, r2, resampled, value_of
 from benchmarks.real_bscans import merged
 from sklearn.metrics import average_precision_score
 
@@ -66,7 +66,7 @@ def test_measures_are_learned_from_some_eyes_and_tested_on_others() -> None:
         measure_samples(x, values, np.arange(20), "area", 3)
 
 
-def test_look_alikes_are_told_apart_by_what_tells_them_apart() -> None:
+def test_look_alikes_are_distinguished_by_their_difference() -> None:
     rng = np.random.default_rng(4)
     member = np.tile([True, False], 40)
     signal = (member * 2.0 + rng.normal(size=80))[:, None].astype(np.float32)
@@ -95,8 +95,8 @@ def _featurise(volumes: list[int]) -> list[TokenFeatures]:
     return [TokenFeatures(features, np.array([0, 1]), (1, 2, 1), np.ones(2, np.float32))]
 
 
-def test_a_row_that_is_kept_is_not_measured_again(tmp_path: Path) -> None:
-    kept, calls = Kept(tmp_path), []
+def test_a_retained_row_is_not_measured_again(tmp_path: Path) -> None:
+    retained, calls = RetainedRows(tmp_path), []
 
     def make() -> phantom_tokens.Featurise:
         calls.append("features")
@@ -107,11 +107,11 @@ def test_a_row_that_is_kept_is_not_measured_again(tmp_path: Path) -> None:
     rows = {"context": make}
 
     def measure() -> None:
-        phantom_tokens._measure("shifted", _cohort, rows, encoder, kept, options)
+        phantom_tokens._measure("shifted", _cohort, rows, encoder, retained, options)
 
     measure()
     assert calls == ["features"]
-    samples = kept.rows("shifted", "linear", 2)["context"]
+    samples = retained.rows("shifted", "linear", 2)["context"]
     assert samples["drusen"][0] > 0.9
     assert set(samples) == {"drusen", "subretinal_fluid", "with_drusen", "without_drusen"}
     assert np.array_equal(samples["without_drusen"], samples["subretinal_fluid"], equal_nan=True)
@@ -120,7 +120,7 @@ def test_a_row_that_is_kept_is_not_measured_again(tmp_path: Path) -> None:
     options.draws = 3  # other draws are another measurement
     measure()
     assert calls == ["features", "features"]
-    found = phantom_tokens.record(kept, 2)
+    found = phantom_tokens.record(retained, 2)
     assert found["linear"]["shifted"]["values"]["context"]["drusen"]["value"] > 0.9  # type: ignore[index]
     assert "exam" not in found["linear"]  # type: ignore[operator]
 
@@ -133,11 +133,11 @@ def test_random_weights_of_another_seed_are_others() -> None:
     assert encoder.recipe.train.seed == 0
 
 
-def test_real_rows_are_kept_and_random_weights_are_the_mean_over_seeds(tmp_path: Path) -> None:
+def test_real_rows_stay_and_random_weights_are_the_mean_over_seeds(tmp_path: Path) -> None:
     rows = {"phantom-unet": [0.9, 0.8, 0.9], "random_unet@0": [0.7, 0.6, 0.5], "random_unet@1": [0.9, 0.6, 0.7]}
     for name, values in rows.items():
         (tmp_path / f"{name}.json").write_text(json.dumps({"fluid_ap": values}), encoding="utf-8")
-    found = real_tokens.record(*real_tokens.kept_rows(tmp_path))
+    found = real_tokens.record(*real_tokens.retained_rows(tmp_path))
     assert found["rows"]["random_unet"]["fluid_ap"]["eyes"] == (0.8, 0.6, 0.6)  # type: ignore[index]
     assert found["means_of_seeds"] == {"random_unet": {"fluid_ap": [0.6, 0.733]}}
     difference = found["differences"]["phantom-unet less random_unet"]["fluid_ap"]  # type: ignore[index]
@@ -145,7 +145,7 @@ def test_real_rows_are_kept_and_random_weights_are_the_mean_over_seeds(tmp_path:
     assert difference["eyes"] == pytest.approx((0.1, 0.2, 0.3))
 
 
-def test_some_rows_of_b_scans_are_measured_anew_and_the_others_are_kept() -> None:
+def test_some_rows_of_b_scans_are_measured_anew_and_the_others_stay() -> None:
     def results(frames: int, rows: dict[str, dict[str, float]]) -> dict[str, object]:
         part = {"cyst": {"rows": rows}}
         return {"frames": frames, "eyes": 2, "groups": 2, "refused": {}, "lesions": part, "diagnoses": part}

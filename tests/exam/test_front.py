@@ -158,13 +158,13 @@ def test_a_record_that_is_absent_names_the_command_that_writes_it(name: str, fol
     assert not (tmp_path / "out").exists()
 
 
-def test_a_row_that_is_missing_is_named_with_its_place(folder: Path) -> None:
+def test_a_row_that_is_missing_is_named_with_its_file(folder: Path) -> None:
     change(folder / REAL, lambda content: content["rows"].pop("context"))
     with pytest.raises(UsageError, match=r"real_tokens\.json has no rows/context: measure it, python -m benchmarks\."):
         tasks_of(Records(folder))
 
 
-def test_a_task_that_is_not_measured_yet_is_said_to_be_so(folder: Path, tmp_path: Path) -> None:
+def test_a_task_that_is_not_measured_yet_has_a_line(folder: Path, tmp_path: Path) -> None:
     change(folder / TASKS, lambda content: content.pop("look_alikes"))
     write_front_page(Records(folder), tmp_path / "out")
     text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")

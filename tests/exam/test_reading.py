@@ -94,12 +94,12 @@ def test_an_encoder_of_another_preprocessing_is_refused_with_what_differs(refusi
 def test_a_frozen_encoder_is_read_by_the_tasks_that_do_not_train_it(refusing: Exam) -> None:
     preprocessing = load_recipe(RECIPE).preprocessing
     frozen = octjepa.open_encoder("phantom-unet", preprocessing)
-    asked: Any = {}
+    requested: Any = {}
     for one in (frozen, encoder()):
         row: Any = reading._Row(refusing, ROW, one, lambda: None, "encoder")  # type: ignore[arg-type, return-value]
-        asked[one.name] = {task for task, _ in row.tasks()}
-    assert asked["mine"] - asked["phantom-unet"] == {*TUNED, "real_fluid_decoder"}
-    assert asked["phantom-unet"] < asked["mine"]
+        requested[one.name] = {task for task, _ in row.tasks()}
+    assert requested["mine"] - requested["phantom-unet"] == {*TUNED, "real_fluid_decoder"}
+    assert requested["phantom-unet"] < requested["mine"]
     assert reading.patch_reader(frozen).name == "phantom-tiny"  # cuts the patches of its baselines
     coarse = preprocessing.model_copy(update={"target_spacing_mm": (0.36, 0.0156, 0.047)})
     with pytest.raises(UsageError, match=r"phantom-unet has tokens of 4x4x8 voxels: the exam has baselines .* 4x8x8"):

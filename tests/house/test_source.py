@@ -77,9 +77,9 @@ def test_the_formatter_formats_every_line() -> None:
     """No comment keeps a statement from ruff: aligned numbers are a constant, or a file of data."""
     folders = ("src", "tests", "benchmarks", "examples", "scripts")
     sources = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
-    kept = re.compile(r"#\s*fmt:\s*(skip|off)\s*$", re.MULTILINE)
+    marks = re.compile(r"#\s*fmt:\s*(skip|off)\s*$", re.MULTILINE)
     assert len(sources) > 800
-    assert not [name_of(path) for path in sources if kept.search(path.read_text(encoding="utf-8"))]
+    assert not [name_of(path) for path in sources if marks.search(path.read_text(encoding="utf-8"))]
 
 
 def test_no_exception_is_swallowed() -> None:

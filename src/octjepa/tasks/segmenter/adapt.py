@@ -82,7 +82,7 @@ class AdaptSettings:
     learning_rate: float = 1e-3
     weight_decay: float = 0.01
     validate_every: int = 10
-    adapted_share: float = 0.5  # of the learned weights in the result; the rest are the weights from which it started
+    adapted_share: float = 0.5  # share of the learned weights in the result
     statistics_share: float = 0.5  # of the scan's own statistics in held-out B-scans; as in the calibration
     seed: int = 1
 
