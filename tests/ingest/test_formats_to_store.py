@@ -92,25 +92,6 @@ def test_a_spacing_by_hand_is_reported_and_taken_back(tmp_path: Path, caplog: py
     assert ingest(folder).skipped == 1
 
 
-def test_a_store_that_hides_the_spacing_by_hand_in_another_column_keeps_it(tmp_path: Path) -> None:
-    folder = tmp_path / "scans"
-    folder.mkdir()
-    np.savez(folder / "scan.npz", oct_bscans=EYES[0].pixels, spacing_mm=SPACING)
-    wrong = (SPACING[0] * 1.5, *SPACING[1:])
-    ingest(folder, wrong)
-    index = tmp_path / "store" / "volumes.parquet"
-    table = Store.open(tmp_path / "store").table
-    text = ",".join(map(repr, wrong))
-    assert list(table["user_spacing_mm"]) == [text]
-    earlier = table.assign(manifest_hash=table["manifest_hash"] + f" spacing {text}").drop(columns="user_spacing_mm")
-    earlier.to_parquet(index)
-    retained = ingest(folder)
-    assert (retained.skipped, retained.spacing_overridden) == (1, 1)
-    assert ingest(folder, wrong).skipped == 1
-    made = Store.open(tmp_path / "store").table
-    assert (list(made["user_spacing_mm"]), list(made["manifest_hash"])) == ([text], [""])
-
-
 def test_an_absurd_spacing_is_warned_of(scans: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = ingest(scans, (0.002, 0.004, 0.002))
     result = [record for record in caplog.records if "extent_implausible" in record.message]

@@ -79,13 +79,7 @@ def test_an_entry_comes_back_from_a_table_and_from_a_journal() -> None:
     assert change.volume.to_json() == pytest.approx(written.to_json(), nan_ok=True)
 
 
-def test_a_journal_of_an_earlier_version_hides_the_spacing_in_another_column() -> None:
-    data = entry("a", "P1", "OD").to_json() | {"manifest_hash": "ab spacing 0.1,0.004,0.01"}
-    del data["user_spacing_mm"]
-    change = read_change({"volume": data}, "journal.jsonl")
-    assert change.volume is not None
-    assert change.volume.file_state.manifest_hash == "ab"
-    assert change.volume.file_state.user_spacing_mm == (0.1, 0.004, 0.01)
+def test_a_journal_entry_without_its_texts_is_damaged() -> None:
     with pytest.raises(OctjepaError, match="is damaged"):
         read_change({"volume": {"volume_id": "a", "file": "x"}}, "journal.jsonl")
 

@@ -29,7 +29,6 @@ LABELS_FILE = "labels.tsv"
 _LABEL_KEYS = ("volume_id", "person_id", "eye")
 # Refusals that say nothing about the file's content: a volume made from it earlier stays valid.
 _NOT_READ = {"unreadable_file", "manifest_row_without_file"}
-_HIDDEN_SPACING = " spacing "  # after it, earlier stores keep the user's spacing in `manifest_hash`
 _log = logging.getLogger(__name__)
 
 
@@ -210,12 +209,6 @@ def read_volumes(folder: Path, location: str) -> pd.DataFrame:
         table = read_parquet(path)
         if absent := [name for name in _NEEDED if name not in table]:
             raise ValueError(f"column {absent[0]!r} is absent")
-        if "provenance_row" in table:  # earlier stores call the depth axis "row"
-            table = table.rename(columns={"provenance_row": "provenance_depth"})
-            table["uncertain"] = table["uncertain"].str.replace(r"\brow\b", "depth", regex=True)
-        if "user_spacing_mm" not in table and "manifest_hash" in table:
-            parts = text_column(table["manifest_hash"]).str.partition(_HIDDEN_SPACING)
-            table = table.assign(manifest_hash=parts[0], user_spacing_mm=parts[2])
         return table
     except (OSError, ValueError) as error:
         raise UsageError(f"volumes.parquet of the store {location} is damaged: {error}") from error
@@ -303,9 +296,6 @@ def read_change(data: Mapping[str, object], where: str) -> IndexChange:
 
 def _read_entry(data: object, where: str) -> IndexEntry:
     values = _checked(data, _NEEDED, where)
-    if "user_spacing_mm" not in values:  # a journal that an earlier version left
-        row, _, spacing = str(values.get("manifest_hash") or "").partition(_HIDDEN_SPACING)
-        values = {**values, "manifest_hash": row, "user_spacing_mm": spacing}
     return IndexEntry.from_json(values)
 
 
