@@ -144,12 +144,9 @@ def rewrite_table(path: Path, change: dict[bytes, bytes | None]) -> None:
     pq.write_table(content.replace_schema_metadata(metadata), path)
 
 
-def test_the_index_of_the_first_stores_is_read(tmp_path: Path) -> None:
-    """They called the depth axis "row", and had neither labels nor hashes of chunks."""
+def test_an_index_without_labels_and_hashes_is_read(tmp_path: Path) -> None:
     entry = index_entry(0, provenance_depth="header", uncertain="depth;column", labels="", chunk_hash="")
-    frame = pd.DataFrame([entry]).drop(columns=["labels", "chunk_hash"])
-    first = frame.rename(columns={"provenance_depth": "provenance_row"}).assign(uncertain="row;column")
-    first.to_parquet(tmp_path / "volumes.parquet")
+    pd.DataFrame([entry]).drop(columns=["labels", "chunk_hash"]).to_parquet(tmp_path / "volumes.parquet")
     (tmp_path / "store.json").write_text(contract_text(small_recipe().preprocessing))
     store = Store.open(tmp_path)
     assert list(store.table.columns) == list(COLUMNS)
