@@ -37,14 +37,12 @@ from benchmarks.phantom_tokens import (
     RetainedRows,
     Samples,
     auroc,
-    differences,
-    jsonable,
     packaged_rows,
     pooled_eyes,
     resampled,
     small_exam,
     value_of,
-    values_of,
+    values_and_differences,
 )
 from jaxtyping import Bool, Float, Int
 
@@ -172,10 +170,7 @@ def record(retained: RetainedRows, draws: int) -> dict[str, object]:
     for task in TASKS:
         rows = retained.rows(task, "whole", draws)
         if rows:
-            out[task] = {
-                "values": {name: jsonable(values_of(samples)) for name, samples in rows.items()},
-                "differences": {name: jsonable(values) for name, values in differences(rows).items()},
-            }
+            out[task] = values_and_differences(rows)
     return out
 
 

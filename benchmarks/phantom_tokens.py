@@ -407,15 +407,16 @@ def record(retained: RetainedRows, draws: int) -> dict[str, object]:
     }
     for reading in READINGS:
         found = {cohort: retained.rows(cohort, reading, draws) for cohort in COHORTS}
-        out[reading] = {
-            cohort: {
-                "values": {name: jsonable(values_of(samples)) for name, samples in rows.items()},
-                "differences": {name: jsonable(values) for name, values in differences(rows).items()},
-            }
-            for cohort, rows in found.items()
-            if rows
-        }
+        out[reading] = {cohort: values_and_differences(rows) for cohort, rows in found.items() if rows}
     return out
+
+
+def values_and_differences(rows: Mapping[str, Samples]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+    """The values of every row and the paired differences, for JSON."""
+    return {
+        "values": {name: jsonable(values_of(samples)) for name, samples in rows.items()},
+        "differences": {name: jsonable(values) for name, values in differences(rows).items()},
+    }
 
 
 def jsonable(values: Mapping[str, Value]) -> dict[str, dict[str, float]]:

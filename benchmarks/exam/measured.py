@@ -282,7 +282,7 @@ def tasks_of(records: Records) -> list[Task]:
     tasks: list[tuple[tuple[str, ...], Callable[[], Task]]] = [
         ((), lambda: every),
         ((), lambda: Task("without drusen", "AP", tokens("linear", "exam", "without_drusen"))),
-        ((), lambda: Task("drusen alone", "AP", tokens("linear", "exam", "drusen"), goal=at_least(0.20))),
+        ((), lambda: Task("only drusen", "AP", tokens("linear", "exam", "drusen"), goal=at_least(0.20))),
         (
             (TOKENS, "mlp", "exam"),
             lambda: Task("the first row, read by an MLP", "AP", tokens("mlp", "exam", "with_drusen", _MLP_ROWS)),

@@ -207,7 +207,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         {
             "monai": Peer("MONAI's U-Net with as many weights, on each B-scan once", segment.compare_with_monai),
             "surface_finder": Peer(
-                "ILM and Bruch's membrane alone, by the surface finder", segment.compare_with_surface_finder
+                "only the ILM and Bruch's membrane, by the surface finder", segment.compare_with_surface_finder
             ),
         },
     ),

@@ -3,7 +3,7 @@
 Ours is `Segmenter.segment` on a scan in memory: preparation, the network on each B-scan and its mirror image, eight
 boundaries, classes, and the ILM and Bruch's membrane of the surface finder. `monai`: a U-Net of MONAI with as many
 weights (random, for its speed does not depend on them) on the same prepared B-scans once, and the class of every voxel.
-`surface_finder`: the ILM and Bruch's membrane alone, without a network.
+`surface_finder`: only the ILM and Bruch's membrane, without a network.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def test_random_weights_that_are_not_measured_are_not_passed_over(folder: Path, 
 
         change(folder / (TOKENS if part == "linear" else TASKS), drop)
     tasks = {task.text: task for task in tasks_of(Records(folder))}
-    assert verdict(tasks["drusen alone"]) == "ahead of all; random weights of its network not compared"
+    assert verdict(tasks["only drusen"]) == "ahead of all; random weights of its network not compared"
     out = tmp_path / "out"
     change(folder / TOKENS, lambda content: content["linear"]["exam"]["values"].__setitem__("random_unet", {}))
     with pytest.raises(UsageError, match="random_unet/with_drusen: measure it"):

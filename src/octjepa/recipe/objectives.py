@@ -45,7 +45,7 @@ FACTS = {
 
 # `octjepa.objectives.base` says which modules hold the classes.
 OBJECTIVES: Registry[Any] = Registry("objective", "octjepa.objectives", names=FACTS, takes_classes=True)
-# The truth of phantoms is a task of its own, but users look for it among the objectives.
+# `truth` is a task. Users look for it among the objectives, so the message names the command of the task.
 TRUTH = "truth"
 TRUTH_HINT = (
     "truth learns from the true class of every voxel, which no store holds: python -m octjepa.tasks.truth.train draws "
