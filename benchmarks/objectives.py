@@ -3,13 +3,16 @@
 `python -m benchmarks.objectives --work WORK --out benchmarks/records/objectives.json` trains each choice of `CHOICES`
 with seed 0 and reads it on validation eyes; the best choice of each objective is trained with two more seeds, and only
 then read on test eyes. The learning rate of `mae` is the best of `benchmarks.ablations`. `mae+truth`, `vjepa+truth` and
-`vjepa_dense` have one setting, that of their parts, and one seed. It goes on where it stopped. Take one core:
-`OMP_NUM_THREADS=1`.
+`vjepa_dense` have one setting, that of their parts, and one seed. `mae_spectral` has the setting and the seeds of `mae`
+(`benchmarks.spectral`). It goes on where it stopped. Take one core: `OMP_NUM_THREADS=1`.
 
-Objectives without labels learn from a store of 400 randomised volumes. The objective `truth` draws new volumes of the
-same ranges, and drawing them is part of its time. A combination takes a batch of each in every update
-(`octjepa.tasks.truth.unlabelled`). `noise2noise` is left out: a randomised volume is drawn on the grid of the encoder,
-so it has no B-scans between its slices, and no halves.
+`--hour NAME...` trains `mae`, `vjepa` or `truth` for about one CPU-hour instead, with seed 0 and the setting that was
+best in minutes. Its results go to the same file, as `hour`, and the other results there are kept.
+
+Objectives without labels learn from a store of 400 randomised volumes, those of an hour from 1,200. The objective
+`truth` draws new volumes of the same ranges, and drawing them is part of its time. A combination takes a batch of each
+in every update (`octjepa.tasks.truth.unlabelled`). `noise2noise` is left out: a randomised volume is drawn on the grid
+of the encoder, so it has no B-scans between its slices, and no halves.
 
 Values are average precisions by token from 30 labelled eyes, as in `benchmarks.phantom_tokens`: the cohort of the
 exam's kind, whose phantoms no objective has seen, and `shifted`.
@@ -22,10 +25,11 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+import benchmarks.spectral  # noqa: F401  adds `mae_spectral`
 import numpy as np
 import torch
 from benchmarks.exam.settings import RECIPE
@@ -58,7 +62,7 @@ from octjepa.tasks.truth.volumes import draw_volume
 from octjepa.train.loop import pretrain
 from octjepa.volume import OCTVolume
 
-STORED_VOLUMES, STORED_SEED = 400, 31_001
+STORED_VOLUMES, STORED_VOLUMES_OF_AN_HOUR, STORED_SEED = 400, 1200, 31_001
 TRUTH = "truth"
 EXAM_PATCH = (4, 8, 8)  # voxels; finer tokens are more tokens, for the same share of a volume
 VALIDATION, TEST = 0, 1  # seeds of the cohorts, added to those of benchmarks.phantom_tokens
@@ -75,6 +79,7 @@ class Choice:
     overrides: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2)
     is_only_one: bool = False  # of its objective, fixed in advance: nothing is chosen on validation eyes
+    stored: int = STORED_VOLUMES  # volumes without labels
 
     @property
     def learns_truth(self) -> bool:
@@ -95,6 +100,7 @@ class Choice:
 # Four to five CPU-minutes on one core with AMX. A combined update costs what the two updates cost.
 UPDATES = {
     "mae": 450,
+    "mae_spectral": 450,
     "vjepa": 260,
     "vjepa_dense": 230,
     "levjepa": 104,
@@ -129,7 +135,19 @@ CHOICES = (
         seeds=(0,),
         is_only_one=True,
     ),
+    Choice("mae_spectral", "rate 1e-3", UPDATES["mae_spectral"], (*_MAE, "train.base_lr=1e-3"), is_only_one=True),
 )
+_UPDATES_OF_AN_HOUR = {"vjepa": 3400, "mae": 5900, "truth": 1850}
+HOURS = {
+    choice.objective: replace(
+        choice,
+        setting=f"{choice.setting} for an hour",
+        updates=_UPDATES_OF_AN_HOUR[choice.objective],
+        seeds=(0,),
+        stored=STORED_VOLUMES_OF_AN_HOUR,
+    )
+    for choice in (CHOICES[0], CHOICES[1], CHOICES[5])
+}
 
 
 @dataclass(frozen=True)
@@ -149,7 +167,7 @@ def recipe_of(choice: Choice, seed: int) -> Recipe:
     overrides = [*choice.overrides, f"train.seed={seed}", f"train.max_updates={choice.updates}", "train.precision=bf16"]
     name = [f"objective.name={choice.without_labels}"] if choice.without_labels else []
     quiet = [
-        f"checkpoint.every_updates={choice.updates}",
+        f"checkpoint.every_updates={min(choice.updates, 500)}",
         "checkpoint.keep_last=1",
         f"monitor.every_updates={choice.updates}",
         "tracking.pictures_every_updates=null",
@@ -157,13 +175,14 @@ def recipe_of(choice: Choice, seed: int) -> Recipe:
     return load_recipe(RECIPE, [*name, *overrides, *quiet])
 
 
-def randomised_store(work: Path) -> Store:
+def randomised_store(work: Path, volumes: int = STORED_VOLUMES) -> Store:
     """Randomised phantoms on the grid of the exam's recipe, written as DICOM and ingested; made once."""
-    path, preprocessing = work / "store", load_recipe(RECIPE).preprocessing
-    if not (work / "made.json").is_file():
-        source = work / "dicom"
+    end = "" if volumes == STORED_VOLUMES else f"_{volumes}"
+    path, preprocessing = work / f"store{end}", load_recipe(RECIPE).preprocessing
+    if not (work / f"made{end}.json").is_file():
+        source = work / f"dicom{end}"
         source.mkdir(parents=True, exist_ok=True)
-        for number in range(STORED_VOLUMES):
+        for number in range(volumes):
             drawn = draw_volume(STORED_SEED, number, TRAINING_MIX[number % len(TRAINING_MIX)], preprocessing)
             pixels = np.asarray(drawn.volume.pixels)
             volume = OCTVolume(
@@ -176,7 +195,7 @@ def randomised_store(work: Path) -> Store:
             )
             write_dicom(source / f"{number}.dcm", volume)
         made = build_store([source], path, preprocessing, workers=1)
-        write_json(work / "made.json", made.to_json())
+        write_json(work / f"made{end}.json", made.to_json())
     return Store.open(path)
 
 
@@ -197,7 +216,7 @@ def train(choice: Choice, seed: int, work: Path) -> tuple[PretrainedEncoder, flo
                 _train_truth(choice, seed, recipe, work, folder)
             else:
                 resume = (folder / "run" / "run.json").is_file()
-                pretrain(recipe, randomised_store(work), folder / "run", resume=resume)
+                pretrain(recipe, randomised_store(work, choice.stored), folder / "run", resume=resume)
         finally:
             spent = round(before + time.process_time() - started, 1)
             write_json(part_file, spent)
@@ -210,7 +229,7 @@ def _train_truth(choice: Choice, seed: int, recipe: Recipe, work: Path, folder: 
     encoder = PretrainedEncoder(VJEPA3D.from_recipe(recipe).target_encoder, recipe, choice.name)
     unlabelled = None
     if choice.without_labels:
-        unlabelled = Unlabelled(recipe, randomised_store(work), encoder.network)
+        unlabelled = Unlabelled(recipe, randomised_store(work, choice.stored), encoder.network)
     encoder.network.requires_grad_(True).train()
     network = TruthNetwork(encoder.network, recipe.tokens.patch_size)
     finer = math.prod(EXAM_PATCH) // math.prod(recipe.tokens.patch_size)
@@ -254,8 +273,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder of cohorts, store and runs")
     parser.add_argument("--out", type=Path, required=True, help="JSON file of the results")
+    parser.add_argument("--hour", nargs="+", choices=sorted(HOURS), help="train these for an hour instead")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    kept = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
+    if options.hour:
+        hours = [run_choice(HOURS[name], 0, options.work, TEST) for name in options.hour]
+        others = [run for run in kept.get("hour", []) if run["objective"] not in options.hour]
+        write_json(options.out, kept | {"hour": [*others, *map(asdict, hours)]})
+        _print("hour", hours)
+        return
     candidates = [choice for choice in CHOICES if not choice.is_only_one]
     validated = [run_choice(choice, 0, options.work, VALIDATION) for choice in candidates]
     best: dict[str, tuple[Choice, float]] = {}
@@ -268,12 +295,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run_choice(choice, seed, options.work, TEST) for seed in seeds for choice in chosen if seed in choice.seeds
     ]
     result = {"validation": validated, "test": tested}
-    write_json(options.out, {name: [asdict(run) for run in runs] for name, runs in result.items()})
+    write_json(options.out, kept | {name: [asdict(run) for run in runs] for name, runs in result.items()})
     for name, runs in result.items():
-        print(name)
-        for run in runs:
-            means = "  ".join(f"{cohort} {values['with_drusen'].value:.3f}" for cohort, values in run.values.items())
-            print(f"  {run.objective:12} {run.setting:15} seed {run.seed}  {run.cpu_seconds:5.0f} s  {means}")
+        _print(name, runs)
+
+
+def _print(name: str, runs: Sequence[Run]) -> None:
+    print(name)
+    for run in runs:
+        means = "  ".join(f"{cohort} {values['with_drusen'].value:.3f}" for cohort, values in run.values.items())
+        print(f"  {run.objective:12} {run.setting:23} seed {run.seed}  {run.cpu_seconds:5.0f} s  {means}")
 
 
 def run_choice(choice: Choice, seed: int, work: Path, which: int) -> Run:

@@ -37,15 +37,19 @@ class Lives:
         assert left_over(self.folder) == []
 
 
+@pytest.fixture(autouse=True)
+def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every life is a copy of this process. For one test only: the tests of the pages run in the same process."""
+    shorten_pages(monkeypatch)
+    draw_flat_layers(monkeypatch)
+
+
 @pytest.fixture(scope="session")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inputs]:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     torch.set_num_threads(1)
     made = Inputs.make(tmp_path_factory.mktemp("inputs"))
     import_all()
-    with pytest.MonkeyPatch.context() as patch:  # a life is a copy of this process
-        shorten_pages(patch)
-        draw_flat_layers(patch)
-        yield made
+    return made
 
 
 @pytest.fixture(scope="session")
