@@ -232,11 +232,11 @@ def _train_truth(choice: Choice, seed: int, recipe: Recipe, work: Path, folder: 
         unlabelled = Unlabelled(recipe, randomised_store(work, choice.stored), encoder.network)
     encoder.network.requires_grad_(True).train()
     network = TruthNetwork(encoder.network, recipe.tokens.patch_size)
-    finer = math.prod(EXAM_PATCH) // math.prod(recipe.tokens.patch_size)
+    finer = math.prod(EXAM_PATCH) / math.prod(recipe.tokens.patch_size)
     settings = TruthSettings(
         choice.updates,
         uses=8,
-        token_counts=tuple(finer * count for count in TruthSettings.token_counts),
+        token_counts=tuple(round(finer * count) for count in TruthSettings.token_counts),
         learning_rate=recipe.train.base_lr,
         seed=1000 + seed,
         validate_every=choice.updates,

@@ -9,6 +9,9 @@ Every run is read on the validation eyes of `benchmarks.objectives`: `same_token
 each the mean of the finer tokens in it, so the labels and the number of tokens are those of every other row.
 `own_tokens` are the finer tokens with labels of their own: smaller tokens, other positives, so the value compares with
 no other row.
+
+Two scales: an encoder with tokens of 4 x 8 x 8 voxels and one with tokens of 4 x 16 x 16, each trained for half of the
+time. The features of a small token are followed by those of the large token around it.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import torch
 from benchmarks.exam.tokens import Featurise, of_encoder
 from benchmarks.objectives import CHOICES, TRUTH, VALIDATION, Choice, cohorts_of, read, run_choice, train
 from benchmarks.phantom_tokens import Value
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 
 from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.encoders.pooling import TokenFeatures
@@ -41,13 +44,18 @@ GRIDS = tuple(
     Choice(TRUTH, f"patch {name}", _UPDATES, (f"tokens.patch_size={patch}", "tokens.budget=1024", "train.base_lr=1e-3"))
     for name, patch in (("4x8x4", "[4,8,4]"), ("2x8x8", "[2,8,8]"))
 )
+_HALF = 85  # updates: half of those of one encoder
+TWO_SCALES = (
+    Choice(TRUTH, "half of the time", _HALF, ("train.base_lr=1e-3",)),
+    Choice(TRUTH, "patch 4x16x16", _HALF, ("tokens.patch_size=[4,16,16]", "tokens.budget=128", "train.base_lr=1e-3")),
+)
 
 
 @dataclass(frozen=True)
 class GridRun:
-    """A run of one grid: patch in voxels, CPU time, and values by kind of tokens, cohort and lesion."""
+    """A run of one grid, or two runs: patches in voxels, CPU time, and values by kind of tokens, cohort and lesion."""
 
-    patch: tuple[int, ...]
+    patches: tuple[tuple[int, ...], ...]
     seed: int
     updates: int
     cpu_seconds: float
@@ -73,17 +81,43 @@ def of_same_tokens(encoder: PretrainedEncoder, recipe: Recipe) -> Featurise:
     return featurise
 
 
+def of_two_scales(small: PretrainedEncoder, large: PretrainedEncoder) -> Featurise:
+    """Tokens of `small`, each followed by the token of `large` that it lies in."""
+
+    def featurise(volumes: Sequence[CanonicalVolume]) -> list[TokenFeatures]:
+        return [_joined(small, large, volume) for volume in volumes]
+
+    return featurise
+
+
 def _averaged(encoder: PretrainedEncoder, volume: CanonicalVolume, recipe: Recipe) -> TokenFeatures:
     view, index, share = select_tissue_tokens(volume, recipe, geometry.center_crop(recipe.preprocessing))
-    fine = encoder.recipe
-    children = children_of(index, recipe.grid, fine.grid)  # [k, n]
-    order = np.sort(children, axis=None)
-    values = tokens.extract_patches(view, fine.tokens.patch_size, order)
-    patches = intensity.lookup_table(volume.tissue_mean, volume.tissue_std)[values]
-    selected = SelectedTokens(patches, token_positions(order, fine), order, fine.grid, np.ones(len(order), np.float32))
-    features: Float[np.ndarray, "m dim"] = encoder.encode_tokens([selected])[0].features
-    mean = features[np.searchsorted(order, children)].mean(axis=1)  # [k, dim]
+    children = children_of(index, recipe.grid, encoder.recipe.grid)  # [k, n]
+    mean = _encoded(encoder, volume, view, children).mean(axis=1)  # [k, dim]
     return TokenFeatures(mean, index, recipe.grid, share[index])
+
+
+def _joined(small: PretrainedEncoder, large: PretrainedEncoder, volume: CanonicalVolume) -> TokenFeatures:
+    recipe, grid = small.recipe, large.recipe.grid
+    view, index, share = select_tissue_tokens(volume, recipe, geometry.center_crop(recipe.preprocessing))
+    every = np.arange(np.prod(grid))
+    parents = np.empty(np.prod(recipe.grid), int)
+    parents[children_of(every, grid, recipe.grid)] = every[:, None]
+    features = [_encoded(small, volume, view, index), _encoded(large, volume, view, parents[index])]
+    return TokenFeatures(np.concatenate(features, axis=1), index, recipe.grid, share[index])
+
+
+def _encoded(
+    encoder: PretrainedEncoder, volume: CanonicalVolume, view: UInt8[np.ndarray, "d h w"], index: Int[np.ndarray, "*k"]
+) -> Float[np.ndarray, "*k dim"]:
+    """Features of the tokens `index` of `encoder`, which are encoded together, each once."""
+    recipe, order = encoder.recipe, np.unique(index)
+    values = tokens.extract_patches(view, recipe.tokens.patch_size, order)
+    patches = intensity.lookup_table(volume.tissue_mean, volume.tissue_std)[values]
+    whole = np.ones(len(order), np.float32)
+    selected = SelectedTokens(patches, token_positions(order, recipe), order, recipe.grid, whole)
+    features: Float[np.ndarray, "m dim"] = encoder.encode_tokens([selected])[0].features
+    return features[np.searchsorted(order, index)]
 
 
 def run_grid(choice: Choice, seed: int, work: Path) -> GridRun:
@@ -94,7 +128,19 @@ def run_grid(choice: Choice, seed: int, work: Path) -> GridRun:
         "same_tokens": read(of_same_tokens(encoder, packaged.recipe), cohorts_of(work, VALIDATION)),
         "own_tokens": read(of_encoder(encoder), cohorts_of(work, VALIDATION, encoder)),
     }
-    return GridRun(encoder.recipe.tokens.patch_size, seed, choice.updates, cpu_seconds, values)
+    return GridRun((encoder.recipe.tokens.patch_size,), seed, choice.updates, cpu_seconds, values)
+
+
+def run_two_scales(seed: int, work: Path) -> GridRun:
+    """Both encoders of `TWO_SCALES`, trained and read together; and the first one alone, as `one_of_them`."""
+    (small, first), (large, second) = (train(choice, seed, work) for choice in TWO_SCALES)
+    cohorts = cohorts_of(work, VALIDATION)
+    values = {
+        "same_tokens": read(of_two_scales(small, large), cohorts),
+        "one_of_them": read(of_encoder(small), cohorts),
+    }
+    patches = (small.recipe.tokens.patch_size, large.recipe.tokens.patch_size)
+    return GridRun(patches, seed, 2 * _HALF, round(first + second, 1), values)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -107,17 +153,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     present = next(choice for choice in CHOICES if choice.objective == TRUTH)
     before = run_choice(present, 0, options.work, VALIDATION)
     both = {"same_tokens": before.values, "own_tokens": before.values}
-    runs = [asdict(GridRun((4, 8, 8), 0, before.updates, before.cpu_seconds, both))]
-    for choice in GRIDS:
-        file = options.work / "read" / f"{choice.name}-0-grid.json"
+    runs = [asdict(GridRun(((4, 8, 8),), 0, before.updates, before.cpu_seconds, both))]
+    for choice in (*GRIDS, None):
+        file = options.work / "read" / f"{choice.name if choice else 'two_scales'}-0-grid.json"
         if not file.is_file():
-            write_json(file, asdict(run_grid(choice, 0, options.work)))
+            run = run_grid(choice, 0, options.work) if choice else run_two_scales(0, options.work)
+            write_json(file, asdict(run))
         runs.append(json.loads(file.read_text(encoding="utf-8")))
         write_json(options.out, runs)
     for run in runs:
         means = {f"{kind} {cohort}": _mean(row) for kind, rows in run["values"].items() for cohort, row in rows.items()}
         shown = "  ".join(f"{name} {value:.3f}" for name, value in means.items())
-        print(f"{'x'.join(map(str, run['patch']))}  {run['cpu_seconds']:.0f} s  {shown}")
+        patches = " and ".join("x".join(map(str, patch)) for patch in run["patches"])
+        print(f"{patches}  {run['cpu_seconds']:.0f} s  {shown}")
 
 
 def _mean(row: dict[str, dict[str, float]]) -> float:

@@ -207,7 +207,9 @@ def plot_objectives(records: Records, path: Path) -> None:
 
 
 def _plot_cohort(axes: Axes, records: Records, cohort: str) -> None:
-    runs = records.at(OBJECTIVES, COMMANDS[OBJECTIVES], "test")
+    runs = list(records.at(OBJECTIVES, COMMANDS[OBJECTIVES], "test"))
+    if records.has(OBJECTIVES, COMMANDS[OBJECTIVES], "hour"):
+        runs += records.at(OBJECTIVES, COMMANDS[OBJECTIVES], "hour")
     objectives = list(dict.fromkeys(run["objective"] for run in runs))
     for number, objective in enumerate(objectives):
         mine = [run for run in runs if run["objective"] == objective]
@@ -222,7 +224,7 @@ def _plot_cohort(axes: Axes, records: Records, cohort: str) -> None:
         value = records.measured(TOKENS, COMMANDS[TOKENS], *where, encoder, "with_drusen")
         hours = float(costs[encoder]["cpu_hours"])
         error = [[max(value.value - value.low, 0)], [max(value.high - value.value, 0)]]
-        color = f"C{number + len(objectives)}"
+        color = ("black", "0.35", "0.6")[number]
         axes.errorbar([hours], [value.value], error, fmt="*", ms=10, color=color, capsize=3, label=encoder)
     for name, style in _LINES.items():
         if not records.has(TOKENS, COMMANDS[TOKENS], *where, name):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from benchmarks.objectives import CHOICES
-from benchmarks.token_grids import GRIDS, children_of, of_same_tokens
+import torch
+from benchmarks.objectives import CHOICES, HOURS, recipe_of
+from benchmarks.spectral import SpectralMAE, log_amplitudes
+from benchmarks.token_grids import GRIDS, TWO_SCALES, children_of, of_same_tokens, of_two_scales
 
-from octjepa.encoders import load_encoder
+from octjepa.encoders import PretrainedEncoder, load_encoder
+from octjepa.model import VJEPA3D
+from octjepa.objectives.mae import MAE
 from octjepa.volume import CanonicalVolume
 from synthetic import volume
 
@@ -37,5 +41,33 @@ def test_the_mean_of_one_child_is_the_token_itself() -> None:
 
 
 def test_names_of_runs_are_unique() -> None:
-    names = [choice.name for choice in (*CHOICES, *GRIDS)]
+    names = [choice.name for choice in (*CHOICES, *HOURS.values(), *GRIDS, *TWO_SCALES)]
     assert len(set(names)) == len(names)
+
+
+def test_a_small_token_is_followed_by_the_large_one_around_it() -> None:
+    small, recipe = load_encoder("phantom-tiny"), recipe_of(TWO_SCALES[1], 0)
+    one: CanonicalVolume = volume(small.recipe.preprocessing, 1)
+    large = PretrainedEncoder(VJEPA3D.from_recipe(recipe).target_encoder, recipe, "large")
+    alone, both = small.encode_volumes([one])[0], of_two_scales(small, large)([one])[0]
+    width = alone.features.shape[1]
+    assert np.array_equal(both.grid_index, alone.grid_index)
+    assert both.features[:, :width] == pytest.approx(alone.features, abs=1e-4)
+    slices, depths, columns = np.unravel_index(alone.grid_index, small.recipe.grid)
+    parents = np.ravel_multi_index((slices, depths // 2, columns // 2), recipe.grid)
+    for parent in np.unique(parents):
+        of_parent = both.features[parents == parent, width:]
+        assert np.array_equal(of_parent, np.broadcast_to(of_parent[0], of_parent.shape))
+    assert len(np.unique(both.features[:, width:], axis=0)) == len(np.unique(parents))
+
+
+def test_the_spectral_loss_sees_a_missing_high_frequency() -> None:
+    generator = torch.Generator().manual_seed(0)
+    target = torch.randn(1, 5, 256, generator=generator)
+    smooth = target.unflatten(-1, (4, 8, 8)).mean(dim=-1, keepdim=True).expand(1, 5, 4, 8, 8).flatten(2)
+    shifted = target.unflatten(-1, (4, 8, 8)).roll(1, dims=-1).flatten(2)
+    assert log_amplitudes(shifted) == pytest.approx(log_amplitudes(target), abs=1e-4)
+    spectral, plain = SpectralMAE().loss, MAE().loss
+    assert spectral(target, target) == 0
+    assert spectral(shifted, target) == pytest.approx(float(plain(shifted, target)), abs=1e-4)
+    assert spectral(smooth, target) > 1.3 * plain(smooth, target)
