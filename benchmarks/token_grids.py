@@ -132,7 +132,7 @@ def run_grid(choice: Choice, seed: int, work: Path) -> GridRun:
 
 
 def run_two_scales(seed: int, work: Path) -> GridRun:
-    """Both encoders of `TWO_SCALES`, trained and read together; and the first one alone, as `one_of_them`."""
+    """Both encoders of `TWO_SCALES`, trained and read together; and the first one by itself, as `one_of_them`."""
     (small, first), (large, second) = (train(choice, seed, work) for choice in TWO_SCALES)
     cohorts = cohorts_of(work, VALIDATION)
     values = {
