@@ -6,10 +6,10 @@ then read on test eyes. The learning rate of `mae` is the best of `benchmarks.ab
 `vjepa_dense` have one setting, that of their parts, and one seed. `mae_spectral` has the setting of `mae`, and one seed
 (`benchmarks.spectral`). It goes on where it stopped. Take one core: `OMP_NUM_THREADS=1`.
 
-`--hour NAME...` trains `mae`, `vjepa` or `truth` for about one CPU-hour instead, with seed 0 and the setting that was
-best in minutes. Its results go to the same file, as `hour`, and the other results there are kept.
+`--longer NAME...` trains `mae`, `vjepa` or `truth` for about half a CPU-hour instead, with seed 0 and the setting that
+was best in minutes. Its results go to the same file, as `longer`, and the other results there are kept.
 
-Objectives without labels learn from a store of 400 randomised volumes, those of an hour from 1,200. The objective
+Objectives without labels learn from a store of 400 randomised volumes, those of longer runs from 1,200. The objective
 `truth` draws new volumes of the same ranges, and drawing them is part of its time. A combination takes a batch of each
 in every update (`octjepa.tasks.truth.unlabelled`). `noise2noise` is left out: a randomised volume is drawn on the grid
 of the encoder, so it has no B-scans between its slices, and no halves.
@@ -62,7 +62,7 @@ from octjepa.tasks.truth.volumes import draw_volume
 from octjepa.train.loop import pretrain
 from octjepa.volume import OCTVolume
 
-STORED_VOLUMES, STORED_VOLUMES_OF_AN_HOUR, STORED_SEED = 400, 1200, 31_001
+STORED_VOLUMES, MORE_STORED_VOLUMES, STORED_SEED = 400, 1200, 31_001
 TRUTH = "truth"
 EXAM_PATCH = (4, 8, 8)  # voxels; finer tokens are more tokens, for the same share of a volume
 VALIDATION, TEST = 0, 1  # seeds of the cohorts, added to those of benchmarks.phantom_tokens
@@ -144,14 +144,14 @@ CHOICES = (
         is_only_one=True,
     ),
 )
-_UPDATES_OF_AN_HOUR = {"vjepa": 2500, "mae": 4800, "truth": 1500}
-HOURS = {
+_MORE_UPDATES = {"vjepa": 1200, "mae": 2100, "truth": 850}
+LONGER = {
     choice.objective: replace(
         choice,
-        setting=f"{choice.setting} for an hour",
-        updates=_UPDATES_OF_AN_HOUR[choice.objective],
+        setting=f"{choice.setting} for half an hour",
+        updates=_MORE_UPDATES[choice.objective],
         seeds=(0,),
-        stored=STORED_VOLUMES_OF_AN_HOUR,
+        stored=MORE_STORED_VOLUMES,
     )
     for choice in (CHOICES[0], CHOICES[1], CHOICES[5])
 }
@@ -280,15 +280,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder of cohorts, store and runs")
     parser.add_argument("--out", type=Path, required=True, help="JSON file of the results")
-    parser.add_argument("--hour", nargs="+", choices=sorted(HOURS), help="train these for an hour instead")
+    parser.add_argument("--hour", nargs="+", choices=sorted(HOURS), help="train these for longer instead")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     kept = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
-    if options.hour:
-        hours = [run_choice(HOURS[name], 0, options.work, TEST) for name in options.hour]
-        others = [run for run in kept.get("hour", []) if run["objective"] not in options.hour]
-        write_json(options.out, kept | {"hour": [*others, *map(asdict, hours)]})
-        _print("hour", hours)
+    if options.longer:
+        longer = [run_choice(LONGER[name], 0, options.work, TEST) for name in options.longer]
+        others = [run for run in kept.get("longer", []) if run["objective"] not in options.longer]
+        write_json(options.out, kept | {"longer": [*others, *map(asdict, longer)]})
+        _print("longer", longer)
         return
     candidates = [choice for choice in CHOICES if not choice.is_only_one]
     validated = [run_choice(choice, 0, options.work, VALIDATION) for choice in candidates]

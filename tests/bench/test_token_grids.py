@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from benchmarks.objectives import CHOICES, HOURS, recipe_of
+from benchmarks.objectives import CHOICES, LONGER, recipe_of
 from benchmarks.spectral import SpectralMAE, log_amplitudes
 from benchmarks.token_grids import GRIDS, TWO_SCALES, children_of, of_same_tokens, of_two_scales
 
@@ -41,7 +41,7 @@ def test_the_mean_of_one_child_is_the_token_itself() -> None:
 
 
 def test_names_of_runs_are_unique() -> None:
-    names = [choice.name for choice in (*CHOICES, *HOURS.values(), *GRIDS, *TWO_SCALES)]
+    names = [choice.name for choice in (*CHOICES, *LONGER.values(), *GRIDS, *TWO_SCALES)]
     assert len(set(names)) == len(names)
 
 
