@@ -280,7 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder of cohorts, store and runs")
     parser.add_argument("--out", type=Path, required=True, help="JSON file of the results")
-    parser.add_argument("--hour", nargs="+", choices=sorted(HOURS), help="train these for longer instead")
+    parser.add_argument("--longer", nargs="+", choices=sorted(LONGER), help="train these for longer instead")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     kept = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
