@@ -64,7 +64,7 @@ def without_paths(metadata: dict[str, str]) -> dict[str, str]:
     """The weights' metadata without the places where the run found other weights, which are on one machine alone."""
     about = json.loads(metadata["octjepa"])
     about["recipe"]["model"]["warm_start"] = None
-    about["recipe"]["objective"].pop("teacher", None)  # which a recipe without one does not have
+    about["recipe"]["objective"]["teacher"] = None
     return {**metadata, "octjepa": json.dumps(about)}
 
 

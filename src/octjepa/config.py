@@ -186,49 +186,17 @@ def load_recipe(name_or_path: str | Path, overrides: Iterable[str] = ()) -> Reci
 
 
 def stored_recipe(data: dict[str, Any], where: str) -> Recipe:
-    """The recipe that a checkpoint, an exported encoder or a run folder of this or an earlier version holds.
+    """The recipe that a checkpoint, an exported encoder or a run folder holds. It states every key.
 
     Raises RecipeError listing every fault at once.
     """
     try:
-        return PRETRAINING.read(with_earlier_defaults(data), where)
+        return PRETRAINING.read(data, where)
     except RecipeError as error:
         raise RecipeError(
             f"{error}\nThis octjepa ({version('octjepa')}) never stored such a recipe: if it was not edited, use the "
             "octjepa that did; the run.json of a run names its version"
         ) from None
-
-
-# section -> key -> what every run did before that key existed
-_BEFORE: dict[str, dict[str, Any]] = {
-    "checkpoint": {"export": "target"},
-    "data": {"exclude_notes": ()},
-    "model": {"stem": "linear"},
-}
-
-
-def with_earlier_defaults(stored: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a recipe that an earlier version stored, with the keys that it lacks and that decide its result today.
-
-    A stored recipe holds every key of the version that wrote it. A key that it lacks did not exist then, and what it
-    decides was done in one way, which need not be today's default.
-    """
-    recipe: dict[str, Any] = {name: dict(value) if isinstance(value, dict) else value for name, value in stored.items()}
-    if not all(isinstance(recipe.get(name, {}), dict) for name in (*_BEFORE, "objective")):
-        return recipe  # no version stored such a one: validation names the section
-    first = "stem" not in stored.get("model", {})
-    for section, defaults in _BEFORE.items():
-        recipe[section] = {**defaults, **recipe.get(section, {})}
-    if isinstance(recipe.get("machine"), dict):
-        recipe["machine"].pop("overlap", None)  # gradients were summed during the backward pass, with the same result
-    if first:  # the versions without a choice of stems
-        if recipe["model"].get("positions") != "sincos":
-            recipe["model"].setdefault("rope_base", 10_000.0)
-        if recipe.get("objective", {}).get("name") == "mae":
-            recipe["objective"]["name"] = "mae_patch_norm"
-    if recipe.get("objective", {}).get("name") == "vjepa_dense":
-        recipe["objective"].setdefault("visible_warmup", 0.0)
-    return recipe
 
 
 def load_run_recipe(path: Path) -> Recipe:

@@ -156,14 +156,6 @@ def test_an_index_without_labels_and_hashes_is_read(tmp_path: Path) -> None:
     assert (read.provenance_depth, decode_labels(read.labels), read.chunk_hash) == ("header", {}, "")
 
 
-def test_a_stored_recipe_may_hold_a_key_that_no_longer_decides_anything() -> None:
-    """`machine.overlap` only said when gradients are summed, and is in the recipes of exported encoders."""
-    recipe = small_recipe()
-    stored = recipe.model_dump(mode="json")
-    stored["machine"]["overlap"] = True
-    assert stored_recipe(stored, "of the test") == recipe
-
-
 def test_a_stored_recipe_with_a_key_of_another_version_names_the_way_out() -> None:
     stored = small_recipe().model_dump(mode="json")
     stored["model"]["recurrence"] = 2

@@ -12,7 +12,7 @@ import torch
 
 import octjepa
 from octjepa.checkpoint.warm_start import warm_start
-from octjepa.config import load_recipe, stored_recipe
+from octjepa.config import load_recipe
 from octjepa.errors import WrongCheckpointError
 from octjepa.model import VJEPA3D
 from octjepa.shipped import shipped, shipped_names
@@ -48,19 +48,6 @@ def test_it_is_loaded_by_name_and_gives_features(name: str) -> None:
     assert all(value > 0.1 for value in spread)
     assert not np.allclose(vector, untrained.embed(eye))
     assert len(encoder.trained_on) > 100
-
-
-def test_a_recipe_from_before_there_was_a_choice_keeps_its_meaning() -> None:
-    """Early checkpoints name neither stem nor base: today's defaults must not replace what they were trained with."""
-    stored = load_recipe("tiny_cpu").model_dump(mode="json")
-    del stored["model"]["rope_base"], stored["model"]["stem"]
-    recipe = stored_recipe(stored, "of the test")
-    assert recipe.rope == 10_000.0
-    assert recipe.model.stem == "linear"
-    stored["objective"]["name"] = "mae"  # then it normalised each patch
-    assert stored_recipe(stored, "of the test").objective.name == "mae_patch_norm"
-    stored["model"]["positions"] = "sincos"
-    assert stored_recipe(stored, "of the test").model.rope_base is None
 
 
 def test_a_run_starts_from_it() -> None:
