@@ -35,7 +35,7 @@ from octjepa.distributed.signals import stop_request
 from octjepa.errors import OctjepaError
 from octjepa.files import write_atomic
 from octjepa.keys import key
-from octjepa.model.boundary_unet import BoundaryUNet, NetworkSize, segmentation_loss
+from octjepa.model.boundary_unet import BoundaryUNet, segmentation_loss
 from octjepa.phantom.scene_stream import SceneStream
 from octjepa.tasks.segmenter.image_formation import Draws, form_batch
 from octjepa.tasks.segmenter.scene_pool import ScenePool
@@ -124,14 +124,13 @@ class Trainer:
         checkpoints: Path,
         device: torch.device,
         init: Path | None = None,
-        size: NetworkSize | None = None,
     ) -> None:
         torch.manual_seed(settings.seed)
         self.settings, self.out, self.device = settings, out, device
         self.runtime = Runtime("bf16")
         self.runtime.device = device
         self.checkpoint = checkpoints / _CHECKPOINT
-        self.network = BoundaryUNet(size).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.network = BoundaryUNet().to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.earlier: dict[str, object] = {}
         if init is not None:
             record = init.with_suffix(".json")  # how the weights to start from were trained
