@@ -4,7 +4,7 @@ In: an `OCTVolume` and the network's eight boundaries. Out: the same boundaries 
 surface finder (`octjepa.canonical.surfaces`), which is run on the scan's own samples. `Segmenter.segment` calls it.
 
 Reason: the surface finder is closer to the graders. On five real eyes with macular oedema its mean absolute error is
-4.3 um (ILM) and 4.7 um (Bruch's membrane), that of the network 5.5 and 5.7 um, and the graders differ by 5.5 and
+4.3 um (ILM) and 4.7 um (Bruch's membrane), that of the network 4.9 and 5.2 um, and the graders differ by 5.5 and
 5.3 um (docs/real). The mean of both methods is worse than the finder. Over drusen the finder follows the raised RPE
 instead of Bruch's membrane: in one eye with drusen the thickness of a sector was 39 um below that of the device.
 The network's Bruch's membrane is therefore taken where the finder's is over 25 um above it. Then no sector of the two
