@@ -228,7 +228,7 @@ def convert(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Writes scans in another format, without loss. Each file is read back and compared with its scan."""
+    """Writes scans as octjepa reads them in another format. Each file is read back and compared with its scan."""
     from octjepa.convert.scans import convert_sources
     from octjepa.read.reader import parse_spacing
 
