@@ -20,7 +20,14 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 OWN_CODE = [*SOURCES, *TESTS]
-PARTS_OF_BENCHMARKS = {"__main__", "marked_tables", "performance_aims", "phantom_measures", "segmenter_features", "spectral"}
+PARTS_OF_BENCHMARKS = {
+    "__main__",
+    "marked_tables",
+    "performance_aims",
+    "phantom_measures",
+    "segmenter_features",
+    "spectral",
+}
 
 
 def name_of(path: Path) -> str:
