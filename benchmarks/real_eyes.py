@@ -6,9 +6,9 @@ with its best, median and worst B-scan, and results.json (of docs/real: into ben
 computed with the same weights are taken from build/real, so an interrupted call goes on. Without the shared data it
 says so and ends with exit code 0.
 
-These are results on development eyes; the page says what was chosen with them in view. The B-scans of the Duke eyes are a sparse
-sample, so each is taken alone. Graders place the edges of the ellipsoid zone and of the RPE according to a definition
-of their own; "shifted" subtracts from these two boundaries a constant that is measured on the other eyes.
+These are results on development eyes; the page says what was chosen with them in view. The B-scans of the Duke eyes
+are a sparse sample, so each is taken alone. Graders place the edges of the ellipsoid zone and of the RPE according to
+a definition of their own; "shifted" subtracts from these two boundaries a constant that is measured on the other eyes.
 """
 
 from __future__ import annotations
