@@ -45,8 +45,8 @@ _log = logging.getLogger(__name__)
 class SpikeGuard:
     """Decides which updates are skipped, and when there were too many of them in a row.
 
-    An update is skipped by all ranks alike (`octjepa.train.engine.take_step`) when its loss or gradient is not finite, or
-    its gradient norm is above `limit(update)`: `spike_factor` times the median of the healthy updates before. After
+    An update is skipped by all ranks alike (`octjepa.train.engine.take_step`) when its loss or gradient is not finite,
+    or its gradient norm is above `limit(update)`: `spike_factor` times the median of the healthy updates before. After
     `SKIPPED_IN_A_ROW` of them the run returns to its last checkpoint and leaves their volumes out from there on.
     `skipped` are the updates skipped since the last healthy one.
     """
