@@ -1,10 +1,10 @@
 """The segmentation network as an encoder: what it knows of each token, on the volumes of any store.
 
 The network was trained to find layers and fluid in randomised phantoms (`octjepa.tasks.segmenter.train`). A token's
-features are the means and maxima of its last feature maps and class probabilities over the token, and the distances of
-the token from eight boundaries. On synthetic eyes these tell more of lesions than the tokens of the pretrained
-3D encoders; on real eyes neither is clearly better (docs/decisions/0010-segmentation-network-as-encoder.md). The network is fully convolutional, so volumes of
-any spacing are resampled to its own and read by it.
+features are the means and maxima of its last feature maps and class probabilities over the token, and the distances
+of the token from eight boundaries. On synthetic eyes these tell more of lesions than the tokens of the pretrained 3D
+encoders; on real eyes neither is clearly better (docs/decisions/0010-segmentation-network-as-encoder.md). The network
+is fully convolutional, so volumes of any spacing are resampled to its own and read by it.
 """
 
 from __future__ import annotations
