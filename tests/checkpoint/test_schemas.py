@@ -119,22 +119,14 @@ def test_embeddings_of_another_schema_name_the_way_out(
         table.read_embeddings(path)
 
 
-def test_the_first_embeddings_named_neither_schema_nor_weights(
-    tmp_path: Path, cohort: Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
+@pytest.mark.parametrize("fact", ["schema", "weights", "tokens", "pools", "leaked", "store"])
+def test_embeddings_that_do_not_state_a_fact_are_refused(
+    tmp_path: Path, cohort: Callable[..., tuple[pd.DataFrame, pd.DataFrame]], fact: str
 ) -> None:
-    path = table.write_embeddings(
-        tmp_path / "e.parquet",
-        cohort(people=3)[0],
-        table.TableFacts(16, "octjepa", "abc", weights="ab12", tokens="tissue"),
-    )
-    written = table.read_embeddings(path)
-    assert (written.weights, written.tokens) == ("ab12", "tissue")
-    rewrite_table(
-        path, {f"octjepa.{name}".encode(): None for name in ("schema", "weights", "tokens", "pools", "leaked")}
-    )
-    first = table.read_embeddings(path)
-    assert (first.weights, first.tokens, first.pools, first.leaked) == ("", "budget", ("mean_std_max",), 0)
-    assert (first.vector == written.vector).all()
+    path = table.write_embeddings(tmp_path / "e.parquet", cohort(people=3)[0], table.TableFacts(16, "octjepa", "abc"))
+    rewrite_table(path, {f"octjepa.{fact}".encode(): None})
+    with pytest.raises(UsageError, match=rf"lacks the parquet metadata octjepa\.{fact}: "):
+        table.read_embeddings(path)
 
 
 def rewrite_table(path: Path, change: dict[bytes, bytes | None]) -> None:

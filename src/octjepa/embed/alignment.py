@@ -51,11 +51,6 @@ def align_tables(embeddings: Sequence[Embeddings], findings: Findings) -> list[E
                 f"{table.encoder} and {first.encoder} saw differently preprocessed volumes (contracts "
                 f"{table.contract[:12]} and {first.contract[:12]}): the comparison holds that difference too"
             )
-        if (table.tokens == "budget") != (first.tokens == "budget"):
-            findings.add_note(
-                f"{table.encoder} read the tokens {table.tokens!r} of a volume and {first.encoder} {first.tokens!r}: "
-                "the comparison holds that difference too; embed the older table again"
-            )
     return tables
 
 

@@ -32,16 +32,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 KEY_COLUMNS = ("person_id", "eye", "volume_id", "content_hash", "device", "split", "age", "clinical_site")
 FEATURE_COLUMNS = ("vector", "untrained", "histogram")
-# Features without poolings; older tables, and those of other encoders, have no intensity.
+# Features without poolings; tables of other encoders have no intensity.
 UNPOOLED = ("histogram", "intensity")
 _BLOCKS = tuple(dict.fromkeys((*FEATURE_COLUMNS, *UNPOOLED)))
-# Used to aggregate several volumes; older tables have neither: no visit and no quality are known then.
+# Used to aggregate several volumes; unknown if a frame to write has none.
 OPTIONAL_COLUMNS = ("visit", "quality")
 NUMERIC_COLUMNS = ("age", "quality")
 SPLITS = ("train", "val", "test")
-# All that hold tissue; the whole grid; as many as `tokens.budget` of the recipe has (older tables).
-TOKENS = ("tissue", "all", "budget")
-SCHEMA = 1  # of the table; one that names none is of the first
+TOKENS = ("tissue", "all")  # all that hold tissue; the whole grid
+SCHEMA = 1  # of the table
 _METADATA = ("dim", "encoder", "contract", "leaked", "pools", "weights", "tokens", "store")
 
 
@@ -67,9 +66,9 @@ class Embeddings:
     SPLITS or ""; quality 0..1. vector, untrained: float32 [volumes, features], the poolings `pools` one after the
     other. histogram: float32 [volumes, bins]. dim: the encoder's width. encoder: its name in results. contract: hash of
     the preprocessing contract. leaked: number of people of val and test the encoder was pretrained on. weights: hash of
-    the encoder's weights, "" in older tables. intensity: float32 [volumes, statistics of regions]. tokens: which of a
+    the encoder's weights, "" if it has none. intensity: float32 [volumes, statistics of regions]. tokens: which of a
     volume's tokens the encoder read, one of TOKENS. store: path of the store relative to the table's folder, "" of one
-    in a bucket and in older tables.
+    in a bucket.
     """
 
     frame: pd.DataFrame
@@ -230,17 +229,17 @@ def read_embeddings(path: str | Path) -> Embeddings:
     except (ValueError, OSError) as error:
         raise UsageError(f"{path} is not a readable parquet file ({str(error).splitlines()[0]})") from None
     metadata = {key.decode(): value.decode() for key, value in (content.schema.metadata or {}).items()}
-    schema = int(metadata.get("octjepa.schema", 1))
+    schema = int(metadata.get("octjepa.schema", SCHEMA))  # a table without one is refused below
     if schema != SCHEMA:
         way_out = "update octjepa" if schema > SCHEMA else "run octjepa embed again"
         raise UsageError(f"{path} has schema {schema}, this octjepa reads {SCHEMA}: {way_out}")
-    missing = [name for name in (*KEY_COLUMNS, *FEATURE_COLUMNS) if name not in content.column_names]
+    keys = [*KEY_COLUMNS, *OPTIONAL_COLUMNS]
+    missing = [name for name in (*keys, *FEATURE_COLUMNS) if name not in content.column_names]
     if missing:
         raise UsageError(f"{path} lacks the column(s) {', '.join(missing)}: it is not a table of octjepa embed")
-    missing = [name for name in ("octjepa.dim", "octjepa.encoder", "octjepa.contract") if name not in metadata]
+    missing = [name for name in (f"octjepa.{fact}" for fact in (*_METADATA, "schema")) if name not in metadata]
     if missing:
         raise UsageError(f"{path} lacks the parquet metadata {', '.join(missing)}: it is not a table of octjepa embed")
-    keys = [name for name in (*KEY_COLUMNS, *OPTIONAL_COLUMNS) if name in content.column_names]
     blocks: dict[str, Any] = {
         name: _matrix(content.column(name), f"{path}: {name}") for name in _BLOCKS if name in content.column_names
     }
@@ -250,11 +249,11 @@ def read_embeddings(path: str | Path) -> Embeddings:
         dim=int(metadata["octjepa.dim"]),
         encoder=metadata["octjepa.encoder"],
         contract=metadata["octjepa.contract"],
-        leaked=int(metadata.get("octjepa.leaked", 0)),
-        pools=tuple(metadata.get("octjepa.pools", "mean_std_max").split(",")),
-        weights=metadata.get("octjepa.weights", ""),
-        tokens=metadata.get("octjepa.tokens", "budget"),
-        store=metadata.get("octjepa.store", ""),
+        leaked=int(metadata["octjepa.leaked"]),
+        pools=tuple(metadata["octjepa.pools"].split(",")),
+        weights=metadata["octjepa.weights"],
+        tokens=metadata["octjepa.tokens"],
+        store=metadata["octjepa.store"],
     )
 
 
