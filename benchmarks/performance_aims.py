@@ -77,7 +77,7 @@ AIMS = (
         at_most=True,
         reason="by default a run on a CPU makes its samples itself, and that counts as waiting; a loader process takes "
         "a core from the arithmetic: updates on two idle cores took 0.20 to 0.21 s with it, 0.18 to 0.19 without "
-        "([training](../training.md#data-loading), 2026-11-22)",
+        "(2026-11-22)",
     ),
     Aim(
         "ingest of full-size scans 3 times as fast as MONAI's pipeline, in every transfer syntax",
