@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.adapt_phantoms import WAYS
 from benchmarks.real_eyes import SHARED, USUAL_WAY, development_eyes
 
 import octjepa
@@ -29,12 +28,14 @@ from octjepa.tasks.segmenter.adapt import (
     adapted_calibration,
     labelled_samples,
     split_samples,
+    train,
 )
 from octjepa.tasks.segmenter.evaluation import pooled_score, score_eye
 from octjepa.tasks.segmenter.inference import Segmenter, load_segmenter
 from octjepa.volume import OCTVolume
 
 _EYES = 5
+WAYS = {"all weights": 1.0, USUAL_WAY: AdaptSettings.adapted_share}  # share of the learned weights in the result
 CHOSEN = {1: (5,), 3: (2, 5, 8), 5: (1, 3, 5, 7, 9), 11: tuple(range(11))}
 _BACKGROUND_OR_SUB_RPE = 0b1001  # the graders marked fluid, not sub-RPE material
 
@@ -63,7 +64,7 @@ def _line(
     training, held_out = split_samples(labelled_samples(learned.labelled(CHOSEN[count])))
     torch.manual_seed(settings.seed)
     network = packaged.network if start == "packaged" else BoundaryUNet(NetworkSize())
-    trained = WAYS[way].train(network, training, held_out, settings)
+    trained = train(network, training, held_out, replace(settings, adapted_share=WAYS[way]))
     segmenter = Segmenter(trained.network, adapted_calibration(packaged.calibration, trained.step > 0))
     others = [eye for eye in eyes if eye is not learned]
     scores = [score_eye(segmenter.segment(eye.volume), eye.layers, eye.fluid) for eye in others]

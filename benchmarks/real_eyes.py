@@ -44,7 +44,7 @@ PAGES = ROOT / "docs" / "real"
 RECORDS = ROOT / "benchmarks" / "records" / "real"
 METHOD = 2  # changes whenever the same weights give other numbers
 PICTURED = "01"  # the eye of the picture in README.md and docs/segment.md
-USUAL_WAY = "half of the weights"  # in benchmarks/adapt_phantoms.py; what `octjepa segment adapt` does
+USUAL_WAY = "half of the weights"  # what `octjepa segment adapt` does; decision 0011 has the other ways
 _ALL_BSCANS = 11
 BINS = 2048  # of the scores of voxels, over which average precision is pooled
 SOURCE = (
@@ -385,7 +385,8 @@ def _adaptation(results: dict[str, Any]) -> list[str]:
         *(f"| {row['bscans']} | {row['start']} | {_scores(row)} |" for row in usual),
         "",
         "The result is the mean of the learned weights and those of the packaged network. This way was chosen on",
-        "phantom scanners (`python -m benchmarks.adapt_phantoms`). All ways, learned from eleven B-scans:",
+        "phantom scanners ([decision 0011](../decisions/0011-training-of-the-segmentation-network.md)).",
+        "Both ways, learned from eleven B-scans:",
         "",
         "| way | mean of eight boundaries, um | fluid Dice | average precision | CPU-seconds |",
         "|---|---|---|---|---|",

@@ -349,11 +349,9 @@ def train(
     held_out: Sequence[Sample],
     settings: AdaptSettings,
     say: Callable[[str], None] = lambda text: None,
-    task_class: type[AdaptTask] = AdaptTask,
 ) -> Trained:
     """Trains a copy of `network` with the supervised loop of the training engine.
 
-    `task_class` says what a step learns; `benchmarks/adapt_phantoms.py` compares several.
     Raises OctjepaError: too many steps in a row had a gradient that is not finite.
     """
     torch.manual_seed(settings.seed)
@@ -364,7 +362,7 @@ def train(
         copied.parameters(), runtime.device, lr=settings.learning_rate, weight_decay=settings.weight_decay
     )
     learner = Learner("adaptation", copied, optimizer, settings.steps(len(training)))
-    task = task_class(learner, (training, held_out), settings, runtime, say)
+    task = AdaptTask(learner, (training, held_out), settings, runtime, say)
     (loss,) = task.validate([learner])
     if loss is not None:
         learner.follow_validation(0, loss)  # the packaged network may be the best one
