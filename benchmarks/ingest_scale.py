@@ -96,6 +96,7 @@ def tiny_volume(source: SourceFile, store: Path, **_: object) -> PreparedVolume:
         source=source.name,
         device="topcon_maestro2",
         pattern="raster",
+        personal="",
         notes="",
         split="",
         file=source.name,

@@ -131,9 +131,7 @@ def test_a_store_of_an_older_canonicalisation_says_so(tiny: Path, tmp_path: Path
     build_store([tiny], path, PREPROCESSING)
     about = json.loads((path / "store.json").read_text())
     assert about["canonical_version"] == CANONICAL_VERSION == Store.open(path).describe().canonical_version
-    unsaid = {name: value for name, value in about.items() if name != "canonical_version"}
-    for number, older in ((CANONICAL_VERSION - 1, {**about, "canonical_version": CANONICAL_VERSION - 1}), (0, unsaid)):
-        (path / "store.json").write_text(json.dumps(older))
-        with pytest.raises(ContractError, match=f"made by canonicalisation {number}, .*new --store"):
-            build_store([tiny], path, PREPROCESSING)
-        assert len(Store.open(path).table) == 10  # reading it continues
+    (path / "store.json").write_text(json.dumps({**about, "canonical_version": CANONICAL_VERSION - 1}))
+    with pytest.raises(ContractError, match=f"made by canonicalisation {CANONICAL_VERSION - 1}, .*new --store"):
+        build_store([tiny], path, PREPROCESSING)
+    assert len(Store.open(path).table) == 10  # reading it continues

@@ -60,7 +60,7 @@ def test_plan_reports_what_the_cohort_loses_and_what_would_hold_it(tmp_path: Pat
     wide = {"native_w": 1000, "outside_slice": 0.0, "outside_depth": 0.0, "outside_column": 0.5}  # 12 mm
     high = {"outside_slice": 0.0, "outside_depth": 0.02, "outside_column": 0.0}
     rows = [index_entry(number, split="train", **(wide if number < 6 else high)) for number in range(8)]
-    store = store_of(tmp_path / "store", [*rows, index_entry(9, split="train")])  # the last from an older store
+    store = store_of(tmp_path / "store", [*rows, index_entry(9, split="train")])  # the last was not measured
     coverage = cohort_coverage(store.table, [row["volume_id"] for row in rows], Preprocessing())
     assert coverage is not None
     assert coverage.column == pytest.approx(6 * 0.5 / 8)

@@ -31,7 +31,15 @@ FIRST, SECOND = {"glaucoma": 1.0, "age": 61.5, "eye": "x"}, {"glaucoma": 0.0, "s
 
 def entry(volume_id: str, person_id: str, eye: str, labels: str = "") -> IndexEntry:
     return IndexEntry(
-        volume_id=volume_id, content_hash="", person_id=person_id, eye=eye, labels=labels, notes="", split="", file="x"
+        volume_id=volume_id,
+        content_hash="",
+        person_id=person_id,
+        eye=eye,
+        personal="",
+        labels=labels,
+        notes="",
+        split="",
+        file="x",
     )
 
 
@@ -63,7 +71,6 @@ def test_columns_that_a_table_lacks_are_empty_and_missing_cells_too() -> None:
     table = pd.DataFrame([{"volume_id": "a", "file": "x", "labels": np.nan, "site": None, "native_d": 5, "more": 1}])
     (read,) = entries_of(table)
     assert (read.volume_id, read.shape, read.labels, read.site, read.mirrored) == ("a", (5, 0, 0), "", "", False)
-    assert read.personal is None  # unknown, which is not the same as none
     assert math.isnan(read.quality)
     assert (read.key, read.stated_spacing_mm) == ("x", None)
 

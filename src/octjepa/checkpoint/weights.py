@@ -124,7 +124,7 @@ def _read_file(path: Location) -> tuple[Recipe, dict[str, torch.Tensor], dict[st
             except CheckpointError as error:
                 raise ValueError(str(error)) from None
         metadata = parse_json_object(stored["octjepa"])
-        check_schema(int(metadata.get("schema", 1)), str(path))  # the first exports did not record it
+        check_schema(int(metadata["schema"]), str(path))
         return stored_recipe(metadata["recipe"], f"of {path}"), weights, metadata
     except (KeyError, ValueError, TypeError, OSError, OverflowError):
         raise CheckpointError(f"{path} is not a weights file of octjepa, or it is damaged") from None

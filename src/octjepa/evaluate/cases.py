@@ -166,9 +166,7 @@ def _joined_notes(
 ) -> tuple[str, ...]:
     """Notes on volumes that the rule leaves out, and on cases that join several visits."""
     notes = []
-    names = (
-        frame["visit"].to_numpy() if "visit" in frame else np.full(len(frame), "")
-    )  # a frame in memory may have none
+    names = frame["visit"].to_numpy() if "visit" in frame else np.full(len(frame), "")
     used = np.concatenate(members) if members else np.array([], dtype=int)
     if left_out := len(in_split) - len(used):
         others = np.setdiff1d(in_split, used)

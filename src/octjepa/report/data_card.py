@@ -223,8 +223,6 @@ def _labels(store: Store) -> str:
 
 
 def _personal(store: Store) -> str:
-    if store.table["personal"].isna().all():
-        return "Not recorded: this store is older than the search for it. Run `octjepa inspect FOLDER` on the source."
     fields = store.describe().personal_data
     if not fields:
         return "No field of personal data was found in the files that are in it."

@@ -63,7 +63,7 @@ def read_contract(store: Path) -> StoreContract:
                 "ingest the scans again into a new --store folder, or use the octjepa that wrote it"
             )
         preprocessing = Preprocessing.model_validate(content["contract"])
-        version = int(content.get("canonical_version", 0))  # the first stores did not record it
+        version = int(content["canonical_version"])
         bscan_slices = int(content.get("bscan_slices", 0))
         if not 0 <= bscan_slices <= preprocessing.image_size[0]:
             raise ValueError(f"bscan_slices is {bscan_slices}")

@@ -318,7 +318,7 @@ class Store:
         return self.storage.has_chunk(volume_id) if part is None else self.storage.has_shard(part.shard)
 
     def _check_hash(self, volume_id: str, name: str, expected: object, files: Mapping[str, ChunkFile]) -> None:
-        """Raises ChangedVolume where a chunk differs from what was written; entries of the first stores have no hash.
+        """Raises ChangedVolume where a chunk differs from what was written. An entry without a hash is not checked.
 
         `name` is the location of the chunk for the message.
         """

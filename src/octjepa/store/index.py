@@ -37,8 +37,8 @@ class IndexEntry(Record):
     """The entry of one volume: a row of `volumes.parquet`, whose columns are these fields in this order.
 
     Lists of codes (`notes`, `uncertain`, `personal`) have the stored form of `octjepa.notes`, `labels` that of
-    `encode_labels`. Fields with a default are absent from the entries of earlier stores. `personal` is None if no
-    version of octjepa has searched the file for personal data.
+    `encode_labels`. A table or a line of the journal may lack fields with a default. `personal` has none, so that a
+    store without it is not taken for one whose files hold no personal data.
     """
 
     volume_id: str
@@ -55,7 +55,7 @@ class IndexEntry(Record):
     visit: str = ""
     site: str = ""
     format: str = ""
-    personal: str | None = None
+    personal: str
     enface_hash: str = ""
     labels: str = ""
     native_d: int = 0
@@ -182,7 +182,6 @@ def _or(default: Any, value: Any) -> Any:
 # The value of a cell by the type of its field.
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "str": lambda value: str(_or("", value)),
-    "str | None": lambda value: _or(None, value),
     "int": lambda value: _or(0, value),
     "float": lambda value: _or(math.nan, value),
     "bool": lambda value: str(value) == "True",
