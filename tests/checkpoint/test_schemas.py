@@ -148,6 +148,13 @@ def test_an_index_without_labels_and_hashes_is_read(tmp_path: Path) -> None:
     assert (read.provenance_depth, decode_labels(read.labels), read.chunk_hash) == ("header", {}, "")
 
 
+def test_an_index_that_does_not_say_which_personal_data_the_files_hold_is_refused(tmp_path: Path) -> None:
+    pd.DataFrame([index_entry(0)]).drop(columns="personal").to_parquet(tmp_path / "volumes.parquet")
+    (tmp_path / "store.json").write_text(contract_text(small_recipe().preprocessing))
+    with pytest.raises(UsageError, match="column 'personal' is absent"):
+        _ = Store.open(tmp_path).table
+
+
 def test_a_stored_recipe_with_a_key_of_another_version_names_the_way_out() -> None:
     stored = small_recipe().model_dump(mode="json")
     stored["model"]["recurrence"] = 2

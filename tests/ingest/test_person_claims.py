@@ -18,16 +18,8 @@ from shaped_eye import shaped_eye
 
 
 def _entry(person_id: str, device: str = "unknown", site: str = "") -> IndexEntry:
-    ids = {
-        "volume_id": "a",
-        "content_hash": "a",
-        "eye": "OD",
-        "notes": "",
-        "split": "",
-        "file": "a.dcm",
-        "personal": "",
-    }
-    return IndexEntry(person_id=person_id, device=device, site=site, **ids)
+    ids = {"volume_id": "a", "content_hash": "a", "eye": "OD", "notes": "", "split": "", "file": "a.dcm"}
+    return IndexEntry(person_id=person_id, device=device, site=site, personal="", **ids)
 
 
 @pytest.mark.parametrize(

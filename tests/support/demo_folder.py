@@ -47,6 +47,7 @@ def row_of(number: int, split: str) -> dict[str, Any]:
         "pattern": "raster",
         "sop_instance_uid": f"1.2.{number}",
         "source": EVIL if number == 0 else f"eyes/{number:02d}.dcm",
+        "personal": "",
         "native_d": 24,
         "native_h": 184,
         "native_w": 160,
