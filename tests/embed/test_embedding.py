@@ -39,7 +39,7 @@ def weights_file(path: Path, trained_on: list[str], seed: int = 7) -> Path:
     recipe = small_recipe()
     torch.manual_seed(seed)
     weights = VJEPA3D.from_recipe(recipe).target_encoder.state_dict()
-    about = {"recipe": recipe.model_dump(mode="json"), "trained_on": trained_on}
+    about = {"schema": 1, "recipe": recipe.model_dump(mode="json"), "trained_on": trained_on}
     tensors = {f"target_encoder.{name}": value for name, value in weights.items()}
     save_file(tensors, path, {"octjepa": json.dumps(about)})
     return path
@@ -330,7 +330,7 @@ def test_another_contract_is_refused_by_field(run, tmp_path):
 
 
 def test_a_checkpoint_of_another_task_is_refused(tmp_path):
-    about = {"octjepa": json.dumps({"recipe": small_recipe().model_dump(mode="json")})}
+    about = {"octjepa": json.dumps({"schema": 1, "recipe": small_recipe().model_dump(mode="json")})}
     save_file({"head.weight": torch.zeros(2, WIDTH)}, tmp_path / "head.safetensors", about)
     with pytest.raises(
         WrongCheckpointError, match=r"head\.safetensors holds other weights, no pretrained encoder: give"

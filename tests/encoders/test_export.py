@@ -140,7 +140,7 @@ def test_every_shipped_recipe_has_a_form_in_transformers(tmp_path: Path, name: s
 def saved(recipe: Recipe, path: Path) -> Path:
     """Fresh weights of `recipe`, as an exported file holds them."""
     weights = VJEPA3D.from_recipe(recipe).target_encoder.state_dict()
-    about = {"recipe": recipe.model_dump(mode="json"), "trained_on": []}
+    about = {"schema": 1, "recipe": recipe.model_dump(mode="json"), "trained_on": []}
     save_file(
         {f"target_encoder.{name}": value for name, value in weights.items()}, path, {"octjepa": json.dumps(about)}
     )

@@ -27,7 +27,7 @@ def weights(tmp_path: Path) -> Path:
     """Fresh weights of a small recipe, as an exported file holds them."""
     recipe = small_recipe()
     tensors = VJEPA3D.from_recipe(recipe).target_encoder.state_dict()
-    about = {"recipe": recipe.model_dump(mode="json"), "trained_on": []}
+    about = {"schema": 1, "recipe": recipe.model_dump(mode="json"), "trained_on": []}
     path = tmp_path / "weights.safetensors"
     save_file(
         {f"target_encoder.{name}": value for name, value in tensors.items()}, path, {"octjepa": json.dumps(about)}

@@ -80,6 +80,6 @@ def write_encoder(path: Path, recipe: Recipe = RECIPE, trained_on: tuple[str, ..
     """Weights that were never trained, as a file."""
     torch.manual_seed(1)
     weights = VJEPA3D.from_recipe(recipe).target_encoder.state_dict()
-    about = json.dumps({"recipe": recipe.model_dump(mode="json"), "trained_on": list(trained_on)})
+    about = json.dumps({"schema": 1, "recipe": recipe.model_dump(mode="json"), "trained_on": list(trained_on)})
     save_file({f"target_encoder.{name}": value for name, value in weights.items()}, path, {"octjepa": about})
     return path

@@ -37,7 +37,7 @@ def write_encoder(path: Path, recipe: Recipe, seed: int = 0) -> Path:
     """Weights that were never trained, as a file."""
     torch.manual_seed(seed)
     weights = VJEPA3D.from_recipe(recipe).target_encoder.state_dict()
-    about = json.dumps({"recipe": recipe.model_dump(mode="json"), "trained_on": []})
+    about = json.dumps({"schema": 1, "recipe": recipe.model_dump(mode="json"), "trained_on": []})
     save_file({f"target_encoder.{name}": value for name, value in weights.items()}, path, {"octjepa": about})
     return path
 
