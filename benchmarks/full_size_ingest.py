@@ -1,6 +1,6 @@
 """Ingest of full-size scans in one process of one thread, against pydicom with MONAI or SciPy, and against decoding.
 
-    .venv/bin/python benchmarks/full_size_ingest.py [--real FOLDER] [--syntaxes] [--turns 3] [--out FILE.json]
+    python -m benchmarks full_size_ingest [--real FOLDER] [--syntaxes] [--turns 3] [--out FILE.json]
 
 One phantom of full size of each instrument, each in its transfer syntax (JPEG 2000, JPEG, RLE, uncompressed), and the
 DICOM files of --real, each by itself, to the grid of `tiny_cpu_vjepa`: medians in CPU-seconds, which other work on the

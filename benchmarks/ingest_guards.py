@@ -1,6 +1,6 @@
 """CPU time of an ingest of real scans with the guards against untrusted files, over that without them.
 
-    .venv/bin/python benchmarks/ingest_guards.py FOLDER... [--pairs 9] [--out benchmarks/records/ingest_guards.json]
+    python -m benchmarks ingest_guards FOLDER... [--pairs 9] [--out benchmarks/records/ingest_guards.json]
 
 Each run ingests all scans of the folders with one worker into a new store. Runs with and without guards take turns in
 one process, in an order that is reversed from pair to pair, after one pair that is not counted. The result is the ratio

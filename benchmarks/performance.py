@@ -1,7 +1,7 @@
 """Every comparison of `make bench` in turn, and the page of their ratios: `make bench ARGS=all`.
 
-    .venv/bin/python benchmarks/performance.py [--only SUBJECT] [--again]
-    .venv/bin/python benchmarks/performance.py --page
+    python -m benchmarks performance [--only SUBJECT] [--again]
+    python -m benchmarks performance --page
 
 Writes benchmarks/records/performance.json after each comparison, by machine, and goes on with what is missing here;
 `--again` measures anew, `--page` measures nothing and writes the page of what there is. ATEN_CPU_CAPABILITY and

@@ -80,7 +80,8 @@ AIMS = (
         "(2026-11-22)",
     ),
     Aim(
-        "ingest of full-size scans 3 times as fast as MONAI's pipeline, in every transfer syntax",
+        "ingest of full-size scans 3 times as fast as MONAI's pipeline, in every transfer syntax "
+        "(`benchmarks/full_size_ingest.py`)",
         3,
         figures=full_size_scans(),
         reason=f"{_CHECKS} ([scale](../scale.md#against-plain-monai)); of JPEG 2000 decoding alone is four fifths",
@@ -96,9 +97,9 @@ AIMS = (
         at_most=True,
         reason="the activations of as many tokens are as large",
     ),
-    Aim("`octjepa --help` in 0.3 s", 0.3, figures=start_up("--help"), at_most=True),
+    Aim("`octjepa --help` in 0.3 s (`benchmarks/start_up.py`)", 0.3, figures=start_up("--help"), at_most=True),
     Aim(
-        "the first update 5 s after launch",
+        "the first update 5 s after launch (`benchmarks/start_up.py`)",
         5,
         figures=start_up("first update"),
         at_most=True,

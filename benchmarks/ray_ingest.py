@@ -1,7 +1,7 @@
 """Ingest and embedding over a local Ray cluster with one, two and four workers, and an ingest whose worker is killed.
 
-    python benchmarks/ray_ingest.py [--people 24] [--only ingest embed kill] [--out benchmarks/records/ray_ingest.json]
-    python benchmarks/ray_ingest.py --only --write
+    python -m benchmarks ray_ingest [--people 24] [--only ingest embed kill] [--out benchmarks/records/ray_ingest.json]
+    python -m benchmarks ray_ingest --only --write
 
 Ingest: a cohort of phantoms into a new store each time, against processes of the machine, the start of Ray included;
 the stores must be equal. Embedding: `phantom-tiny` on one such store in parts of four volumes, against one process of

@@ -1,6 +1,6 @@
 """Where an update's time goes, by operator of torch: the default recipe and its V-JEPA, as `octjepa pretrain` takes it.
 
-    .venv/bin/python benchmarks/step_profile.py [--precision auto] [--threads 1] [--updates 8] [--write]
+    python -m benchmarks step_profile [--precision auto] [--threads 1] [--updates 8] [--write]
 
 torch's profiler over updates on random numbers in a batch's shapes, after some that are not counted; without shapes,
 stacks and memory, which would cost time themselves. A share is of the time that all operators take by themselves: time

@@ -37,23 +37,19 @@ NOTHING_BESIDE_UPDATES = (
 _PATIENCE_SECONDS = 30.0
 
 
-def train(
-    processes: int, threads: int, updates: int, store: str, out: Path, recipe: Sequence[str]
-) -> tuple[float, list[float]]:
-    """(CPU-seconds of all its processes, seconds of each update) of a run in `out`, which is removed again.
+def train(processes: int, threads: int, updates: int, store: str, out: Path, recipe: Sequence[str]) -> list[float]:
+    """Seconds of each update of a run in `out`, which is removed again.
 
     Raises OctjepaError with the last line of its log where the run fails.
     """
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command = [sys.executable, *(launcher if processes > 1 else []), "-m", "octjepa", "pretrain", *recipe]
     command += [f"train.max_updates={updates}", "--store", store, "--out", str(out), "--quiet"]
-    before = os.times()
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
     _run(command, environment)
-    after = os.times()  # of children that have ended, and of theirs
     seconds = [float(line["seconds"]) for line in read_json_lines(out / "metrics.jsonl") if "train/loss" in line]
     shutil.rmtree(out)
-    return after.children_user + after.children_system - before.children_user - before.children_system, seconds
+    return seconds
 
 
 def _run(command: list[str], environment: dict[str, str]) -> None:
@@ -77,7 +73,7 @@ def _run(command: list[str], environment: dict[str, str]) -> None:
 def _rate(processes: int, threads: int, store: Store, out: Path) -> float:
     """Volumes a second."""
     recipe = [*data.RECIPE, *NOTHING_BESIDE_UPDATES]
-    _, seconds = train(processes, threads, WARM_UP_UPDATES + UPDATES, store.location, out, recipe)
+    seconds = train(processes, threads, WARM_UP_UPDATES + UPDATES, store.location, out, recipe)
     return UPDATES * bench_recipe().train.global_batch / sum(seconds[WARM_UP_UPDATES:])
 
 

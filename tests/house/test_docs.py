@@ -111,9 +111,15 @@ def test_scripts_and_their_options_exist() -> None:
         for line in command_lines(path.read_text(encoding="utf-8")):
             package = re.match(r"(?:make|python -m) (?:benchmarks\.)?(exam)\b", line)
             script = re.match(r"python ((?:tests|benchmarks)/\S+\.py)", line)
-            if package or script:
-                file = ROOT / (script[1] if script else f"benchmarks/{package and package[1]}/__main__.py")
+            listed = re.match(r"python -m benchmarks (\w+)", line)
+            if package or script or listed:
+                if script:
+                    file = ROOT / script[1]
+                else:
+                    file = ROOT / "benchmarks" / (f"{listed[1]}.py" if listed else "exam/__main__.py")
                 assert file.is_file(), f"{name_of(path)}: `{line}`: no {file.name}"
+                needs_package = "\nfrom benchmarks" in file.read_text(encoding="utf-8")
+                assert not (script and needs_package), f"{name_of(path)}: `{line}`: runs as `python -m benchmarks NAME`"
                 for option in re.findall(r"--[a-z-]+", line):
                     assert f'"{option}"' in file.read_text(encoding="utf-8"), f"{name_of(path)}: `{line}`: no {option}"
 

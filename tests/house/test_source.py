@@ -227,7 +227,7 @@ def test_every_benchmark_is_listed_with_what_it_measures() -> None:
     listed = dict(line.split(maxsplit=1) for line in bench().stdout.splitlines())
     modules = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
     assert set(listed) == modules - PARTS_OF_BENCHMARKS | set(BENCHMARKS)
-    assert "usage:" in bench("two_processes", "--help").stdout
+    assert "usage:" in bench("start_up", "--help").stdout
     refused = bench("speed")
     assert refused.returncode == 2
     assert "no benchmark 'speed': there are step, ingest," in refused.stderr
