@@ -60,15 +60,7 @@ def compare_with_measured() -> Iterator[Comparison]:
     recipe = data.bench_recipe(batch)
     predicted = plan(recipe).peak_memory_bytes
     alike = [*data.RECIPE, batch, f"train.precision={recipe.train.precision}"]
-    setup = {
-        "recipe": recipe.name,
-        "tokens": recipe.token_count,
-        "batch": VOLUMES,
-        "precision": recipe.train.precision,
-        "device": "cpu",
-        "threads": 1,
-    }
-    yield Comparison(lambda: predicted, lambda: peak_memory_bytes(alike), setup, warms_up=False)
+    yield Comparison(lambda: predicted, lambda: peak_memory_bytes(alike), _setup(recipe), warms_up=False)
 
 
 @contextmanager
@@ -80,7 +72,13 @@ def compare_with_vjepa2(network: str, *changes: str) -> Iterator[Comparison]:
     mine = [*data.RECIPE, batch, precision, *changes]
     theirs = [*data.RECIPE, batch, precision, *data.WHOLE_GRID, "model.positions=rope_tiled"]
     transformers_vjepa2.import_transformers()
-    setup = {
+    yield Comparison(
+        lambda: peak_memory_bytes(mine), lambda: peak_memory_bytes(theirs, network), _setup(recipe), warms_up=False
+    )
+
+
+def _setup(recipe: Recipe) -> dict[str, str | int]:
+    return {
         "recipe": recipe.name,
         "tokens": recipe.token_count,
         "batch": VOLUMES,
@@ -88,7 +86,6 @@ def compare_with_vjepa2(network: str, *changes: str) -> Iterator[Comparison]:
         "device": "cpu",
         "threads": 1,
     }
-    yield Comparison(lambda: peak_memory_bytes(mine), lambda: peak_memory_bytes(theirs, network), setup, warms_up=False)
 
 
 def _status_bytes(field: str) -> int:
