@@ -400,7 +400,7 @@ def page(results: Mapping[str, Any]) -> str:
         "`phantom-unet`, `phantom-truth` and `phantom-tiny` are the packaged encoders. `phantom-unet` is the",
         "segmentation network on the volumes of the store; `segmenter` is its last features on the native B-scans,",
         "`biomarkers` thickness and fluid by it. `random_unet` is `phantom-unet` with random weights;",
-        "`random_segmenter` and `random_init` (of `phantom-tiny`) are networks with random weights, too. `context` and",
+        "`random_segmenter` and `random_init` (of `phantom-tiny`) also have random weights. `context` and",
         "`intensity` are hand-made features, `position` knows only where a token is.",
         "",
     ]
