@@ -29,7 +29,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-import benchmarks.spectral  # noqa: F401  adds `mae_spectral`
 import numpy as np
 import torch
 from benchmarks.exam.settings import RECIPE
@@ -43,6 +42,7 @@ from benchmarks.phantom_tokens import (
     shifted_cohort,
     values_of,
 )
+from benchmarks.spectral import SpectralMAE
 
 from octjepa.config import load_recipe
 from octjepa.convert.dicom import write_dicom
@@ -52,6 +52,7 @@ from octjepa.encoders.export import export_encoder
 from octjepa.files import write_json
 from octjepa.ingest import build_store
 from octjepa.model import VJEPA3D
+from octjepa.objectives.base import register_objective
 from octjepa.phantom.scene_stream import TRAINING_MIX
 from octjepa.recipe import Recipe
 from octjepa.store import Store
@@ -283,6 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--longer", nargs="+", choices=sorted(LONGER), help="train these for longer instead")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    register_objective("mae_spectral")(SpectralMAE)  # here, so that importing this module adds no objective
     kept = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
     if options.longer:
         longer = [run_choice(LONGER[name], 0, options.work, TEST) for name in options.longer]

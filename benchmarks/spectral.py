@@ -13,14 +13,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from octjepa.objectives.base import Scalar, Tokens, register_objective
+from octjepa.objectives.base import Scalar, Tokens
 from octjepa.objectives.mae import MAE
 
 PATCH = (4, 8, 8)  # voxels of a token of the exam's recipe
 WEIGHT = 0.25  # both terms are then of about the same size for a prediction of zero
 
 
-@register_objective("mae_spectral")
 class SpectralMAE(MAE):
     """Squared error of voxels plus the mean absolute difference of the logarithms of their Fourier amplitudes."""
 
