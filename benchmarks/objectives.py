@@ -285,11 +285,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     register_objective("mae_spectral")(SpectralMAE)  # here, so that importing this module adds no objective
-    kept = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
+    retained = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
     if options.longer:
         longer = [run_choice(LONGER[name], 0, options.work, TEST) for name in options.longer]
-        others = [run for run in kept.get("longer", []) if run["objective"] not in options.longer]
-        write_json(options.out, kept | {"longer": [*others, *map(asdict, longer)]})
+        others = [run for run in retained.get("longer", []) if run["objective"] not in options.longer]
+        write_json(options.out, retained | {"longer": [*others, *map(asdict, longer)]})
         _print("longer", longer)
         return
     candidates = [choice for choice in CHOICES if not choice.is_only_one]
@@ -304,7 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run_choice(choice, seed, options.work, TEST) for seed in seeds for choice in chosen if seed in choice.seeds
     ]
     result = {"validation": validated, "test": tested}
-    write_json(options.out, kept | {name: [asdict(run) for run in runs] for name, runs in result.items()})
+    write_json(options.out, retained | {name: [asdict(run) for run in runs] for name, runs in result.items()})
     for name, runs in result.items():
         _print(name, runs)
 
