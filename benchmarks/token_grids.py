@@ -21,6 +21,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -154,11 +155,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     before = run_choice(present, 0, options.work, VALIDATION)
     both = {"same_tokens": before.values, "own_tokens": before.values}
     runs = [asdict(GridRun(((4, 8, 8),), 0, before.updates, before.cpu_seconds, both))]
-    for choice in (*GRIDS, None):
-        file = options.work / "read" / f"{choice.name if choice else 'two_scales'}-0-grid.json"
+    measures = {choice.name: partial(run_grid, choice) for choice in GRIDS} | {"two_scales": run_two_scales}
+    for name, measure in measures.items():
+        file = options.work / "read" / f"{name}-0-grid.json"
         if not file.is_file():
-            run = run_grid(choice, 0, options.work) if choice else run_two_scales(0, options.work)
-            write_json(file, asdict(run))
+            write_json(file, asdict(measure(0, options.work)))
         runs.append(json.loads(file.read_text(encoding="utf-8")))
         write_json(options.out, runs)
     for run in runs:

@@ -113,7 +113,7 @@ def cohort_coverage(
 ) -> CohortCoverage | None:
     """The coverage that `octjepa plan` reports for the volumes `volume_ids` of a store's table.
 
-    Volumes without these measurements are left out; None if there are no others.
+    Volumes without these measurements are left out. Returns None if no volume is left.
     """
     chosen = table[table["volume_id"].isin(list(volume_ids))].dropna(subset=list(COLUMNS))
     if not len(chosen):
