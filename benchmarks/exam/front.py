@@ -207,7 +207,9 @@ def plot_objectives(records: Records, path: Path) -> None:
 
 
 def _plot_cohort(axes: Axes, records: Records, cohort: str) -> None:
-    runs = [run for part in ("test", "longer") for run in records.at(OBJECTIVES, COMMANDS[OBJECTIVES], part)]
+    runs = list(records.at(OBJECTIVES, COMMANDS[OBJECTIVES], "test"))
+    if records.has(OBJECTIVES, COMMANDS[OBJECTIVES], "longer"):
+        runs += records.at(OBJECTIVES, COMMANDS[OBJECTIVES], "longer")
     objectives = list(dict.fromkeys(run["objective"] for run in runs))
     for number, objective in enumerate(objectives):
         mine = [run for run in runs if run["objective"] == objective]
