@@ -2,9 +2,10 @@
 
 `python -m benchmarks.objectives --work WORK --out benchmarks/records/objectives.json` trains each choice of `CHOICES`
 with seed 0 and reads it on validation eyes; the best choice of each objective is trained with two more seeds, and only
-then read on test eyes. The learning rate of `mae` is the best of `benchmarks.ablations`. `mae+truth`, `vjepa+truth` and
-`vjepa_dense` have one setting, that of their parts, and one seed. `mae_spectral` has the setting of `mae`, and one seed
-(`benchmarks.spectral`). It goes on where it stopped. Take one core: `OMP_NUM_THREADS=1`.
+then read on test eyes. `mae+truth` and `vjepa+truth` have one setting, that of their parts, and one seed.
+`mae_spectral` has the setting of `mae`, and one seed (`benchmarks.spectral`). It goes on where it stopped, and what the
+file of results has already is not trained again. `--validate N` adds N choices to the validation runs and stops. Take
+one core: `OMP_NUM_THREADS=1`.
 
 `--longer NAME...` trains `mae`, `vjepa` or `truth` for about half a CPU-hour instead, with seed 0 and the setting that
 was best in minutes. Its results go to the same file, as `longer`, and the other results there are kept.
@@ -24,10 +25,12 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -112,27 +115,39 @@ UPDATES = {
 _MAE = (*_RANDOM_MASKS, "masks.target_share=0.25", "model.predictor_width=192", "model.predictor_depth=2")
 _VJEPA = ("masks.target_share=0.5", "masks.per_target=4", "train.global_batch=8")
 _LEVJEPA = (*_RANDOM_MASKS, "masks.ratio=0.5", "masks.per_target=2", "train.global_batch=16")
+_VJEPA_1 = (*_VJEPA, "objective.ema_horizon=0.01")
+_DENSE = UPDATES["vjepa_dense"]
 CHOICES = (
     Choice("mae", "rate 1e-3", UPDATES["mae"], (*_MAE, "train.base_lr=1e-3")),
-    Choice("vjepa", "horizon 0.01", UPDATES["vjepa"], (*_VJEPA, "objective.ema_horizon=0.01")),
+    Choice("vjepa", "horizon 0.01", UPDATES["vjepa"], _VJEPA_1),
     Choice("vjepa", "horizon 0.05", UPDATES["vjepa"], (*_VJEPA, "objective.ema_horizon=0.05")),
     Choice("levjepa", "rate 5e-4", UPDATES["levjepa"], _LEVJEPA),
     Choice("levjepa", "rate 1e-3", UPDATES["levjepa"], (*_LEVJEPA, "train.base_lr=1e-3")),
     Choice("truth", "rate 1e-3", UPDATES["truth"], ("train.base_lr=1e-3",)),
+    Choice("vjepa_dense", "horizon 0.01", _DENSE, _VJEPA_1),
+    Choice("vjepa", "rate 1e-3", UPDATES["vjepa"], (*_VJEPA_1, "train.base_lr=1e-3")),
+    Choice("truth", "rate 2e-3", UPDATES["truth"], ("train.base_lr=2e-3",)),
+    Choice("vjepa_dense", "rate 1e-3", _DENSE, (*_VJEPA_1, "train.base_lr=1e-3")),
+    Choice("levjepa", "rate 5e-4, a quarter of the tokens", UPDATES["levjepa"], (*_LEVJEPA, "masks.ratio=0.75")),
+    Choice("mae", "rate 2e-3", UPDATES["mae"], (*_MAE, "train.base_lr=2e-3")),
+    Choice(
+        "vjepa",
+        "predictor 192 x 2",
+        UPDATES["vjepa"],
+        (*_VJEPA_1, "model.predictor_width=192", "model.predictor_depth=2"),
+    ),
+    Choice("truth", "rate 5e-4", UPDATES["truth"], ("train.base_lr=5e-4",)),
+    Choice("vjepa_dense", "horizon 0.05", _DENSE, (*_VJEPA, "objective.ema_horizon=0.05")),
+    Choice("vjepa", "ratio 0.7", UPDATES["vjepa"], (*_VJEPA_1, "masks.ratio=0.7")),
+    Choice("mae", "ratio 0.75", UPDATES["mae"], (*_MAE, "train.base_lr=1e-3", "masks.ratio=0.75")),
+    Choice("vjepa", "horizon 0.1", UPDATES["vjepa"], (*_VJEPA, "objective.ema_horizon=0.1")),
+    Choice("vjepa", "batch 16, half of the updates", UPDATES["vjepa"] // 2, (*_VJEPA_1, "train.global_batch=16")),
     Choice("mae+truth", "rate 1e-3", UPDATES["mae+truth"], (*_MAE, "train.base_lr=1e-3"), seeds=(0,), is_only_one=True),
     Choice(
         "vjepa+truth",
         "rate 1e-3",
         UPDATES["vjepa+truth"],
-        (*_VJEPA, "objective.ema_horizon=0.01", "train.base_lr=1e-3"),
-        seeds=(0,),
-        is_only_one=True,
-    ),
-    Choice(
-        "vjepa_dense",
-        "horizon 0.01",
-        UPDATES["vjepa_dense"],
-        (*_VJEPA, "objective.ema_horizon=0.01"),
+        (*_VJEPA_1, "train.base_lr=1e-3"),
         seeds=(0,),
         is_only_one=True,
     ),
@@ -174,7 +189,7 @@ class Run:
 
 def recipe_of(choice: Choice, seed: int) -> Recipe:
     """The exam's recipe with the overrides of a choice."""
-    overrides = [*choice.overrides, f"train.seed={seed}", f"train.max_updates={choice.updates}", "train.precision=bf16"]
+    overrides = [*choice.overrides, f"train.seed={seed}", f"train.max_updates={choice.updates}", "train.precision=auto"]
     name = [f"objective.name={choice.without_labels}"] if choice.without_labels else []
     quiet = [
         f"checkpoint.every_updates={min(choice.updates, 500)}",
@@ -253,7 +268,7 @@ def _train_truth(choice: Choice, seed: int, recipe: Recipe, work: Path, folder: 
         validation_volumes=2,
     )
     folder.mkdir(parents=True, exist_ok=True)
-    train_on_truth(network, recipe, settings, Runtime("bf16"), folder / "run", choice.name, unlabelled)
+    train_on_truth(network, recipe, settings, Runtime("auto"), folder / "run", choice.name, unlabelled)
     export_encoder(encoder, "safetensors", folder / "encoder")
 
 
@@ -284,10 +299,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder of cohorts, store and runs")
     parser.add_argument("--out", type=Path, required=True, help="JSON file of the results")
     parser.add_argument("--longer", nargs="+", choices=sorted(LONGER), help="train these for longer instead")
+    parser.add_argument("--validate", type=int, metavar="N", help="only train N more choices for the validation")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     register_objective("mae_spectral")(SpectralMAE)  # here, so that importing this module adds no objective
     retained = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
+    known = {kind: {_key(run): run for run in map(_run_of, retained.get(kind, []))} for kind in ("validation", "test")}
     if options.longer:
         longer = [run_choice(LONGER[name], 0, options.work, TEST) for name in options.longer]
         others = [run for run in retained.get("longer", []) if run["objective"] not in options.longer]
@@ -295,7 +312,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _print("longer", longer)
         return
     candidates = [choice for choice in CHOICES if not choice.is_only_one]
-    validated = [run_choice(choice, 0, options.work, VALIDATION) for choice in candidates]
+    if options.validate:
+        new = [choice for choice in candidates if (choice.objective, choice.setting, 0) not in known["validation"]]
+        added = [asdict(run_choice(choice, 0, options.work, VALIDATION)) for choice in new[: options.validate]]
+        write_json(options.out, retained | {"validation": [*retained.get("validation", []), *added]})
+        return
+    validated = [run_choice(choice, 0, options.work, VALIDATION, known["validation"]) for choice in candidates]
     best: dict[str, tuple[Choice, float]] = {}
     for choice, run in zip(candidates, validated, strict=True):
         if choice.objective not in best or macro(run) > best[choice.objective][1]:
@@ -303,7 +325,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = [*(choice for choice, _ in best.values()), *(choice for choice in CHOICES if choice.is_only_one)]
     seeds = sorted({seed for choice in chosen for seed in choice.seeds})
     tested = [
-        run_choice(choice, seed, options.work, TEST) for seed in seeds for choice in chosen if seed in choice.seeds
+        run_choice(choice, seed, options.work, TEST, known["test"])
+        for seed in seeds
+        for choice in chosen
+        if seed in choice.seeds
     ]
     result = {"validation": validated, "test": tested}
     write_json(options.out, retained | {name: [asdict(run) for run in runs] for name, runs in result.items()})
@@ -318,8 +343,14 @@ def _print(name: str, runs: Sequence[Run]) -> None:
         print(f"  {run.objective:12} {run.setting:23} seed {run.seed}  {run.cpu_seconds:5.0f} s  {means}")
 
 
-def run_choice(choice: Choice, seed: int, work: Path, which: int) -> Run:
-    """A trained and read choice; read once."""
+Known = Mapping[tuple[str, str, int], Run]
+
+
+def run_choice(choice: Choice, seed: int, work: Path, which: int, known: Known = MappingProxyType({})) -> Run:
+    """A trained and read choice; the one that is `known`, or else trained and read once."""
+    run = known.get((choice.objective, choice.setting, seed))
+    if run is not None:
+        return run
     file = work / "read" / f"{choice.name}-{seed}-{which}.json"
     if not file.is_file():
         encoder, cpu_seconds = train(choice, seed, work)
@@ -328,11 +359,18 @@ def run_choice(choice: Choice, seed: int, work: Path, which: int) -> Run:
         run = Run(choice.objective, choice.setting, seed, choice.updates, cpu_seconds, values)
         write_json(file, asdict(run))
         print(f"{choice.name} seed {seed}: {cpu_seconds:.0f} CPU-seconds, {macro(run):.3f}", flush=True)
-    found = json.loads(file.read_text(encoding="utf-8"))
+    return _run_of(json.loads(file.read_text(encoding="utf-8")))
+
+
+def _run_of(found: dict[str, Any]) -> Run:
     values = {
         cohort: {lesion: Value(**value) for lesion, value in row.items()} for cohort, row in found["values"].items()
     }
     return Run(**{**found, "values": values})
+
+
+def _key(run: Run) -> tuple[str, str, int]:
+    return run.objective, run.setting, run.seed
 
 
 if __name__ == "__main__":

@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from octjepa.distributed import precision
-from octjepa.distributed.precision import bf16_is_faster, choose_precision, gemm_gflops, measured_rates
+from octjepa.distributed.precision import (
+    bf16_is_faster,
+    choose_precision,
+    computes_in_bf16,
+    gemm_gflops,
+    inference_autocast,
+    measured_rates,
+)
 from octjepa.distributed.runtime import Runtime
 from octjepa.machine import Processor
 
@@ -46,6 +53,18 @@ def test_cuda_needs_compute_capability_8(monkeypatch: pytest.MonkeyPatch) -> Non
     for capability, expected in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
         assert bf16_is_faster(torch.device("cuda"))[0] == expected
+
+
+@pytest.mark.parametrize(("sets", "expected"), [([], False), (["avx512_bf16"], True), (["amx_bf16"], True)])
+def test_inference_multiplies_in_bf16_only_with_its_instructions(
+    monkeypatch: pytest.MonkeyPatch, sets: list[str], expected: bool
+) -> None:
+    pretend(monkeypatch, 400.0, *sets)
+    computes_in_bf16.cache_clear()
+    with inference_autocast(CPU):
+        product = torch.ones(2, 2) @ torch.ones(2, 2)
+    computes_in_bf16.cache_clear()
+    assert product.dtype == (torch.bfloat16 if expected else torch.float32)
 
 
 def test_a_precision_that_the_recipe_names_stays(monkeypatch: pytest.MonkeyPatch) -> None:

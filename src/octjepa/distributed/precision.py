@@ -97,6 +97,22 @@ def bf16_is_faster(device: torch.device) -> tuple[bool, str]:
     return bf16 >= _LEAST_GAIN * fp32, f"{', '.join(cpu.bf16_sets) or cpu.architecture or 'CPU'}: {rates}"
 
 
+@cache
+def computes_in_bf16(device: torch.device) -> bool:
+    """Whether `device` has instructions for bf16 products.
+
+    Nothing is measured, unlike for `auto`, so that inference gives the same result every time on one machine.
+    """
+    if device.type == "cpu":
+        return bool(processor().bf16_sets)
+    return device.type == "xla" or (device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8)
+
+
+def inference_autocast(device: torch.device) -> torch.autocast:
+    """The context of a network that only reads: bf16 products where `device` has them, else plain fp32."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=computes_in_bf16(device))
+
+
 def _three_digits(rate: float) -> str:
     return f"{float(f'{rate:.3g}'):,g}"
 

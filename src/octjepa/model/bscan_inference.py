@@ -19,6 +19,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch.nn import functional
 
+from octjepa.distributed.precision import inference_autocast
 from octjepa.model.boundary_unet import STRIDE
 
 NEIGHBOUR_MM: Final = 0.3  # farther B-scans are not shown to the network; training had pitches of 0.03 to 0.4 mm
@@ -91,7 +92,7 @@ def stack_neighbours(images: Float[Tensor, "D H W"], near: np.ndarray, index: np
 
 def bscan_logits(network: nn.Module, stacked: Tensor, flip: bool) -> Float[Tensor, "N O H W"]:
     """Logits of prepared B-scans, optionally averaged with those of the mirrored B-scans."""
-    with torch.autocast(stacked.device.type, torch.bfloat16):
+    with inference_autocast(stacked.device):
         logits = network(stacked.contiguous(memory_format=torch.channels_last)).float()
         if flip:
             mirrored = stacked.flip(3).contiguous(memory_format=torch.channels_last)

@@ -23,8 +23,8 @@ from octjepa.errors import OctjepaError
 from octjepa.store import Store
 
 
-def add_training_options(parser: argparse.ArgumentParser, batch: int, precision: str) -> None:
-    """Adds the options of every encoder training; `batch` and `precision` are their defaults."""
+def add_training_options(parser: argparse.ArgumentParser, batch: int) -> None:
+    """Adds the options of every encoder training; `batch` is a default."""
     parser.add_argument("--out", type=Path, required=True, help="folder of checkpoints, metrics and the encoder")
     parser.add_argument("--init", default="phantom-tiny", help="encoder to start from: a name, a run or a folder")
     parser.add_argument("--random", action="store_true", help="start from random weights of the same architecture")
@@ -32,7 +32,7 @@ def add_training_options(parser: argparse.ArgumentParser, batch: int, precision:
     parser.add_argument("--batch", type=int, default=batch)
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--precision", default=precision, choices=("fp32", "bf16", "auto"))
+    parser.add_argument("--precision", default="auto", choices=("fp32", "bf16", "auto"))
 
 
 def starting_encoder(arguments: argparse.Namespace) -> PretrainedEncoder:

@@ -29,7 +29,7 @@ from octjepa.tasks.encoder_command import (
 def main() -> int:
     """Reads the command line and trains; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m octjepa.tasks.distil.train", description=__doc__)
-    add_training_options(parser, batch=8, precision="auto")
+    add_training_options(parser, batch=8)
     parser.add_argument("--teacher", required=True, help="encoder to learn from: NAME:PATH, a folder, a run or a name")
     parser.add_argument("--store", type=Path, required=True, help="volumes, made with the student's preprocessing")
     parser.add_argument("--teacher-store", type=Path, help="the same scans, made with another preprocessing")

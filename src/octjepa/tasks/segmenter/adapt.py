@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octjepa.distributed.adamw import adamw
+from octjepa.distributed.precision import AUTO, choose_precision
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.keys import key
@@ -355,8 +356,9 @@ def train(
     Raises OctjepaError: too many steps in a row had a gradient that is not finite.
     """
     torch.manual_seed(settings.seed)
-    runtime = Runtime("bf16")
-    runtime.device = torch.device("cpu")  # as in prediction
+    device = torch.device("cpu")  # as in prediction
+    runtime = Runtime(choose_precision(AUTO, device)[0])
+    runtime.device = device
     copied = copy.deepcopy(network).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = adamw(
         copied.parameters(), runtime.device, lr=settings.learning_rate, weight_decay=settings.weight_decay

@@ -30,6 +30,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 
 from octjepa.distributed.adamw import adamw
+from octjepa.distributed.precision import AUTO, choose_precision
 from octjepa.distributed.runtime import Runtime, best_device
 from octjepa.distributed.signals import stop_request
 from octjepa.errors import OctjepaError
@@ -127,7 +128,7 @@ class Trainer:
     ) -> None:
         torch.manual_seed(settings.seed)
         self.settings, self.out, self.device = settings, out, device
-        self.runtime = Runtime("bf16")
+        self.runtime = Runtime(choose_precision(AUTO, device)[0])
         self.runtime.device = device
         self.checkpoint = checkpoints / _CHECKPOINT
         self.network = BoundaryUNet().to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from octjepa.distributed.precision import inference_autocast
 from octjepa.model.boundary_unet import decode_boundaries
 from octjepa.phantom.random_scene import AS_IS, SHIFTED, draw_scene
 from octjepa.tasks.segmenter.image_formation import ROW_UM, Batch, Draws, form_batch
@@ -94,7 +95,7 @@ def predictions(network: nn.Module, batches: list[Batch]) -> list[tuple[Float[Te
     with torch.inference_mode():
         for batch in batches:
             images = batch.images.contiguous(memory_format=torch.channels_last)
-            with torch.autocast(images.device.type, torch.bfloat16):
+            with inference_autocast(images.device):
                 logits = network(images)
             out.append((logits.float(), batch))
     network.train(mode)

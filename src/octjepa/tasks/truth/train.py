@@ -33,7 +33,7 @@ from octjepa.tasks.truth.unlabelled import Unlabelled, unlabelled_recipe
 def main() -> int:
     """Reads the command line and trains; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m octjepa.tasks.truth.train", description=__doc__)
-    add_training_options(parser, batch=16, precision="bf16")
+    add_training_options(parser, batch=16)
     parser.add_argument("--uses", type=int, default=4, help="how often a volume is used, with new crops and tokens")
     parser.add_argument("--keep", type=float, default=0.0, help="weight of the tokens of the encoder before training")
     parser.add_argument("--licence", help="of the weights, as the Hugging Face Hub names it; for the card")
