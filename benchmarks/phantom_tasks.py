@@ -8,7 +8,8 @@ this is what an hour of one core allows.
 - `look_alikes`: a lesion against its look-alike of nearly equal intensity (`benchmarks.exam.decoys`). Of each of four
   kinds 40 people to learn from, 30 of them labelled, and 40 test people; AUROC of whole eyes and its mean.
 - `surfaces`: depth of four surfaces in scans that were not flattened, from 30 of 40 labelled eyes; mean absolute error
-  in um in 60 test eyes. `outline` is which patches hold tissue, which the readout knows of every row.
+  in um in 60 test eyes. `outline` is which patches hold tissue, which the readout knows of every row. Tokens are those
+  of `benchmarks.surface_tokens`.
 
 Each value is the mean over draws of the labelled eyes. Its 95 % interval resamples test eyes and draws. Every row has
 the same resamples, so differences between rows are paired.
@@ -21,14 +22,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from benchmarks.exam.cohorts import UNFLATTENED, Cohort, make_cohorts
 from benchmarks.exam.decoys import DECOYS
-from benchmarks.exam.readings import Projection, choose_strength, draw_labelled, logistic_scores
+from benchmarks.exam.readings import choose_strength, draw_labelled, logistic_scores
 from benchmarks.exam.results import EYES
 from benchmarks.exam.surface_head import FOLDS, LabelledEye, SurfaceHead, TokenEye, token_eye
-from benchmarks.exam.tokens import Featurise, TokenTable, of_tissue
+from benchmarks.exam.tokens import Featurise, TokenTable
 from benchmarks.exam.truth import BOUNDARIES, boundary_depths
 from benchmarks.phantom_tokens import (
     DRAWS,
@@ -44,19 +46,21 @@ from benchmarks.phantom_tokens import (
     value_of,
     values_and_differences,
 )
+from benchmarks.surface_tokens import Tokens, limited_projection, surface_tokens
 from jaxtyping import Bool, Float, Int
 
 from octjepa import keys
 from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.encoders.pooling import TokenFeatures
 from octjepa.files import write_json
+from octjepa.recipe import Recipe
 
 DECOY_PEOPLE = 40  # to learn from, and as many to test
 SURFACE_EYES = 60  # to test
-NOT_MEASURED = {"position": ("look_alikes", "surfaces"), "outline": ("look_alikes",)}
+WITHOUT_LOOK_ALIKES = ("position",)
 
 
-def tokens_of(featurise: Featurise, cohort: Cohort, indices: Int[np.ndarray, " n"]) -> list[TokenFeatures]:
+def volume_tokens(featurise: Featurise, cohort: Cohort, indices: Int[np.ndarray, " n"]) -> list[TokenFeatures]:
     """The tokens of some volumes of a cohort, one volume after the other."""
     return [featurise([cohort.store.read(cohort.ids[index])])[0] for index in indices]
 
@@ -69,7 +73,7 @@ def read_look_alikes(featurise: Featurise, cohorts: Mapping[str, Cohort], draws:
     samples: Samples = {}
     for name, cohort in cohorts.items():
         train, test = cohort.indices("train"), cohort.indices("test")
-        x = pooled_eyes(tokens_of(featurise, cohort, np.concatenate([train, test])), EYES, len(train))
+        x = pooled_eyes(volume_tokens(featurise, cohort, np.concatenate([train, test])), EYES, len(train))
         member = cohort.column("decoy_member") == 1
         samples[name] = look_alike_samples(x, member[train], member[test], name, draws)
     return {**samples, "mean": np.mean(list(samples.values()), axis=0)}
@@ -90,13 +94,12 @@ def look_alike_samples(
     return resampled([test] * draws, scores, auroc)
 
 
-def read_surfaces(featurise: Featurise, cohort: Cohort, encoder: PretrainedEncoder, draws: int) -> Samples:
+def read_surfaces(tokens: Tokens, cohort: Cohort, draws: int) -> Samples:
     """Mean absolute error in um of each surface, and their mean."""
     train, test = cohort.indices("train"), cohort.indices("test")[:SURFACE_EYES]
     order = np.concatenate([train, test])
-    table = _table(tokens_of(featurise, cohort, order), encoder)
-    wide = table.features.shape[1] > 0
-    project = Projection(table.features[: table.offsets[len(train)]]) if wide else (lambda features: features)
+    table = _table(volume_tokens(tokens.featurise, cohort, order), tokens.recipe)
+    project = limited_projection(table, len(train))
     eyes = [token_eye(table, number, project(table.features[table.of(number)])) for number in range(len(order))]
     depths = [boundary_depths(cohort, int(index)) for index in order]
     um = cohort.store.preprocessing.target_spacing_mm[1] * 1000
@@ -112,14 +115,14 @@ def _mean(values: np.ndarray, _: np.ndarray) -> float:
     return float(np.nanmean(values))
 
 
-def _table(tokens: Sequence[TokenFeatures], encoder: PretrainedEncoder) -> TokenTable:
+def _table(tokens: Sequence[TokenFeatures], recipe: Recipe) -> TokenTable:
     counts = [len(one.grid_index) for one in tokens]
     return TokenTable(
         np.concatenate([one.features for one in tokens]).astype(np.float32),
         np.concatenate([one.grid_index for one in tokens]),
         np.cumsum([0, *counts]),
-        encoder.recipe.grid,
-        encoder.recipe.tokens.patch_size,
+        recipe.grid,
+        recipe.tokens.patch_size,
     )
 
 
@@ -139,21 +142,23 @@ def _surface_errors(
 # --- rows and record
 
 
-def readers(
-    work: Path, encoder: PretrainedEncoder, tasks: Sequence[str]
-) -> dict[str, Callable[[Featurise, int], Samples]]:
-    """The reader of each of `tasks`; their cohorts are made in `work` where they are absent."""
-    found: dict[str, Callable[[Featurise, int], Samples]] = {}
-    if "look_alikes" in tasks:
-        few = replace(small_exam(), decoy_train=DECOY_PEOPLE, decoy_val=0, decoy_test=DECOY_PEOPLE)
-        folder = make_cohorts(work, few, tuple(DECOYS), workers=1)
-        cohorts = {name: Cohort.open(folder, name) for name in DECOYS}
-        found["look_alikes"] = lambda featurise, draws: read_look_alikes(featurise, cohorts, draws)
-    if "surfaces" in tasks:
+def rows_of(task: str, packaged: PretrainedEncoder) -> dict[str, Callable[[], Any]]:
+    """The makers of the rows of a task: `Tokens` for surfaces, else a `Featurise`."""
+    if task == "surfaces":
+        return dict(surface_tokens(packaged))
+    return {name: make for name, make in packaged_rows(packaged).items() if name not in WITHOUT_LOOK_ALIKES}
+
+
+def reader(task: str, work: Path) -> Callable[[Any, int], Samples]:
+    """What reads a row of a task; its cohorts are made in `work` where they are absent."""
+    if task == "surfaces":
         folder = make_cohorts(work, small_exam(), ("main", UNFLATTENED), workers=1)
         tilted = Cohort.open(folder, UNFLATTENED)
-        found["surfaces"] = lambda featurise, draws: read_surfaces(featurise, tilted, encoder, draws)
-    return found
+        return lambda tokens, draws: read_surfaces(tokens, tilted, draws)
+    few = replace(small_exam(), decoy_train=DECOY_PEOPLE, decoy_val=0, decoy_test=DECOY_PEOPLE)
+    folder = make_cohorts(work, few, tuple(DECOYS), workers=1)
+    cohorts = {name: Cohort.open(folder, name) for name in DECOYS}
+    return lambda featurise, draws: read_look_alikes(featurise, cohorts, draws)
 
 
 TASKS = ("surfaces", "look_alikes")
@@ -185,20 +190,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=TASKS)
     options = parser.parse_args(arguments)
     packaged = load_encoder("phantom-tiny")
-    makers = {**packaged_rows(packaged), "outline": lambda: of_tissue(packaged)}
     retained = RetainedRows(options.keep)
     for task in options.tasks:
-        missing = [
-            name
-            for name in makers
-            if task not in NOT_MEASURED.get(name, ())
-            and (not options.only or name in options.only)
-            and not retained.file(task, name, "whole", options.draws).is_file()
-        ]
-        read = readers(options.work, packaged, [task])[task] if missing else None
-        for name in missing:
+        missing = {
+            name: make
+            for name, make in rows_of(task, packaged).items()
+            if not options.only or name in options.only
+            if not retained.file(task, name, "whole", options.draws).is_file()
+        }
+        read = reader(task, options.work) if missing else None
+        for name, make in missing.items():
             assert read is not None
-            samples = read(makers[name](), options.draws)
+            samples = read(make(), options.draws)
             retained.write(retained.file(task, name, "whole", options.draws), samples)
             print(f"{task} {name}: { {key: value_of(values) for key, values in samples.items()} }", flush=True)
     found = record(retained, options.draws)

@@ -12,7 +12,9 @@ components of the features, with the token's position, learns from four eyes and
 chosen by leaving out each of the four in turn. `fluid_ap_from_one_eye` learns from a single eye and is tested on the
 other four. `fluid_ap_mlp` and `fluid_ap_from_one_eye_mlp` are the same with a network of one hidden layer, whose
 settings are fixed. Surfaces: `benchmarks.exam.surface_head` learns from one eye whose tilt is kept, and is tested on
-the other four.
+the other four. For surfaces the segmentation network and the hand-made features have tokens of one B-scan and 0.19 mm;
+`phantom-unet_coarse` has those of the packaged transformers, 1.44 x 0.38 mm. Features are limited to their range
+in the labelled eye.
 
 Intervals are Student's t over the five eyes. Each row is also compared with `context`, `intensity` and the random
 weights, eye by eye. Nothing is chosen with these numbers. The segmentation network has no row for surfaces: it finds
@@ -31,7 +33,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from benchmarks.exam.measurement_tasks import projection_of
 from benchmarks.exam.readings import STRENGTHS, Projection, interleave, logistic_scores
 from benchmarks.exam.real_eyes import (
     BSCANS,
@@ -54,12 +55,13 @@ from benchmarks.exam.tokens import (
     of_encoder,
     of_intensity,
     of_position,
-    of_tissue,
+    of_raw,
     patches_of,
     positions_in_view,
 )
 from benchmarks.phantom_tokens import READOUTS
 from benchmarks.segmenter_features import patch_features, selected_features
+from benchmarks.surface_tokens import Tokens, fine_unet, limited_projection, surface_tokens, tokens_of
 from jaxtyping import Bool, Float
 from scipy.stats import t as student
 from sklearn.metrics import average_precision_score
@@ -76,8 +78,10 @@ from octjepa.tasks.segmenter.inference import load_segmenter, with_calibration
 from octjepa.volume import CanonicalVolume
 
 SEEDS = (0, 1, 2)  # of random weights
-METRICS = ("fluid_ap", "fluid_ap_from_one_eye", "fluid_ap_mlp", "fluid_ap_from_one_eye_mlp", "surface_um")
+SURFACES = "surface_um"
+METRICS = ("fluid_ap", "fluid_ap_from_one_eye", "fluid_ap_mlp", "fluid_ap_from_one_eye_mlp", SURFACES)
 BASELINES = ("context", "intensity", "position", "outline", "random_unet", "random_init")
+_SLABS = 4  # folds of the labelled eye's slices
 _GRADED_SHARE = 0.5  # of the voxels of a token that counts
 
 
@@ -180,21 +184,21 @@ def read_fluid(tokens: Sequence[EyeTokens], mlp: bool = False) -> tuple[list[flo
 # --- surfaces
 
 
-def read_surfaces(featurise: Featurise, eyes: Sequence[RealEye], encoder: PretrainedEncoder) -> list[float]:
+def read_surfaces(tokens: Tokens, eyes: Sequence[RealEye]) -> list[float]:
     """Mean absolute error in um of four surfaces against the first grader, per test eye, from each other eye."""
-    recipe = encoder.recipe
+    featurise, recipe = tokens
     scale_um = recipe.preprocessing.target_spacing_mm[1] * 1000
     errors = np.full((len(eyes), len(eyes)), np.nan)
     for number, train in enumerate(eyes):
         moved = [shifted(train, *shift) for shift in SHIFTS]
         others = [k for k in range(len(eyes)) if k != number]
         table = token_table_of(featurise, [*moved, *(eyes[k] for k in others)], recipe)
-        project = projection_of(table, range(len(moved)))
+        project = limited_projection(table, len(moved))
         prepared = [
             token_eye(table, volume, project(table.features[table.of(volume)]))
             for volume in range(len(moved) + len(others))
         ]
-        slab = np.repeat(np.arange(table.grid[0]), table.grid[2])
+        slab = np.repeat(np.arange(table.grid[0]) * _SLABS // table.grid[0], table.grid[2])
         head = SurfaceHead([LabelledEye(one, eye.depths[0], slab) for one, eye in zip(prepared, moved, strict=False)])
         for k, one in zip(others, prepared[len(moved) :], strict=True):
             difference = np.abs(head.depths(one) - eyes[k].depths[0])[:, :BSCANS]
@@ -230,16 +234,6 @@ def of_segmenter(
     return featurise
 
 
-def of_raw(encoder: PretrainedEncoder) -> Featurise:
-    """The voxels of each patch; `Projection` reduces them in the same way as every row."""
-
-    def featurise(volumes: Sequence[CanonicalVolume]) -> list[TokenFeatures]:
-        selected = [encoder.select_tokens(volume) for volume in volumes]
-        return [TokenFeatures(one.patches, one.grid_index, one.grid, one.tissue) for one in selected]
-
-    return featurise
-
-
 # --- rows
 
 Values = dict[str, list[float]]  # metric -> value of each eye
@@ -253,18 +247,19 @@ class Eyes:
     tilted: Sequence[RealEye]
     encoder: PretrainedEncoder
 
-    def values(self, name: str, featurise: Featurise) -> Values:
-        """Every metric of a row."""
+    def fluid(self, featurise: Featurise) -> Values:
+        """The metrics of fluid."""
         found: Values = {}
-        if name != "outline":
-            tokens = eye_tokens(featurise, self.flat, self.encoder)
-            for mlp in (False, True):
-                four, one = read_fluid(tokens, mlp)
-                end = "_mlp" if mlp else ""
-                found |= {f"fluid_ap{end}": four, f"fluid_ap_from_one_eye{end}": one}
-        if name != "segmenter":
-            found["surface_um"] = read_surfaces(featurise, self.tilted, self.encoder)
+        tokens = eye_tokens(featurise, self.flat, self.encoder)
+        for mlp in (False, True):
+            four, one = read_fluid(tokens, mlp)
+            end = "_mlp" if mlp else ""
+            found |= {f"fluid_ap{end}": four, f"fluid_ap_from_one_eye{end}": one}
         return found
+
+    def surfaces(self, tokens: Tokens) -> Values:
+        """The metric of surfaces."""
+        return {SURFACES: read_surfaces(tokens, self.tilted)}
 
 
 def random_copy(encoder: GridEncoder[object], seed: int) -> GridEncoder[object]:
@@ -327,32 +322,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
         unflattened = packaged.preprocessing.model_copy(update={"flatten": "none"})
         flat = read_eyes(work / "flat", data, packaged.preprocessing, DEVELOPMENT_EYES)
         eyes = Eyes(flat, read_eyes(work / "tilted", data, unflattened, DEVELOPMENT_EYES), packaged)
-        makers: dict[str, Callable[[], Featurise]] = {
+        fluid: dict[str, Callable[[], Featurise]] = {
             "intensity": lambda: of_intensity(packaged),
             "context": lambda: of_context(packaged),
             "position": lambda: of_position(packaged),
             "raw_patches": lambda: of_raw(packaged),
-            "outline": lambda: of_tissue(packaged),
             "phantom-truth": lambda: of_encoder(load_encoder("phantom-truth")),
             "phantom-tiny": lambda: of_encoder(packaged),
             "phantom-unet": lambda: of_encoder(unet),
             "segmenter": lambda: of_segmenter(work / "flat", data, flat, packaged, packaged.preprocessing),
         }
+        surfaces = surface_tokens(packaged)
+        for name, encoder in (("random_init", packaged), ("random_unet", unet)):
+            del surfaces[name]
+            for seed in SEEDS:
+                fluid[f"{name}@{seed}"] = partial(_random_row, encoder, seed)
         for seed in SEEDS:
-            for name, encoder in (("random_init", packaged), ("random_unet", unet)):
-                makers[f"{name}@{seed}"] = partial(_random_row, encoder, seed)
+            surfaces[f"random_init@{seed}"] = partial(_random_tokens, packaged, seed)
+            surfaces[f"random_unet@{seed}"] = partial(_random_tokens, fine_unet(packaged), seed)
         for argument in options.encoders:
             name, _, path = argument.partition("=")
-            makers[name] = lambda path=path: of_encoder(open_encoder(path, packaged.preprocessing))  # type: ignore[misc]
-        for name, make in makers.items():
+            fluid[name] = lambda path=path: of_encoder(open_encoder(path, packaged.preprocessing))  # type: ignore[misc]
+            surfaces[name] = lambda path=path: tokens_of(open_encoder(path, packaged.preprocessing))  # type: ignore[misc]
+        for name in dict.fromkeys([*fluid, *surfaces]):
+            if options.only and name.partition("@")[0] not in options.only:
+                continue
             file = options.keep / f"{name}.json"
-            if not file.is_file() and (not options.only or name.partition("@")[0] in options.only):
-                values = eyes.values(name, make())
+            values: Values = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+            before = dict(values)
+            if name in fluid and "fluid_ap" not in values:
+                values |= eyes.fluid(fluid[name]())
+            if name in surfaces and SURFACES not in values:
+                values |= eyes.surfaces(surfaces[name]())
+            if values != before:
                 options.keep.mkdir(parents=True, exist_ok=True)
                 write_json(file, values)
-                print(
-                    name, {metric: round(float(np.mean(of_eyes)), 3) for metric, of_eyes in values.items()}, flush=True
-                )
+                means = {metric: round(float(np.mean(of_eyes)), 3) for metric, of_eyes in values.items()}
+                print(name, means, flush=True)
     found = record(*retained_rows(options.keep))
     if options.out is None:
         print(json.dumps(found, indent=1))
@@ -362,6 +368,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _random_row(encoder: GridEncoder[object], seed: int) -> Featurise:
     return of_encoder(random_copy(encoder, seed))
+
+
+def _random_tokens(encoder: GridEncoder[object], seed: int) -> Tokens:
+    return tokens_of(random_copy(encoder, seed))
 
 
 def retained_rows(folder: Path) -> tuple[dict[str, Values], dict[str, list[Values]]]:

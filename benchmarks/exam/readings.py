@@ -26,19 +26,30 @@ _FOLDS = 5
 
 
 class Projection:
-    """Standardised features on their first principal components, scaled so that their mean variance is one."""
+    """Standardised features on their first principal components, scaled so that their mean variance is one.
 
-    def __init__(self, features: Float[np.ndarray, "n dim"], components: int = COMPONENTS) -> None:
+    limited: no component leaves its range in `features`, so that a rare feature, such as the probability of fluid,
+    changes what is read no more than it does there.
+    """
+
+    def __init__(
+        self, features: Float[np.ndarray, "n dim"], components: int = COMPONENTS, limited: bool = False
+    ) -> None:
         wide = features.astype(np.float32)
         self.mean, self.std = wide.mean(axis=0), np.maximum(wide.std(axis=0), 1e-6)
         components = min(components, *wide.shape)
         self.pca = PCA(components, svd_solver="full" if min(wide.shape) <= 1000 else "randomized", random_state=0)
         self.pca.fit((wide - self.mean) / self.std)
         self.scale = float(np.sqrt(self.pca.explained_variance_.mean()))
+        self.limits: tuple[Float[np.ndarray, " c"], Float[np.ndarray, " c"]] | None = None
+        if limited:
+            there = self(features)
+            self.limits = there.min(axis=0), there.max(axis=0)
 
     def __call__(self, features: Float[np.ndarray, "n dim"]) -> Float[np.ndarray, "n components"]:
         projected = self.pca.transform((features.astype(np.float32) - self.mean) / self.std)
-        return np.asarray(projected / self.scale, np.float32)
+        found = np.asarray(projected / self.scale, np.float32)
+        return found if self.limits is None else found.clip(*self.limits)
 
     def whitened(self, features: Float[np.ndarray, "n dim"]) -> Float[np.ndarray, "n components"]:
         """Every component with unit variance over the training eyes."""

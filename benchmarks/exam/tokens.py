@@ -102,6 +102,16 @@ def of_raw_patches(encoder: PretrainedEncoder, cohort: Cohort) -> Featurise:
     return featurise
 
 
+def of_raw(encoder: PretrainedEncoder) -> Featurise:
+    """The voxels of each patch; `Projection` reduces them in the same way as every row."""
+
+    def featurise(volumes: Sequence[CanonicalVolume]) -> list[TokenFeatures]:
+        selected = [encoder.select_tokens(volume) for volume in volumes]
+        return [TokenFeatures(one.patches, one.grid_index, one.grid, one.tissue) for one in selected]
+
+    return featurise
+
+
 def of_tissue(encoder: PretrainedEncoder) -> Featurise:
     """Which patches hold tissue, and nothing of what is in them."""
 
@@ -140,11 +150,12 @@ def of_context(encoder: PretrainedEncoder) -> Featurise:
     """Hand-made features of each patch and its neighbourhood: seven numbers for every cell of 2 x 2 x 4 voxels.
 
     The cell's mean, its smoothed mean, that of the cells above, below and to both sides, and how far the smoothed mean
-    is from the median of the eye at that depth.
+    is from the median of the eye at that depth. In patches of one B-scan a cell is one B-scan thick.
     """
     recipe = encoder.recipe
     size, patch = recipe.preprocessing.image_size, recipe.tokens.patch_size
-    cells = tuple(part // cell for part, cell in zip(patch, _CONTEXT_CELL, strict=True))
+    cell = tuple(map(min, patch, _CONTEXT_CELL))
+    cells = tuple(part // one for part, one in zip(patch, cell, strict=True))
 
     def featurise(volumes: Sequence[CanonicalVolume]) -> list[TokenFeatures]:
         found = []
@@ -152,7 +163,7 @@ def of_context(encoder: PretrainedEncoder) -> Featurise:
             one = encoder.select_tokens(volume)
             view = geometry.apply_transform(volume.pixels, geometry.center_crop(recipe.preprocessing), size)
             image = intensity.lookup_table(volume.tissue_mean, volume.tissue_std)[view]
-            maps = _context_maps(image)
+            maps = _context_maps(image, cell)
             features = [patches_of(each, one.grid, cells)[one.grid_index] for each in maps]
             found.append(TokenFeatures(np.concatenate(features, axis=1), one.grid_index, one.grid, one.tissue))
         return found
@@ -160,9 +171,9 @@ def of_context(encoder: PretrainedEncoder) -> Featurise:
     return featurise
 
 
-def _context_maps(image: Float[np.ndarray, "D H W"]) -> list[Float[np.ndarray, "d h w"]]:
+def _context_maps(image: Float[np.ndarray, "D H W"], cell: tuple[int, ...]) -> list[Float[np.ndarray, "d h w"]]:
     """The seven maps of `of_context`, one value for each cell."""
-    (d, h, w), (p, q, r) = image.shape, _CONTEXT_CELL
+    (d, h, w), (p, q, r) = image.shape, cell
     mean = image.reshape(d // p, p, h // q, q, w // r, r).mean(axis=(1, 3, 5))
     smooth = gaussian_filter(mean, (0.5, 1.0, 1.0), mode="nearest")
     framed = np.pad(smooth, ((0, 0), (1, 1), (1, 1)), mode="edge")

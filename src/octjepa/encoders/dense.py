@@ -39,8 +39,7 @@ from octjepa.views import geometry
 from octjepa.views.sample import select_tissue_tokens
 from octjepa.volume import CanonicalVolume
 
-# A token is as large as one of `phantom-truth`: 1.44 x 0.0624 x 0.376 mm.
-_TOKEN_MM: Final = (1.44, 8 * ROW_MM, 16 * COLUMN_MM)
+TOKEN_MM: Final = (1.44, 8 * ROW_MM, 16 * COLUMN_MM)  # as large as a token of `phantom-truth`
 _FARTHEST: Final = 8.0  # tokens; boundaries beyond it count as that far
 
 
@@ -60,13 +59,22 @@ class DenseEncoder(GridEncoder[BScanImages]):
 
     A token has `2 C + 2 (K - 1) + B` features, of C feature maps, K classes and B boundaries. It learned
     from phantoms only. It is frozen: `octjepa segment adapt` trains the network itself.
+
+    token_mm: about the size of a token; along each axis a token has a whole number of voxels that divides the volume.
+    Tokens of one B-scan, (0.36, 0.062, 0.19), tell the depth of surfaces better than the default.
     """
 
     def __init__(
-        self, network: BoundaryUNet, calibration: Calibration, preprocessing: Preprocessing, name: str = SEGMENTER
+        self,
+        network: BoundaryUNet,
+        calibration: Calibration,
+        preprocessing: Preprocessing,
+        name: str = SEGMENTER,
+        token_mm: tuple[float, float, float] = TOKEN_MM,
     ) -> None:
         self._network, self.calibration, self.name = network.eval().requires_grad_(False), calibration, name
-        patch = _patch_size(preprocessing)
+        self.token_mm = token_mm
+        patch = _patch_size(preprocessing, token_mm)
         # A recipe describes its tokens; nothing is trained by it, so its masks need not fit a grid of any size.
         recipe = Recipe(name=name, tokens=TokenRecipe(select="all"), train=TrainRecipe(max_updates=1))
         tokens = recipe.tokens.model_copy(update={"patch_size": patch, "select": "tissue"})
@@ -76,9 +84,11 @@ class DenseEncoder(GridEncoder[BScanImages]):
         self._shape = _image_shape(preprocessing, self.grid)
 
     @classmethod
-    def packaged(cls, preprocessing: Preprocessing | None = None) -> Self:
+    def packaged(
+        cls, preprocessing: Preprocessing | None = None, token_mm: tuple[float, float, float] = TOKEN_MM
+    ) -> Self:
         """The network of the package for volumes of `preprocessing`; None: the default one."""
-        return cls(*read_boundary_unet(), preprocessing or Preprocessing())
+        return cls(*read_boundary_unet(), preprocessing or Preprocessing(), token_mm=token_mm)
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -100,7 +110,7 @@ class DenseEncoder(GridEncoder[BScanImages]):
         with torch.random.fork_rng():
             torch.manual_seed(self.recipe.train.seed)
             network = BoundaryUNet(self.network.size)
-        return type(self)(network, self.calibration, self.preprocessing, "untrained")
+        return type(self)(network, self.calibration, self.preprocessing, "untrained", self.token_mm)
 
     def select_tokens(self, volume: CanonicalVolume) -> BScanImages:
         """The encoder's input for a prepared volume: centre crop, every token that contains tissue."""
@@ -156,14 +166,14 @@ class DenseEncoder(GridEncoder[BScanImages]):
         return torch.cat([*_mean_and_maximum(half, grid), *_mean_and_maximum(classes, grid), distances], dim=1)
 
 
-def _patch_size(preprocessing: Preprocessing) -> tuple[int, int, int]:
-    """The voxels of a token: along each axis the divisor of the image's size that is nearest to `_TOKEN_MM`."""
+def _patch_size(preprocessing: Preprocessing, token_mm: tuple[float, float, float]) -> tuple[int, int, int]:
+    """The voxels of a token: along each axis the divisor of the image's size that is nearest to `token_mm`."""
     sizes = []
-    for size, spacing_mm, token_mm in zip(
-        preprocessing.image_size, preprocessing.target_spacing_mm, _TOKEN_MM, strict=True
+    for size, spacing_mm, length_mm in zip(
+        preprocessing.image_size, preprocessing.target_spacing_mm, token_mm, strict=True
     ):
         divisors = [n for n in range(1, size + 1) if size % n == 0]
-        sizes.append(min(divisors, key=lambda n: abs(np.log(n * spacing_mm / token_mm))))
+        sizes.append(min(divisors, key=lambda n: abs(np.log(n * spacing_mm / length_mm))))
     return sizes[0], sizes[1], sizes[2]
 
 
