@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from benchmarks.peers.benchmarks import BENCHMARKS, run_benchmark
+from benchmarks.svg import save_svg
 
 from octjepa.distributed.precision import choose_precision, measured_rates
 from octjepa.distributed.runtime import Runtime
@@ -198,11 +199,9 @@ def _figures(one: dict[str, Any]) -> str:
 
 def plot_ratios(every: dict[str, Results], path: Path) -> None:
     """A line for each comparison, a mark with its range for each machine."""
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
     names = [f"{subject} {peer}" for subject, benchmark in BENCHMARKS.items() for peer in benchmark.peers]
-    mpl.rcParams["svg.hashsalt"] = "octjepa"  # the same results give the same file
     figure = Figure(figsize=(8, 0.34 * len(names) + 1), layout="constrained")
     axes = figure.add_subplot()
     for number, (letter, known) in enumerate(zip(ascii_uppercase, every.values(), strict=False)):
@@ -222,7 +221,7 @@ def plot_ratios(every: dict[str, Results], path: Path) -> None:
     axes.grid(axis="y", lw=0.3)
     axes.set_xlabel("octjepa over the reference: rates above 1 are faster, a peak below 1 is lower")
     axes.legend(title="machine")
-    figure.savefig(path, metadata={"Date": None})
+    save_svg(figure, path)
 
 
 if __name__ == "__main__":

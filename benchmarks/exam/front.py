@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.svg import save_svg
+
 from octjepa.files import write_atomic
 
 from .measured import (
@@ -188,10 +190,8 @@ _LINES = {"context": "--", "random_init": ":", "random_unet": "-."}
 
 def plot_objectives(records: Records, path: Path) -> None:
     """Average precision by token against CPU-hours: each run of each objective, and the packaged encoders."""
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    mpl.rcParams["svg.hashsalt"] = "octjepa"  # the same records give the same file
     figure = Figure(figsize=(10, 3.2), layout="constrained")
     panels = figure.subplots(1, len(_PANELS), sharey=True)
     for axes, (cohort, title) in zip(panels, _PANELS, strict=True):
@@ -203,7 +203,7 @@ def plot_objectives(records: Records, path: Path) -> None:
     panels[0].set_ylabel("average precision by token")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", fontsize="small")
-    figure.savefig(path, metadata={"Date": None})
+    save_svg(figure, path)
 
 
 def _plot_cohort(axes: Axes, records: Records, cohort: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from benchmarks.svg import save_svg
 
 from octjepa.config import load_recipe
 
@@ -29,10 +30,8 @@ FLOORS = {"intensity": "--", "raw_patches": ":"}
 
 def plot_compute(results: Results, path: Path) -> None:
     """A panel for each of `CURVES`: a mark for each run at its views, its untrained twins at the left."""
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    mpl.rcParams["svg.hashsalt"] = "octjepa"  # the same results give the same file
     curves = _curves(results)
     figure = Figure(figsize=(10, 6), layout="constrained")
     for axes, (key, heading) in zip(figure.subplots(2, 3).flat, CURVES, strict=True):
@@ -59,7 +58,7 @@ def plot_compute(results: Results, path: Path) -> None:
         labels |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     if labels:
         figure.legend(list(labels.values()), list(labels), loc="outside lower center", ncols=5)
-    figure.savefig(path, metadata={"Date": None})
+    save_svg(figure, path)
 
 
 def _started() -> list[tuple[Plan, Plan]]:

@@ -27,6 +27,8 @@ PARTS_OF_BENCHMARKS = {
     "phantom_measures",
     "segmenter_features",
     "spectral",
+    "surface_tokens",
+    "svg",
 }
 
 
