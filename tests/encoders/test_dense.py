@@ -95,6 +95,28 @@ def test_what_a_token_says_is_what_the_network_says_there(encoder):
     assert np.allclose(features[0, :, 0, -boundaries:], expected, atol=1e-3)
 
 
+def test_small_tokens_are_the_parts_of_a_large_one():
+    """Their means are those of the large token, and its maxima are the largest of theirs."""
+    small = DenseEncoder.packaged(SMALL, token_mm=(0.36, 0.0624, 0.188))
+    large = DenseEncoder.packaged(SMALL)
+    assert (small.grid, large.grid) == ((4, 8, 8), (1, 8, 4))
+    assert small.untrained().grid == small.grid
+    eye = volume(SMALL, 2)
+    images = large.select_tokens(eye)
+    every = np.arange(8 * 4), np.arange(4 * 8 * 8)
+    whole, parts = (
+        encoder._features(images._replace(grid_index=index))
+        for encoder, index in zip((large, small), every, strict=True)
+    )
+    parts = parts.reshape(4, 8, 4, 2, -1).transpose(1, 2, 0, 3, 4).reshape(8 * 4, 8, -1)
+    means, maxima = [*range(32), *range(64, 67)], [*range(32, 64), *range(67, 70)]
+    assert np.allclose(parts[..., means].mean(axis=1), whole[:, means], atol=1e-4)
+    assert np.allclose(parts[..., maxima].max(axis=1), whole[:, maxima], atol=1e-4)
+    near = (np.abs(parts[..., 70:]) < 8).all(axis=1)
+    assert near.mean() > 0.5
+    assert np.allclose(parts[..., 70:].mean(axis=1)[near], whole[:, 70:][near], atol=1e-3)
+
+
 def test_a_single_bscan_is_read_once_and_alone(encoder):
     """Whatever the number of slices that it fills: neighbours that are copies of it would be seen as tissue."""
     whole = volume(SMALL, 5)

@@ -103,6 +103,20 @@ def test_whitened_components_have_unit_variance_over_training_eyes() -> None:
     assert np.allclose(Projection(x, 10).whitened(x).std(axis=0), 1, atol=0.02)
 
 
+def test_limited_components_stay_in_their_range() -> None:
+    """A feature that is nearly constant among the labelled eyes is a hundred standard deviations away in another."""
+    x = np.random.default_rng(0).normal(size=(300, 20))
+    x[:, 0] *= 1e-3
+    other = x.copy()
+    other[0, 0] = 0.1
+    free, limited = Projection(x), Projection(x, limited=True)
+    assert np.array_equal(free(x), limited(x))
+    assert np.abs(free(other)).max() > 10 * np.abs(free(x)).max()
+    assert (limited(other).max(axis=0) <= limited(x).max(axis=0)).all()
+    assert (limited(other).min(axis=0) >= limited(x).min(axis=0)).all()
+    assert np.array_equal(free(other)[1:], limited(other)[1:])
+
+
 @pytest.mark.slow
 def test_a_row_better_than_its_twin_has_an_interval_above_zero(tmp_path: Path) -> None:
     rng, draws = np.random.default_rng(0), Draws(PEOPLE.tolist(), 300, 0)
