@@ -19,7 +19,7 @@ Four readings:
 - `eyes`: whole eyes by the default pooling, AUROC of each lesion that an eye has in at least one token, learned from
   all training eyes.
 - `measures`, on `exam` only: R2 of the area of atrophy, the volume of fluid and the central thickness by whole eyes.
-  Each draw labels 30 of the eyes that have it and tests the others.
+  Each draw labels 30 of the eyes that have it and tests the others. No feature leaves its range in the training eyes.
 
 Each value is the mean over draws of the labelled eyes. Its 95 % interval resamples test eyes and draws; that of `eyes`,
 which has no draws, resamples test eyes. Every row has the same resamples, so differences between rows are paired.
@@ -236,10 +236,12 @@ def read_tokens(eyes: Sequence[EyeTokens], cohort: PhantomCohort, draws: int, re
     }
 
 
-def pooled_eyes(tokens: Sequence[TokenFeatures], pool: str, train: int) -> Float[np.ndarray, "n f"]:
-    """A vector of every eye, on the principal components of the first `train` eyes."""
+def pooled_eyes(
+    tokens: Sequence[TokenFeatures], pool: str, train: int, limited: bool = False
+) -> Float[np.ndarray, "n f"]:
+    """A vector of every eye, on the principal components of the first `train` eyes; `limited`: to their range there."""
     x = np.stack([pool_tokens(one, np.zeros(0, np.int64), (pool,)) for one in tokens])
-    return Projection(x[:train], LABELLED)(x)
+    return Projection(x[:train], LABELLED, limited)(x)
 
 
 def read_whole_eyes(eyes: Sequence[EyeTokens], cohort: PhantomCohort) -> Samples:
@@ -290,7 +292,7 @@ def read_measures(eyes: Sequence[EyeTokens], cohort: PhantomCohort, draws: int) 
     assert cohort.native is not None
     truth = cohort.native
     order = np.concatenate([truth.indices("train"), truth.indices("test")])
-    x = pooled_eyes([eye.tokens for eye in eyes], CENTERED, cohort.train)
+    x = pooled_eyes([eye.tokens for eye in eyes], CENTERED, cohort.train, limited=True)
     samples: Samples = {}
     for kind, columns in MEASURES.items():
         values = np.sum([truth.column(name) for name in columns], axis=0)[order]
