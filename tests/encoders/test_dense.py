@@ -95,6 +95,11 @@ def test_what_a_token_says_is_what_the_network_says_there(encoder):
     assert np.allclose(features[0, :, 0, -boundaries:], expected, atol=1e-3)
 
 
+def test_a_token_without_a_size_is_refused():
+    with pytest.raises(UsageError, match=r"token_mm \(0\.36, 0\.0, 0\.19\): expected three lengths above 0"):
+        DenseEncoder.packaged(SMALL, token_mm=(0.36, 0.0, 0.19))
+
+
 def test_small_tokens_are_the_parts_of_a_large_one():
     """Their means are those of the large token, and its maxima are the largest of theirs."""
     small = DenseEncoder.packaged(SMALL, token_mm=(0.36, 0.0624, 0.188))

@@ -21,6 +21,7 @@ from octjepa.checkpoint.boundary_unet import read_boundary_unet
 from octjepa.encoders.base import GridEncoder
 from octjepa.encoders.external.prepared import one_bscan
 from octjepa.encoders.pooling import TokenFeatures
+from octjepa.errors import UsageError
 from octjepa.model.boundary_unet import BoundaryUNet, decode_boundaries
 from octjepa.model.bscan_inference import (
     BATCH,
@@ -61,7 +62,8 @@ class DenseEncoder(GridEncoder[BScanImages]):
     from phantoms only. It is frozen: `octjepa segment adapt` trains the network itself.
 
     token_mm: about the size of a token; along each axis a token has a whole number of voxels that divides the volume.
-    Tokens of one B-scan, (0.36, 0.062, 0.19), tell the depth of surfaces better than the default.
+    Tokens of one B-scan, (0.36, 0.062, 0.19), tell the depth of surfaces better than the default. Raises UsageError: a
+    length that is not positive.
     """
 
     def __init__(
@@ -168,6 +170,8 @@ class DenseEncoder(GridEncoder[BScanImages]):
 
 def _patch_size(preprocessing: Preprocessing, token_mm: tuple[float, float, float]) -> tuple[int, int, int]:
     """The voxels of a token: along each axis the divisor of the image's size that is nearest to `token_mm`."""
+    if not all(length_mm > 0 for length_mm in token_mm):
+        raise UsageError(f"token_mm {token_mm}: expected three lengths above 0, along slices, depth and columns")
     sizes = []
     for size, spacing_mm, length_mm in zip(
         preprocessing.image_size, preprocessing.target_spacing_mm, token_mm, strict=True
