@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from benchmarks.exam.cohorts import UNFLATTENED, Cohort, make_cohorts
 from benchmarks.exam.decoys import DECOYS
+from benchmarks.exam.measurement_tasks import projection_of
 from benchmarks.exam.readings import choose_strength, draw_labelled, logistic_scores
 from benchmarks.exam.results import EYES
 from benchmarks.exam.surface_head import FOLDS, LabelledEye, SurfaceHead, TokenEye, token_eye
@@ -46,7 +47,7 @@ from benchmarks.phantom_tokens import (
     value_of,
     values_and_differences,
 )
-from benchmarks.surface_tokens import Tokens, limited_projection, surface_tokens
+from benchmarks.surface_tokens import Tokens, surface_tokens
 from jaxtyping import Bool, Float, Int
 
 from octjepa import keys
@@ -99,7 +100,7 @@ def read_surfaces(tokens: Tokens, cohort: Cohort, draws: int) -> Samples:
     train, test = cohort.indices("train"), cohort.indices("test")[:SURFACE_EYES]
     order = np.concatenate([train, test])
     table = _table(volume_tokens(tokens.featurise, cohort, order), tokens.recipe)
-    project = limited_projection(table, len(train))
+    project = projection_of(table, range(len(train)), limited=True)
     eyes = [token_eye(table, number, project(table.features[table.of(number)])) for number in range(len(order))]
     depths = [boundary_depths(cohort, int(index)) for index in order]
     um = cohort.store.preprocessing.target_spacing_mm[1] * 1000

@@ -13,9 +13,7 @@ from collections.abc import Callable
 from copy import copy
 from typing import NamedTuple
 
-import numpy as np
-from benchmarks.exam.readings import Projection
-from benchmarks.exam.tokens import Featurise, TokenTable, of_context, of_encoder, of_intensity, of_raw, of_tissue
+from benchmarks.exam.tokens import Featurise, of_context, of_encoder, of_intensity, of_raw, of_tissue
 
 from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.encoders.base import GridEncoder
@@ -60,14 +58,6 @@ def fine_unet(packaged: PretrainedEncoder) -> DenseEncoder:
     spacing_mm = packaged.preprocessing.target_spacing_mm
     size_mm = tuple(count * step_mm for count, step_mm in zip(FINE_PATCH, spacing_mm, strict=True))
     return DenseEncoder.packaged(packaged.preprocessing, token_mm=(size_mm[0], size_mm[1], size_mm[2]))
-
-
-def limited_projection(table: TokenTable, labelled: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Principal components of the tokens of the first `labelled` volumes, limited to their range there; of no features,
-    nothing."""
-    if not table.features.shape[1]:
-        return lambda features: features.astype(np.float32)
-    return Projection(table.features[: table.offsets[labelled]], limited=True)
 
 
 def _with_patch(encoder: PretrainedEncoder, patch: tuple[int, int, int]) -> PretrainedEncoder:

@@ -68,12 +68,13 @@ def surfaces(cohort: Cohort, table: TokenTable) -> Iterator[Finding | LeftOut]:
 
 
 def projection_of(
-    table: TokenTable, volumes: Iterable[int]
+    table: TokenTable, volumes: Iterable[int], limited: bool = False
 ) -> Callable[[Float[np.ndarray, "n dim"]], Float[np.ndarray, "n f"]]:
-    """Principal components of the tokens of `volumes`; nothing of tokens without features."""
+    """Principal components of the tokens of `volumes`, `limited` to their range there; nothing of tokens without
+    features."""
     if not table.features.shape[1]:
         return lambda features: features.astype(np.float32)
-    return Projection(np.concatenate([table.features[table.of(int(one))] for one in volumes]))
+    return Projection(np.concatenate([table.features[table.of(int(one))] for one in volumes]), limited=limited)
 
 
 def severity(cohort: Cohort, x: Float[np.ndarray, "V f"]) -> Iterator[Finding | LeftOut]:

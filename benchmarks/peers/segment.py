@@ -22,6 +22,7 @@ from benchmarks.peers.ingest import monai
 from torch.nn import functional
 
 import octjepa
+from octjepa.distributed.precision import inference_autocast
 from octjepa.model.bscan_inference import BATCH, prepared_bscans, stack_neighbours
 from octjepa.phantom import write_cohort
 from octjepa.phantom.cohort import CohortDesign, Size
@@ -63,7 +64,7 @@ def classes_by(network: torch.nn.Module, volume: OCTVolume) -> np.ndarray:
     near, shape = near_bscans_of(volume), network_shape(volume.shape[1:], volume.spacing_mm)
     images = prepared_bscans(volume.pixels, shape, without_fill)
     out = np.empty(volume.shape, np.uint8)
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+    with torch.inference_mode(), inference_autocast(torch.device("cpu")):
         for start in range(0, len(images), BATCH):
             index = np.arange(start, min(start + BATCH, len(images)))
             stacked = stack_neighbours(images, near, index).contiguous(memory_format=torch.channels_last)
