@@ -9,7 +9,7 @@ this is what an hour of one core allows.
   kinds 40 people to learn from, 30 of them labelled, and 40 test people; AUROC of whole eyes and its mean.
 - `surfaces`: depth of four surfaces in scans that were not flattened, from 30 of 40 labelled eyes; mean absolute error
   in um in 60 test eyes. `outline` is which patches hold tissue, which the readout knows of every row. Tokens are those
-  of `benchmarks.surface_tokens`.
+  of `benchmarks.surface_tokens`. `segmenter` is the segmentation network's own boundaries, without a readout.
 
 Each value is the mean over draws of the labelled eyes. Its 95 % interval resamples test eyes and draws. Every row has
 the same resamples, so differences between rows are paired.
@@ -27,12 +27,13 @@ from typing import Any
 import numpy as np
 from benchmarks.exam.cohorts import UNFLATTENED, Cohort, make_cohorts
 from benchmarks.exam.decoys import DECOYS
+from benchmarks.exam.measured import REFERENCE
 from benchmarks.exam.measurement_tasks import projection_of
 from benchmarks.exam.readings import choose_strength, draw_labelled, logistic_scores
 from benchmarks.exam.results import EYES
 from benchmarks.exam.surface_head import FOLDS, LabelledEye, SurfaceHead, TokenEye, token_eye
 from benchmarks.exam.tokens import Featurise, TokenTable
-from benchmarks.exam.truth import BOUNDARIES, boundary_depths
+from benchmarks.exam.truth import BOUNDARIES, OF_EIGHT, boundary_depths
 from benchmarks.phantom_tokens import (
     DRAWS,
     LABELLED,
@@ -47,7 +48,7 @@ from benchmarks.phantom_tokens import (
     value_of,
     values_and_differences,
 )
-from benchmarks.surface_tokens import Tokens, surface_tokens
+from benchmarks.surface_tokens import Tokens, fine_unet, surface_tokens, tokens_of
 from jaxtyping import Bool, Float, Int
 
 from octjepa import keys
@@ -104,7 +105,37 @@ def read_surfaces(tokens: Tokens, cohort: Cohort, draws: int) -> Samples:
     eyes = [token_eye(table, number, project(table.features[table.of(number)])) for number in range(len(order))]
     depths = [boundary_depths(cohort, int(index)) for index in order]
     um = cohort.store.preprocessing.target_spacing_mm[1] * 1000
-    errors = [_surface_errors(eyes, depths, len(train), draw) * um for draw in range(draws)]  # [test, boundaries]
+    return _samples([_surface_errors(eyes, depths, len(train), draw) * um for draw in range(draws)])
+
+
+def read_own_surfaces(tokens: Tokens, cohort: Cohort, draws: int) -> Samples:
+    """As `read_surfaces`, of the segmentation network's own boundaries, which need no labels."""
+    um = cohort.store.preprocessing.target_spacing_mm[1] * 1000
+    errors = []
+    for index in cohort.indices("test")[:SURFACE_EYES]:
+        (eye,) = volume_tokens(tokens.featurise, cohort, np.array([index]))
+        found = own_depths(eye, tokens.recipe)
+        errors.append(np.nanmean(np.abs(found - boundary_depths(cohort, int(index))), axis=(1, 2)))
+    return _samples([np.stack(errors) * um] * draws)
+
+
+def own_depths(eye: TokenFeatures, recipe: Recipe) -> Float[np.ndarray, "4 D W"]:
+    """Depths in voxels of four boundaries, in each column of tokens, from the features of `DenseEncoder`.
+
+    The last eight features of a token are its distances from boundaries, in tokens. Those of the nearest token count:
+    farther distances are limited. NaN where a column has no token.
+    """
+    (d, h, w), height = recipe.grid, recipe.tokens.patch_size[1]
+    distance = np.full((d, h, w, len(BOUNDARIES)), np.nan)
+    distance.reshape(d * h * w, -1)[eye.grid_index] = eye.features[:, -8:][:, OF_EIGHT]
+    rows = (np.arange(h) + 0.5)[None, :, None, None]
+    nearest = np.where(np.isnan(distance), np.inf, np.abs(distance)).argmin(axis=1)[:, None]
+    depths = np.take_along_axis((rows - distance) * height - 0.5, nearest, axis=1)
+    return depths[:, 0].transpose(2, 0, 1)
+
+
+def _samples(errors: Sequence[Float[np.ndarray, "test boundaries"]]) -> Samples:
+    """Resamples of the error of each surface, and their mean; an array of errors for each draw of labelled eyes."""
     samples = {
         name: resampled([one[:, number] for one in errors], [one[:, number] for one in errors], _mean)
         for number, name in enumerate(BOUNDARIES)
@@ -146,20 +177,22 @@ def _surface_errors(
 def rows_of(task: str, packaged: PretrainedEncoder) -> dict[str, Callable[[], Any]]:
     """The makers of the rows of a task: `Tokens` for surfaces, else a `Featurise`."""
     if task == "surfaces":
-        return dict(surface_tokens(packaged))
+        return {**surface_tokens(packaged), REFERENCE: lambda: tokens_of(fine_unet(packaged))}
     return {name: make for name, make in packaged_rows(packaged).items() if name not in WITHOUT_LOOK_ALIKES}
 
 
-def reader(task: str, work: Path) -> Callable[[Any, int], Samples]:
-    """What reads a row of a task; its cohorts are made in `work` where they are absent."""
+def reader(task: str, work: Path) -> Callable[[str, Any, int], Samples]:
+    """What reads a row of a task, by its name; its cohorts are made in `work` where they are absent."""
     if task == "surfaces":
         folder = make_cohorts(work, small_exam(), ("main", UNFLATTENED), workers=1)
         tilted = Cohort.open(folder, UNFLATTENED)
-        return lambda tokens, draws: read_surfaces(tokens, tilted, draws)
+        return lambda name, tokens, draws: (read_own_surfaces if name == REFERENCE else read_surfaces)(
+            tokens, tilted, draws
+        )
     few = replace(small_exam(), decoy_train=DECOY_PEOPLE, decoy_val=0, decoy_test=DECOY_PEOPLE)
     folder = make_cohorts(work, few, tuple(DECOYS), workers=1)
     cohorts = {name: Cohort.open(folder, name) for name in DECOYS}
-    return lambda featurise, draws: read_look_alikes(featurise, cohorts, draws)
+    return lambda _name, featurise, draws: read_look_alikes(featurise, cohorts, draws)
 
 
 TASKS = ("surfaces", "look_alikes")
@@ -202,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         read = reader(task, options.work) if missing else None
         for name, make in missing.items():
             assert read is not None
-            samples = read(make(), options.draws)
+            samples = read(name, make(), options.draws)
             retained.write(retained.file(task, name, "whole", options.draws), samples)
             print(f"{task} {name}: { {key: value_of(values) for key, values in samples.items()} }", flush=True)
     found = record(retained, options.draws)

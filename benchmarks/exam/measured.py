@@ -17,6 +17,8 @@ from typing import Any
 
 from octjepa.errors import UsageError
 
+from .truth import OF_EIGHT
+
 ENCODERS = ("phantom-unet", "phantom-truth", "phantom-tiny")
 OWN_RANDOM = {"phantom-unet": "random_unet", "phantom-truth": "random_init", "phantom-tiny": "random_init"}
 BASELINES = ("context", "intensity", "position")  # hand-made; `outline` takes the place of `position` for surfaces
@@ -317,6 +319,7 @@ def tasks_of(records: Records) -> list[Task]:
                 lower_is_better=True,
                 digits=1,
                 goal=half_of_random(),
+                reference=reference(TASKS, "surfaces", "values", REFERENCE, "mean"),
             ),
         ),
         (
@@ -385,12 +388,9 @@ def _bscans(records: Records, text: str, part: str, metric: str) -> Task:
     return Task(text, metric, parts, goal=above_random_and_context(), reference=sum(values) / len(values))
 
 
-_SHOWN = (0, 2, 4, 7)  # ILM, IPL/INL, OPL/ONL and BM among the eight boundaries of `octjepa segment`
-
-
 def _segmented_surfaces(records: Records) -> float:
     """Error of `octjepa segment` at the four surfaces, without a label of real eyes."""
     found = records.at(EYES, COMMANDS[EYES], "tasks", "task_1_um", "octjepa")
     if not isinstance(found, list) or len(found) != 8:
         raise UsageError(f"{records.folder / EYES}: expected eight boundaries: {COMMANDS[EYES]}")
-    return sum(float(found[k]) for k in _SHOWN) / len(_SHOWN)
+    return sum(float(found[k]) for k in OF_EIGHT) / len(OF_EIGHT)

@@ -25,13 +25,12 @@ from octjepa.recipe import Preprocessing
 from octjepa.store import Store
 from octjepa.volume import CanonicalVolume, OCTVolume, hash_pixels, volume_id
 
-from .truth import COLUMNS, surface_depths, view_voxels
+from .truth import COLUMNS, OF_EIGHT, surface_depths, view_voxels
 
 EYES = ("01", "04")
 DEVELOPMENT_EYES = (*EYES, "02", "05", "07")
 PITCH_MM = (0.36, 0.003872, 0.0117)
 BSCANS, GRADED = 11, 12  # slices that are tested, and that are learned from
-_SURFACES = (0, 2, 4, 7)  # of the graders' eight: those of `truth.BOUNDARIES`
 _REPEATED = 5  # B-scans that fill the volume up
 _MACULA = "spectralis_macula_145x496x512_j2k.dcm"  # a third person, ungraded
 _SCAN, _FLUID, _LAYERS = "11x496x768.dcm", "fluid.npz", "layers.npz"
@@ -147,7 +146,7 @@ def _read_eye(store: Store, volume_id: str, data: Path, eye: str) -> RealEye:
     with np.load(_file(data, eye, _FLUID), allow_pickle=False) as file:
         mask = fill_up(file["fluid"] > 0)
     with np.load(_file(data.parent / "labels", eye, _LAYERS), allow_pickle=False) as file:
-        graders = [fill_up(file[name])[:, list(_SURFACES)] for name in ("layers", "layers2")]  # [frames, 4, columns]
+        graders = [fill_up(file[name])[:, list(OF_EIGHT)] for name in ("layers", "layers2")]  # [frames, 4, columns]
         columns_graded = ~np.isnan(fill_up(file["layers"])[:, 0])
     at, inside = view_voxels(native, preprocessing, 1)
     graded = inside & columns_graded[at[..., 0], at[..., 2]]

@@ -14,6 +14,7 @@ from octjepa.recipe import Preprocessing
 from .cohorts import Cohort
 
 BOUNDARIES = ("ilm", "ipl_inl", "opl_onl", "bm")
+OF_EIGHT = (0, 2, 4, 7)  # where they are among the eight of graders and of `octjepa segment`
 COLUMNS = 4  # coarse columns of the truth, in voxels
 CELL = (1, 8, 4)  # voxels of a cell of the dense truth: 0.36 x 0.062 x 0.19 mm
 Grid = tuple[int, int, int]

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks import phantom_tokens, real_tokens
-from benchmarks.phantom_tasks import look_alike_samples
+from benchmarks.exam.truth import OF_EIGHT
+from benchmarks.phantom_tasks import look_alike_samples, own_depths
 from benchmarks.phantom_tokens import PhantomCohort, RetainedRows, differences, measure_samples, r2, resampled, value_of
 from benchmarks.real_bscans import merged
+from benchmarks.surface_tokens import fine_unet
 from sklearn.metrics import average_precision_score
 
 import octjepa
@@ -26,6 +28,20 @@ def test_a_resample_has_the_average_precision_of_scikit_learn() -> None:
     found = phantom_tokens._weighted_precision(truth[order], weight[order])
     assert found == pytest.approx(average_precision_score(truth, scores, sample_weight=weight))
     assert np.isnan(phantom_tokens._weighted_precision(truth[order], np.where(truth[order], 0, weight[order])))
+
+
+def test_the_networks_own_depths_are_those_of_the_nearest_token() -> None:
+    recipe = fine_unet(octjepa.open_encoder("phantom-tiny")).recipe
+    (d, h, w), height = recipe.grid, recipe.tokens.patch_size[1]
+    depths = np.random.default_rng(4).uniform(10, h * height - 10, (8, d, w))
+    index = np.setdiff1d(np.arange(d * h * w), np.arange(h) * w + 5)  # the first slice's column 5 has no token
+    slices, rows, columns = np.unravel_index(index, recipe.grid)
+    distance = ((rows + 0.5) * height - 0.5 - depths[:, slices, columns]).T / height
+    features = np.concatenate([np.zeros((len(index), 3)), distance.clip(-8, 8)], axis=1).astype(np.float32)
+    found = own_depths(TokenFeatures(features, index, recipe.grid, np.ones(len(index), np.float32)), recipe)
+    assert np.isnan(found[:, 0, 5]).all()
+    found[:, 0, 5] = depths[list(OF_EIGHT), 0, 5]
+    np.testing.assert_allclose(found, depths[list(OF_EIGHT)], atol=1e-4)
 
 
 def test_draws_of_labels_widen_the_interval() -> None:
