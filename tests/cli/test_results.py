@@ -219,9 +219,13 @@ def test_help_and_version() -> None:
     assert call().code == 2
 
 
-@pytest.mark.parametrize("verb", ["demo", *AGREED, "inspect", "plan"])
+_BELOW = ["datasets list", "datasets show", "datasets check", "datasets tables"]
+_BELOW += ["recipes list", "recipes show", "recipes copy"]
+
+
+@pytest.mark.parametrize("verb", ["demo", *AGREED, "inspect", "plan", "visits", *_BELOW])
 def test_every_verb_takes_json_and_quiet(verb: str) -> None:
-    result = call(verb, "--help")
+    result = call(*verb.split(), "--help")
     assert result.code == 0
     assert "--json" in result.out
     assert "--quiet" in result.out

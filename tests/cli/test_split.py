@@ -34,13 +34,12 @@ def test_the_encoder_of_the_package_is_known_by_its_name(store: Path) -> None:
     found = call("inspect", "phantom-tiny", "--json")
     assert (found.json["kind"], found.json["recipe"], found.json["dim"]) == ("checkpoint", "phantom-tiny", 192)
     assert "of the package (phantom-tiny, phantom-truth, phantom-unet)" in call("inspect", "phantom-tine").err
-    assigned = call("split", store, "--assign-rest", "--against", "phantom-tiny", "--json")
+    assigned = call("split", store, "--against", "phantom-tiny", "--json")
     assert assigned.code == 0, assigned.err
     assert assigned.json["leaks"] == []  # no eye of this store was drawn for it
-    assert (
-        "of the package (phantom-tiny, phantom-truth)"
-        in call("split", store, "--assign-rest", "--against", "phantom-tine").err
-    )
+    assert "of the package (phantom-tiny, phantom-truth)" in call("split", store, "--against", "phantom-tine").err
+    refused = call("split", store, "--assign-rest", "--against", "phantom-tiny")
+    assert (refused.code, "leave out the options of a split" in refused.err) == (2, True)
 
 
 def test_people_without_a_recommendation_are_reported_of_and_can_be_assigned(store: Path) -> None:

@@ -151,6 +151,12 @@ def test_the_commands_of_the_fairvision_guide_end_in_the_documented_split(tmp_pa
     assert [float(labels[f"fairvision-{number:05d}"]) for number in range(4)] == [0, 1, 0, 1]
 
 
+def test_people_who_are_numbered_within_a_class_are_counted_once_each(tmp_path: Path) -> None:
+    for name in ("CNV/1/a_cnv", "CNV/1/b_normal", "CNV/2/a_cnv", "DRUSEN/1/a_drusen", "NORMAL/2/a_normal"):
+        write(tmp_path, find_data_set("neh").files[0], f"{name}.jpg")
+    assert check_folder(find_data_set("neh"), tmp_path).kinds[0].people == 4
+
+
 def test_tables_of_single_bscans_name_each_image(tmp_path: Path) -> None:
     octdl, kermany = tmp_path / "OCTDL", tmp_path / "OCT2017"
     expected = find_data_set("octdl").files[0]

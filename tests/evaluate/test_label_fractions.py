@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,14 @@ def test_too_few_people_or_positives_are_refused_with_the_numbers() -> None:
     rare, person_ids = eyes(50, 1)
     with pytest.raises(UsageError, match="of 10 labelled people 1 are of class 1, at least 2 are needed"):
         limit_target(rare, person_ids, 10, 0)
+
+
+def test_too_few_events_are_refused_with_the_number() -> None:
+    target, person_ids = eyes(50, 1)
+    years = {split: np.where(values > 0, 2.0, -3.0) for split, values in target.values.items()}
+    survival = replace(target, task="survival", classes=(), values=years)
+    with pytest.raises(UsageError, match=r"of 10 labelled people [01] had the event, at least 2 are needed"):
+        limit_target(survival, person_ids, 10, 0)
 
 
 @pytest.mark.parametrize("text", ["", "ten", "10;30", "10,-3", "3", "10,,30", "1e2"])

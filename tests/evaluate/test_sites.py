@@ -55,6 +55,27 @@ def test_leave_one_out_fits_without_the_group_and_tests_on_it() -> None:
     assert found.mean_drop.low > 0.1
 
 
+def test_an_eye_of_two_vendors_gives_no_label_of_either() -> None:
+    target, people, sites, score = _made()
+    vendors = np.where(np.arange(len(sites)) // 2 % 5 == 0, "a+b", sites).astype(object)
+    trained: dict[str, set[str]] = {}
+
+    def fit(held: Target) -> Predictions:
+        (tested,) = set(vendors[held.indices["test"]])
+        trained[tested] = set(vendors[held.indices["train"]]) | set(vendors[held.indices["val"]])
+        predicted = score[held.indices["test"]]
+        return Predictions(
+            held.values["test"], np.stack([-predicted, predicted], 1), np.stack([-predicted, predicted], 1)
+        )
+
+    at = target.indices["test"]
+    full = Predictions(target.values["test"], *[np.stack([-score, score], 1)[at]] * 2)
+    draws = Draws(people[at].tolist(), 50, 0)
+    found = leave_one_group_out("auroc", target, vendors, people, full, fit, draws)
+    assert trained == {"a": {"b"}, "b": {"a"}}
+    assert "training label" in found.left_out["a+b"]
+
+
 def test_a_group_that_cannot_be_left_out_is_named() -> None:
     target, people, sites, score = _made()
     sites = np.array(["only"] * len(sites), dtype="<U5")

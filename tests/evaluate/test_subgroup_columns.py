@@ -14,6 +14,7 @@ from invented_cohort import probe_with
 from octjepa.embed.table import read_embeddings
 from octjepa.errors import UsageError
 from octjepa.evaluate.subgroups import parse_subgroups, read_groups
+from octjepa.read.identity import visit_pseudonym
 
 
 @pytest.fixture(autouse=True)
@@ -128,6 +129,14 @@ def test_a_column_that_is_not_there_and_one_with_too_many_values_are_refused(fil
         read_groups(parse_subgroups("gender"), labels, frame)
     with pytest.raises(UsageError, match=r"age has \d+ values, at most 20 .* as age:50,65"):
         read_groups(parse_subgroups("age"), labels, frame)
+
+
+def test_a_column_of_labels_by_visit_is_read_at_the_visit(tmp_path: Path) -> None:
+    path = tmp_path / "labels.tsv"
+    path.write_text("person_id\teye\tvisit\tlens\n1\tOD\ta\tclear\n1\tOD\tb\tcloudy\n1\tOS\t\tclear\n")
+    visits = [*(visit_pseudonym("1", name) for name in ("a", "b")), ""]
+    eyes = pd.DataFrame({"person_id": ["1"] * 3, "eye": ["OD", "OD", "OS"], "visit": visits})
+    assert read_groups(parse_subgroups("lens"), path, eyes)["lens"].tolist() == ["clear", "cloudy", "clear"]
 
 
 def test_a_person_whose_eyes_differ_belongs_to_no_group(tmp_path: Path) -> None:

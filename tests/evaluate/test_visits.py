@@ -247,3 +247,29 @@ def test_the_change_between_visits_is_probed_by_person(tmp_path: Path) -> None:
     assert (
         call("visits", tmp_path / "eyes.parquet", "--visit-order", order, "--out", changes, "--target", "va").code == 2
     )
+
+
+@pytest.mark.parametrize("out", ["eyes.parquet", "va.parquet"])
+def test_changes_never_replace_a_table_that_they_are_made_from(out: str, tmp_path: Path) -> None:
+    table, state = cohort(6)
+    write_table(tmp_path / "eyes.parquet", table)
+    labels = write_tsv(tmp_path / "va.labels.tsv", ["person_id", "eye", "visit", "va"], visit_rows(table, state))
+    order = write_tsv(tmp_path / "order.tsv", ["visit", "order"], [["a", 1]])
+    before = labels.read_bytes(), (tmp_path / "eyes.parquet").read_bytes()
+    made = call(
+        *("visits", tmp_path / "eyes.parquet", "--visit-order", order, "--out", tmp_path / out),
+        *("--labels", labels, "--target", "va"),
+    )
+    assert made.code == 2
+    assert "is read by this command, and its result would replace it" in made.err
+    assert (labels.read_bytes(), (tmp_path / "eyes.parquet").read_bytes()) == before
+
+
+def test_a_row_without_a_visit_is_the_label_of_the_other_visits(tmp_path: Path) -> None:
+    table, _ = cohort(2)
+    order = {visit: float(number % 2) for number, visit in enumerate(table.frame["visit"])}
+    rows = [["p0", "OD", "2024-01-05", 70], ["p0", "OD", "", 60]]
+    labels = read_labels(write_tsv(tmp_path / "l.tsv", ["person_id", "eye", "visit", "va"], rows), ["va"])
+    _, (first, second) = change_labels(pair_visits(table, order).pairs, labels, ["va"])
+    assert first[4:] == ["70", "60", -10.0]
+    assert second[4:] == [None, None, None]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,16 @@ def test_the_recipes_interval_is_wider_and_needs_two_seeds() -> None:
     same = [_estimate(0.73)] * 3
     findings, alone = recipe_interval(same), mean_over_seeds(same).interval()
     assert findings.high - findings.low == pytest.approx(alone.high - alone.low, rel=0.03)
+
+
+def test_a_seed_with_a_constant_prediction_does_not_bound_the_mean_of_all() -> None:
+    good, constant = _estimate(0.9), replace(_estimate(-0.02, sd=0.01), scale="of_constant")
+    for order in ([good, constant], [constant, good]):
+        recipes = [replace(one, scale="below_one") if one is good else one for one in order]
+        mean = mean_over_seeds(recipes)
+        assert mean.interval().low < mean.value < mean.interval().high
+        assert mean.scale == "below_one"
+    assert mean_over_seeds([constant, constant]).scale == "of_constant"
 
 
 def test_recipes_are_paired_by_people() -> None:

@@ -113,6 +113,27 @@ def test_nobody_is_named_and_words_of_others_stay_words(tmp_path: Path) -> None:
     assert "61" not in data_card(few, "few").partition("## People")[2].partition("##")[0]
 
 
+def test_no_age_group_or_site_of_fewer_than_six_people_is_on_it(tmp_path: Path) -> None:
+    rows = [index_entry(2 * number, site="UAB" if number < 2 else "UW") for number in range(10)]
+    people = [
+        {
+            "person_id": row["person_id"],
+            "clinical_site": row["site"],
+            "study_group": "rare" if number == 0 else "healthy",
+            "age": "93" if number == 0 else "",
+            "recommended_split": "",
+        }
+        for number, row in enumerate(rows)
+    ]
+    card = data_card(store_of(tmp_path / "store", rows, people), "eyes")
+    assert "93" not in card
+    assert rows_of(card, "Age") == []
+    assert rows_of(card, "Site") == [["UW 8, 1 more of fewer than 6 people"]]
+    assert rows_of(card, "Study group") == [["healthy 9, 1 more of fewer than 6 people"]]
+    assert rows_of(card, "UW")[0][0] == "8"
+    assert rows_of(card, "UAB") == []
+
+
 @pytest.mark.slow
 def test_it_is_written_beside_the_page_or_nothing_is(demo: Path, tmp_path: Path) -> None:
     write_report(demo, tmp_path / "page.html", tmp_path / "card.md")

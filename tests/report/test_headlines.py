@@ -112,8 +112,9 @@ def test_page_and_terminal_compare_rows_of_the_same_probe_and_pooling() -> None:
     others = [
         replace(intensity, probe="knn", pool="mean", value=0.97),
         replace(intensity, pool="mean_std_max", value=0.96),
+        replace(intensity, probe="knn", value=0.95),
     ]
-    (headline,) = strongest_baseline_headline([*rows, *others], PAIRED)
+    (headline,) = strongest_baseline_headline([*others, *rows], PAIRED)
     assert headline.figure == "+0.100"
     (_, *columns), line = comparison_lines([row.to_json() for row in [*others, *rows]], ["auroc"], PAIRED.to_json())
     assert line[1 + columns.index("intensity")] == "0.800"

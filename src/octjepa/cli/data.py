@@ -306,6 +306,8 @@ def split(
     if against is not None:
         from octjepa.embed.leakage import check_leakage
 
+        if by != "recommended" or assign_rest or labels is not None or target is not None:
+            raise UsageError("--against only counts people and splits nothing: leave out the options of a split")
         print_result(check_leakage(opened, against).to_json(), as_json)
         return
     values: dict[tuple[str, ...], str] | None = None

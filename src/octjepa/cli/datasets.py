@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from octjepa.cli.options import Json
+from octjepa.cli.options import Json, Quiet
 from octjepa.cli.output import print_result, print_table
 from octjepa.cli.root import app
 from octjepa.errors import OctjepaError
@@ -19,7 +19,7 @@ _Folder = Annotated[Path, typer.Argument(help="The folder of the unpacked data s
 
 
 @datasets.command("list")
-def list_data_sets(as_json: Json = False) -> None:
+def list_data_sets(as_json: Json = False, quiet: Quiet = False) -> None:
     """Lists the data sets whose layout is known. Nothing is downloaded."""
     from octjepa.datasets.catalogue import catalogue
 
@@ -30,7 +30,7 @@ def list_data_sets(as_json: Json = False) -> None:
 
 
 @datasets.command()
-def show(name: _Name, as_json: Json = False) -> None:
+def show(name: _Name, as_json: Json = False, quiet: Quiet = False) -> None:
     """Shows layout, spacing, split, labels, terms, defects and anchors of a data set."""
     from octjepa.datasets.catalogue import find_data_set
 
@@ -50,7 +50,7 @@ def show(name: _Name, as_json: Json = False) -> None:
 
 
 @datasets.command()
-def check(name: _Name, folder: _Folder, as_json: Json = False) -> None:
+def check(name: _Name, folder: _Folder, as_json: Json = False, quiet: Quiet = False) -> None:
     """Compares a local copy with the documented layout. Exit code 1 if a needed file is missing or differs."""
     from octjepa.datasets.catalogue import find_data_set
     from octjepa.datasets.check import check_folder
@@ -71,7 +71,7 @@ def check(name: _Name, folder: _Folder, as_json: Json = False) -> None:
 
 
 @datasets.command()
-def tables(name: _Name, folder: _Folder, as_json: Json = False) -> None:
+def tables(name: _Name, folder: _Folder, as_json: Json = False, quiet: Quiet = False) -> None:
     """Writes manifest.tsv with the person of each scan. Also split and label if the paths state them."""
     from octjepa.datasets.catalogue import find_data_set
     from octjepa.datasets.check import write_tables

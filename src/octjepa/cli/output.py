@@ -115,7 +115,8 @@ def comparison_lines(
 ) -> list[Sequence[str]]:
     """One line per target, one column per encoder and for the two strongest baselines.
 
-    All columns have the probe and the pooling of the paired comparison; baselines without a pooling have that probe.
+    All columns have the probe and the pooling of the paired comparison. A baseline without a pooling that this probe
+    did not read has its first probe.
     """
     chosen = [result for result in results if result["metric"] in primary]
     probe = paired["probe"] if paired else chosen[-1]["probe"] if chosen else ""
@@ -123,8 +124,9 @@ def comparison_lines(
     cells: dict[tuple[str, str], Mapping[str, Any]] = {}
     for result in chosen:
         matches = result["probe"] in (probe, "constant") or result["pool"] == "none"
-        if matches and result["pool"] in (pool, "none") and (result["name"], result["target"]) not in cells:
-            cells[result["name"], result["target"]] = result
+        key = result["name"], result["target"]
+        if matches and result["pool"] in (pool, "none") and (key not in cells or result["probe"] == probe):
+            cells[key] = result
     targets = sorted(dict.fromkeys(target for _, target in cells), key=lambda target: target != "macro")
     names = list(dict.fromkeys(name for name, _ in cells))
     trained = [name for name in names if name.partition(":")[0] not in BASELINES]
@@ -202,8 +204,11 @@ def print_checks(payload: Mapping[str, Any], as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def check_output_file(out: Path) -> None:
-    """Raises UsageError before the work where its result could not be written to the file `out`."""
+def check_output_file(out: Path, *inputs: Path | None) -> None:
+    """Raises UsageError before the work where its result could not be written to the file `out`, or would replace one
+    of the files `inputs` that it is made from."""
+    if out.exists() and any(path is not None and path.exists() and out.samefile(path) for path in inputs):
+        raise UsageError(f"{out} is read by this command, and its result would replace it: give --out another name")
     if out.is_dir():
         raise UsageError(f"{out} is a folder: give --out the name of a file")
     if not out.parent.is_dir():

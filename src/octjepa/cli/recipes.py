@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from octjepa.cli.options import Json, Overrides
+from octjepa.cli.options import Json, Overrides, Quiet
 from octjepa.cli.output import print_result, print_table
 from octjepa.cli.root import app
 from octjepa.errors import RecipeError, UsageError
@@ -61,7 +61,7 @@ def _kind_of(name: str) -> RecipeKind[Any]:
 
 
 @recipes.command("list")
-def list_recipes(as_json: Json = False) -> None:
+def list_recipes(as_json: Json = False, quiet: Quiet = False) -> None:
     """Lists the shipped recipes, with the verb that takes each and its purpose."""
     listed = []
     for verb, kind in _kinds().items():
@@ -86,7 +86,10 @@ def _purpose(path: Path) -> str:
 
 @recipes.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A recipe's name.")], overrides: Overrides = None, as_json: Json = False
+    name: Annotated[str, typer.Argument(help="A recipe's name.")],
+    overrides: Overrides = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Prints a recipe as YAML, with all keys, defaults and overrides."""
     from octjepa.config import to_yaml
@@ -104,6 +107,7 @@ def copy(
     name: Annotated[str, typer.Argument(help="A recipe's name.")],
     path: Annotated[Path, typer.Argument(help="A new file, ending in .yaml.")],
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Copies a shipped recipe to a new file, to be edited there."""
     source = _kind_of(name).path_of(name)

@@ -52,8 +52,15 @@ def embed(
 
     check_output_file(out)
     if checkpoint == "biomarkers" and not Path(checkpoint).exists():
+        if pool or tokens is not None or per_bscan or engine != "local" or workers is not None:
+            raise UsageError(
+                "biomarkers are one row of measurements for each scan: leave out --pool, --tokens, --per-bscan, "
+                "--engine and --workers"
+            )
         print_result(_embed_biomarkers(store, out, scans or []), as_json)
         return
+    if scans:
+        raise UsageError("only biomarkers read the scans themselves: leave out --scans, the store has their volumes")
     if (per_bscan or engine != "local") and is_external(checkpoint):
         raise ours_alone(checkpoint)
     embedded = embed_store(checkpoint, Store.open(store), out, pool or (), tokens, per_bscan, Division(engine, workers))
@@ -90,6 +97,7 @@ def visits(
         typer.Option("--pairing", help="Each visit with the next one, or the first one with each later one."),
     ] = "consecutive",
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Pairs the visits of each eye. Writes the change of features, and of labels next to it as a TSV."""
     from octjepa.embed.table import read_embeddings, write_table
@@ -99,14 +107,15 @@ def visits(
     from octjepa.files import write_atomic
     from octjepa.tables import format_table
 
-    check_output_file(out)
+    table = out.with_suffix(".labels.tsv")
+    for path in (out, *((table,) if labels is not None else ())):
+        check_output_file(path, embeddings, visit_order, labels)
     if (labels is None) == bool(target):
         raise UsageError("--labels and --target belong together: name the file and at least one of its columns")
     paired = pair_visits(read_embeddings(embeddings), read_visit_order(visit_order), pairing)
     payload: dict[str, object] = {"pairs": len(paired.pairs), "changes": str(out), "notes": list(paired.notes)}
     if labels is not None:
         text = format_table(*change_labels(paired.pairs, read_labels(labels, target or []), target or []))
-        table = out.with_suffix(".labels.tsv")
         write_atomic(table, lambda file: file.write(text.encode()))
         payload["labels"] = str(table)
     write_table(out, paired.table)
@@ -174,7 +183,9 @@ def probe(
 
     for path in (out, predictions, attention):
         if path is not None:
-            check_output_file(path)
+            check_output_file(path, *embeddings, labels, visit_order)
+    if predictions is not None and task == "survival":
+        raise UsageError("survival predicts a risk and no value for a case: leave out --predictions")
     order = None if visit_order is None else read_visit_order(visit_order)
     settings = ProbeSettings(
         kind or default_probes(task),

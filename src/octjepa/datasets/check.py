@@ -58,7 +58,7 @@ class DataSetCheck:
 def check_folder(data_set: DataSet, folder: Path) -> DataSetCheck:
     """Looks for the documented files of `data_set` below `folder`. Raises UsageError: no folder, or too many files."""
     paths = _paths_below(folder)
-    kinds = tuple(_check_kind(expected, folder, paths) for expected in data_set.files)
+    kinds = tuple(_check_kind(data_set, expected, folder, paths) for expected in data_set.files)
     return DataSetCheck(data_set.name, str(folder), not any(kind.problem for kind in kinds), kinds)
 
 
@@ -89,7 +89,7 @@ def _split_of(groups: dict[str, str]) -> str:
     return _SPLITS.get(groups.get("split", ""), groups.get("split", ""))
 
 
-def _check_kind(expected: ExpectedFiles, folder: Path, paths: list[str]) -> FoundFiles:
+def _check_kind(data_set: DataSet, expected: ExpectedFiles, folder: Path, paths: list[str]) -> FoundFiles:
     matches = _matches(expected, paths)
     problem = ""
     if not matches and expected.needed:
@@ -102,7 +102,7 @@ def _check_kind(expected: ExpectedFiles, folder: Path, paths: list[str]) -> Foun
         expected.what,
         len(matches),
         expected.count,
-        len({groups["person"] for _, groups in matches if "person" in groups}),
+        len(set(_numbered_people(data_set, [match for match in matches if "person" in match[1]]))),
         {kind: counts for kind in _GROUPS if (counts := _counts(kind, matches))},
         problem,
     )
@@ -232,10 +232,14 @@ def _people(data_set: DataSet, matches: list[tuple[str, dict[str, str]]], folder
                 "them, or complete the table"
             )
         return [f"{data_set.name}-{listed[PurePosixPath(path).stem]}" for path, _ in matches]
+    return [f"{data_set.name}-{person}" for person in _numbered_people(data_set, matches)]
+
+
+def _numbered_people(data_set: DataSet, matches: list[tuple[str, dict[str, str]]]) -> list[str]:
+    """The person of each file by its path: a number, after the part or label within which it is unique."""
     if data_set.content == "B-scans":
-        return [f"{data_set.name}-{_image_owner(path, groups)}" for path, groups in matches]
-    parts = _parts(matches)
-    return [f"{data_set.name}-{part}{groups['person']}" for part, (_, groups) in zip(parts, matches, strict=True)]
+        return [_image_owner(path, groups) for path, groups in matches]
+    return [part + groups["person"] for part, (_, groups) in zip(_parts(matches), matches, strict=True)]
 
 
 def _image_owner(path: str, groups: dict[str, str]) -> str:

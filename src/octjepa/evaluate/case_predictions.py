@@ -79,6 +79,7 @@ def list_predictions(
                     predicted=texts[1],
                     classes=list(target.classes),
                     scores=scores.tolist(),
+                    visit=str(first["visit"]) if cases.by_visit else None,
                 )
             )
     return rows

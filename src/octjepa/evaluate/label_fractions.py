@@ -17,6 +17,8 @@ from octjepa import keys
 from octjepa.errors import UsageError
 from octjepa.evaluate.cases import PreparedTarget
 from octjepa.evaluate.features import plan_selection
+from octjepa.evaluate.survival import MIN_EVENTS
+from octjepa.evaluate.survival import TASK as SURVIVAL
 from octjepa.evaluate.targets import Target
 
 
@@ -68,7 +70,7 @@ def limit_target(target: Target, person_ids: np.ndarray, count: int, seed: int) 
     """`target` with the labels of `count` training people and of no person in val.
 
     `person_ids`: of every volume that the target's indices count. Raises TooFewLabelsError: train holds fewer
-    people, or the drawn people fewer than two of a class.
+    people, or the drawn people fewer than two of a class, or of survival too few events.
     """
     order = people_order(target, person_ids, seed)
     if count > len(order):
@@ -84,6 +86,11 @@ def limit_target(target: Target, person_ids: np.ndarray, count: int, seed: int) 
                 f"{target.name}: of {count} labelled people {n_people} are of class {name}, at least {MIN_PEOPLE} are "
                 "needed"
             )
+    events = int((values["train"] > 0).sum())
+    if target.task == SURVIVAL and events < MIN_EVENTS:
+        raise TooFewLabelsError(
+            f"{target.name}: of {count} labelled people {events} had the event, at least {MIN_EVENTS} are needed"
+        )
     return replace(target, indices=indices, values=values)
 
 

@@ -142,7 +142,8 @@ def leave_one_group_out(
 ) -> LeaveOneGroupOut:
     """`metric` within each group with and without the group's own labels.
 
-    groups, person_ids: of every volume of the embedding table. full: predictions for the test volumes of `target` by
+    groups, person_ids: of every volume of the embedding table; a case of several groups is named `a+b`, and its labels
+    belong to each of them. full: predictions for the test volumes of `target` by
     the probe with all groups. fit: fits and selects on a target's train and val volumes and predicts its test volumes;
     it is called once per group.
     """
@@ -191,8 +192,12 @@ def leave_one_group_out(
 
 
 def _without_group(target: Target, groups: np.ndarray, group: str) -> Target:
-    """`target` trained and selected on the other groups, tested on this one."""
-    masks = {split: (groups[at] == group) == (split == "test") for split, at in target.indices.items()}
+    """`target` trained and selected on cases that share nothing with this group, tested on this one."""
+    shares = {name: not set(group.split("+")).isdisjoint(name.split("+")) for name in np.unique(groups).tolist()}
+    masks = {
+        split: groups[at] == group if split == "test" else ~np.array([shares[name] for name in groups[at]], bool)
+        for split, at in target.indices.items()
+    }
     return replace(
         target,
         indices={split: target.indices[split][mask] for split, mask in masks.items()},
@@ -345,8 +350,9 @@ def parse_subgroups(text: str | None) -> tuple[SubgroupColumn, ...]:
 def read_groups(columns: Sequence[SubgroupColumn], labels_path: str | Path, frame: pd.DataFrame) -> Groups:
     """The group of every case of `frame` (person_id, eye, ...) in every column; the label table takes precedence.
 
-    A person whose two eyes differ in a column belongs to no group of it at the level of people. Raises UsageError: a
-    column that neither has, a band of what is not a number, more than MAX_GROUPS groups.
+    Where labels name visits, the group is that of the case's visit. A person whose two eyes differ in a column belongs
+    to no group of it at the level of people. Raises UsageError: a column that neither has, a band of what is not a
+    number, more than MAX_GROUPS groups.
     """
     if not columns:
         return {}
@@ -359,11 +365,17 @@ def read_groups(columns: Sequence[SubgroupColumn], labels_path: str | Path, fram
                 f"volumes {', '.join(of_volumes)} are known"
             )
     named = [column.name for column in columns if column.name in in_labels]
-    values = read_labels(labels_path, named).values if named else {}
+    labels = read_labels(labels_path, named) if named else None
     groups: dict[str, np.ndarray] = {}
     for column in columns:
-        if column.name in values:
-            cells = [_value(values[column.name], *key) for key in zip(frame["person_id"], frame["eye"], strict=True)]
+        if labels is not None and column.name in named:
+            values = labels.values[column.name]
+            cells = [
+                (text or "") if eye else _of_both_eyes(values, person)
+                for text, person, eye in zip(
+                    labels.texts(column.name, frame), frame["person_id"], frame["eye"], strict=True
+                )
+            ]
         else:
             cells = ["" if pd.isna(cell) else str(cell) for cell in frame[column.name]]
         groups[column.name] = np.array([column.group_of(cell) for cell in cells], dtype=object)
@@ -376,10 +388,8 @@ def read_groups(columns: Sequence[SubgroupColumn], labels_path: str | Path, fram
     return groups
 
 
-def _value(values: Mapping[tuple[str, str], str], person: str, eye: str) -> str:
-    """The text for a person and eye; of a person without an eye the text that both eyes share, else ""."""
-    if eye:
-        return values.get((person, eye), "")
+def _of_both_eyes(values: Mapping[tuple[str, str], str], person: str) -> str:
+    """The text that both eyes of a person share, else ""."""
     texts = {values[person, side] for side in ("OD", "OS", "") if (person, side) in values}
     return texts.pop() if len(texts) == 1 else ""
 

@@ -120,7 +120,8 @@ def change_labels(
     """(columns, rows) of the label table of `pairs`, keyed by person, eye and the later visit.
 
     For each target `NAME_before`, `NAME_after`, and `NAME_change` of numbers; a pair without both values has empty
-    cells. `interval` is the difference in order. Raises UsageError: the labels are not by visit, or fit no pair.
+    cells. A row without a visit holds for the visits that have no row of their own. `interval` is the difference in
+    order. Raises UsageError: the labels are not by visit, or fit no pair.
     """
     if not labels.by_visit:
         raise UsageError(f"{labels.path} has no column visit with values: a change needs a label for each visit")
@@ -132,8 +133,10 @@ def change_labels(
     for pair in pairs:
         row: list[object] = [pair.person_id, pair.eye, pair.later, pair.interval]
         for target in targets:
-            visits = labels.visits[target]
-            before, after = (visits.get((pair.person_id, pair.eye, visit)) for visit in (pair.earlier, pair.later))
+            visits, always = labels.visits[target], labels.values[target].get((pair.person_id, pair.eye))
+            before, after = (
+                visits.get((pair.person_id, pair.eye, visit), always) for visit in (pair.earlier, pair.later)
+            )
             if before is None or after is None:
                 row += [None, None, None]
                 continue

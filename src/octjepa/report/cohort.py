@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 SPLITS = ("train", "val", "test")
 MAX_VOLUMES = 300
 MAX_FILES_PER_REASON = 40
+FEWEST_PEOPLE = 6  # whose ages are summarised, and of whom a group or site is named
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ def run_flow(about: Mapping[str, Any]) -> dict[str, tuple[Stage, ...]]:
 
 
 def participant_facts(store: Store) -> dict[str, str]:
-    """Age, site and group of the people who have a volume, as counts and ranges; never of one person."""
+    """Age, site and group of the people who have a volume, as counts and ranges; of no fewer than `FEWEST_PEOPLE`."""
     import pandas as pd
 
     participants = store.participants
@@ -208,7 +209,7 @@ def participant_facts(store: Store) -> dict[str, str]:
     facts: dict[str, str] = {}
     if "age" in participants:
         age = pd.to_numeric(participants["age"], errors="coerce").dropna()
-        if len(age):
+        if len(age) >= FEWEST_PEOPLE:
             low, high = age.quantile(0.25), age.quantile(0.75)
             facts["Age"] = f"median {age.median():.0f} years, middle half {low:.0f} to {high:.0f} ({len(age)} people)"
     for column, title in (("clinical_site", "Site"), ("study_group", "Study group")):
@@ -216,8 +217,11 @@ def participant_facts(store: Store) -> dict[str, str]:
             values = Counter(
                 str(value).replace("_", " ") for value in participants[column] if str(value) not in ("", "nan")
             )
-            if values:
-                facts[title] = ", ".join(f"{name} {number}" for name, number in sorted(values.items()))
+            named = [f"{name} {number}" for name, number in sorted(values.items()) if number >= FEWEST_PEOPLE]
+            if small := len(values) - len(named):
+                named.append(f"{small}{' more' if named else ''} of fewer than {FEWEST_PEOPLE} people")
+            if named:
+                facts[title] = ", ".join(named)
     return facts
 
 

@@ -1,7 +1,7 @@
 """The data card: what a store holds, how it was made and what is not known of it, in Markdown.
 
 It accompanies data or weights that are passed on (Gebru et al. 2021, "Datasheets for Datasets"). It holds only counts,
-medians and ranges, and no ages or groups of fewer than six people. What octjepa cannot know is a gap to fill in.
+medians and ranges, and no ages, groups or sites of fewer than six people. What octjepa cannot know is a gap to fill in.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from octjepa.cohort.leaks import find_leaks
 from octjepa.errors import UsageError, counted
 from octjepa.ingest.source_flow import source_flow
 from octjepa.notes import count_codes, read_codes, read_notes
-from octjepa.report.cohort import SPLITS, participant_facts, reason_meaning, run_flow
+from octjepa.report.cohort import FEWEST_PEOPLE, SPLITS, participant_facts, reason_meaning, run_flow
 from octjepa.report.figures.eyes import AXES
 from octjepa.store.index import text_column
 
@@ -36,7 +36,6 @@ _SHAPES = {
     "quadratic": "flattened: tilt and curvature of Bruch's membrane are taken out, B-scan motion with them",
 }
 _COUNTED = ("people", "eyes", "volumes")
-_FEWEST_PEOPLE = 6
 
 
 def card_text(contents: Contents, path: Path, page: Path) -> str:
@@ -127,7 +126,10 @@ def _sites(table: pd.DataFrame) -> list[str]:
     sites = count_by(table, "site")
     if set(sites) <= {UNKNOWN}:
         return []
-    return [_table(("site", *_COUNTED), [(site, *_cells(counts)) for site, counts in sites.items()])]
+    rows = [(site, *_cells(counts)) for site, counts in sites.items() if counts.people >= FEWEST_PEOPLE]
+    if len(rows) < len(sites):
+        rows.append((f"{len(sites) - len(rows)} of fewer than {FEWEST_PEOPLE} people", "", "", ""))
+    return [_table(("site", *_COUNTED), rows)]
 
 
 def _kinds(table: pd.DataFrame) -> list[tuple[str, str]]:
@@ -148,8 +150,8 @@ def _selection(flow: Mapping[str, Sequence[Stage]]) -> list[str]:
 
 
 def _people(store: Store) -> list[str]:
-    if store.table["person_id"].nunique() < _FEWEST_PEOPLE:
-        return [f"Fewer than {_FEWEST_PEOPLE} people: their ages and groups are not given."]
+    if store.table["person_id"].nunique() < FEWEST_PEOPLE:
+        return [f"Fewer than {FEWEST_PEOPLE} people: their ages and groups are not given."]
     facts = participant_facts(store)
     if not facts:
         return ["No table of participants came with the files: age, group and site of the people are not known."]

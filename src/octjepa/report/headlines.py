@@ -262,8 +262,9 @@ def strongest_baseline_headline(
 ) -> list[Headline]:
     """The encoder of `paired` against the baseline that scores highest on its target, unless that is the untrained one.
 
-    Only rows with the probe and the pooling of `paired` are compared, as in the table that `octjepa probe` prints. The
-    baseline is chosen by its metric on these people, which favours it. `differences` may hold the paired difference to
+    Only rows with the probe and the pooling of `paired` are compared, as in the table that `octjepa probe` prints; a
+    baseline without a pooling that this probe did not read is there with its first probe. The baseline is chosen by its
+    metric on these people, which favours it. `differences` may hold the paired difference to
     it; without one, a higher metric of the encoder shows nothing.
     """
     if paired is None:
@@ -276,9 +277,13 @@ def strongest_baseline_headline(
         and (row.probe in (paired.probe, "constant") or row.pool == "none")
         and _is_finite(row.value)
     ]
-    ours = next((row for row in rows if (row.name, row.probe) == (paired.name, paired.probe)), None)
+    read: dict[str, Row] = {}
+    for row in rows:
+        if row.probe == paired.probe or row.name not in read:
+            read[row.name] = row
+    ours = read.get(paired.name)
     sign = -1 if paired.metric in LOWER_IS_BETTER else 1
-    baselines = [row for row in rows if row.name.partition(":")[0] in BASELINES]
+    baselines = [row for name, row in read.items() if name.partition(":")[0] in BASELINES]
     if ours is None or not baselines:
         return []
     best = max(baselines, key=lambda row: sign * _value(row))

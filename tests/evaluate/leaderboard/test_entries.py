@@ -61,6 +61,8 @@ def test_one_given_name_is_one_objective_and_one_found_name_is_not(run: Path, tm
     paths = [str(tmp_path / folder / "eyes.parquet") for folder in ("a", "b")]
     assert [(one.name, one.seed) for one in read_entries([f"x={path}" for path in paths])] == [("x", 1), ("x", 2)]
     assert [(one.name, one.seed) for one in read_entries(paths)] == [("eyes", 1), ("eyes#2", 1)]
+    with pytest.raises(UsageError, match="given twice: one training cannot count as two"):
+        read_entries([f"x={paths[0]}", f"x={tmp_path}/b/../a/eyes.parquet"])
     with pytest.raises(UsageError, match="is not an entry"):
         read_entries(["=x"])
     (tmp_path / "empty").mkdir()
@@ -96,6 +98,13 @@ def test_runs_and_encoders_of_others_stand_on_one_board(
     }
     expected = load_encoder(run).embed(store.read("volume0000"), "mean_std_max")
     assert np.allclose(vectors["run"][0][: len(expected)], expected, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_same_weights_are_not_two_seeds(run: Path, store: MemoryStore, tmp_path: Path) -> None:
+    last = sorted((run / "checkpoints").glob("step-*"))[-1]
+    with pytest.raises(UsageError, match="of ours have the same weights: one training cannot count as two"):
+        embed_entries(read_entries([f"ours={run}", f"ours={last}"]), store, tmp_path)
 
 
 @pytest.mark.slow

@@ -85,9 +85,10 @@ def read_entries(texts: Sequence[str]) -> list[Entry]:
     paths: set[str] = set()
     for text in texts:
         stated_name, path = _split_name(text)
-        if path in paths:
+        found = str(Path(path).resolve()) if Path(path).exists() else path
+        if found in paths:
             raise UsageError(f"{path} is given twice: one training cannot count as two")
-        paths.add(path)
+        paths.add(found)
         name = stated_name or _unused(_default_name(path), [entry.name for entry in entries])
         if name in RESERVED or name.partition(":")[0] in RESERVED:
             raise UsageError(
@@ -154,11 +155,11 @@ def embed_entries(
 ) -> list[EmbeddedCandidate]:
     """The tables of all candidates, and their tokens with `with_tokens`; computed embeddings are stored in `folder`.
 
-    Raises UsageError: an entry needs a store and none was given, tokens of an entry that has none, and what reading and
-    embedding raise.
+    Raises UsageError: an entry needs a store and none was given, tokens of an entry that has none, two seeds of a name
+    with the same weights, and what reading and embedding raise.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    embedded = []
+    embedded: list[EmbeddedCandidate] = []
     for entry in entries:
         for candidate in entry.candidates:
             about, tokens = None, None
@@ -175,6 +176,16 @@ def embed_entries(
             else:
                 table, tokens, about = _embed(candidate, store, folder, with_tokens)
             label = entry.label + (f" {candidate.label}" if candidate.label else "")
+            for other in embedded:
+                if (
+                    other.entry.name == entry.name
+                    and other.entry != entry
+                    and table.weights == other.table.weights != ""
+                ):
+                    raise UsageError(
+                        f"{other.candidate.source} and {candidate.source} of {entry.name} have the same weights: one "
+                        "training cannot count as two"
+                    )
             embedded.append(EmbeddedCandidate(entry, candidate, replace(table, encoder=label), about, tokens))
     return embedded
 
@@ -195,7 +206,7 @@ def _embed(
 def _table_key(encoder: FrozenEncoder, store: Store) -> str:
     """Hash of the weights and of all of the store that a table holds or depends on."""
     digest = hashlib.sha256(f"{_TABLE_VERSION}{encoder.weights_hash()}{science_hash(store.preprocessing)}".encode())
-    columns = ["volume_id", "content_hash", "person_id", "eye", "device", "pattern", "split"]
+    columns = ["volume_id", "content_hash", "person_id", "eye", "visit", "device", "pattern", "quality", "split"]
     digest.update(store.table.sort_values("volume_id")[columns].to_csv(index=False).encode())
     digest.update(store.participants.to_csv(index=False).encode())
     return digest.hexdigest()[:32]
