@@ -79,6 +79,8 @@ def test_verbose_prints_everything(capsys: pytest.CaptureFixture[str]) -> None:
     print_probe(probe_payload(20), "rows", False)
     printed = capsys.readouterr().out
     assert "people_at_several_sites  0" in printed
+    print_probe(probe_payload(1, people=6), "rows", False)
+    assert "6 test people: too few to conclude anything" in capsys.readouterr().out
     assert len(printed.splitlines()) > 100
 
 

@@ -83,6 +83,13 @@ def test_it_is_refused_with_a_reason(case: str, cohort: Cohort, saved: Save) -> 
     assert not (set(cohort(people=60)[0]["person_id"]) & set(err.split()))  # nobody is named
 
 
+def test_a_target_with_the_name_of_the_mean_over_targets_is_refused(cohort: Cohort, saved: Save) -> None:
+    frame, labels = cohort(people=60)
+    code, err, _ = findings(*saved(frame, labels.assign(macro=labels["lesion0"])), "--target", "macro")
+    assert code == 2
+    assert "results name the mean over targets 'macro'; rename the column of that name" in err
+
+
 STATED: dict[str, tuple[Change, str]] = {
     "labels without scans": (lambda f, t: (f.iloc[4:], t), "4 person-eye labels have no embedded scan"),
     "scans without labels": (lambda f, t: (f, t.iloc[4:]), "4 of 120 volumes (2 people) have no label"),

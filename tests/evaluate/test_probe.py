@@ -13,7 +13,12 @@ import pytest
 from invented_cohort import board_with, probe_with
 from octjepa.embed.table import read_embeddings
 from octjepa.errors import UsageError
+from octjepa.evaluate import measurements
 from octjepa.evaluate.probe import ProbeResult, run_probes
+from octjepa.evaluate.results import ResultKey
+from octjepa.evaluate.targets import Target
+from octjepa.metrics.findings import Findings
+from octjepa.metrics.scores import Predictions
 
 Cohort = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
 Save = Callable[..., tuple[Path, Path]]
@@ -181,6 +186,16 @@ def test_a_constant_encoder_is_named(cohort: Cohort, saved: Save) -> None:
         assert (row["value"], row["low"], row["high"]) == (0.5, None, None)
         faults = [fault["what"] for fault in result.faults if fault["kind"] == "constant_predictor"]
         assert any(what.startswith(f"octjepa ({probe}, mean) predicts") for what in faults)
+
+
+@pytest.mark.parametrize(("scores", "faults"), [([1e-10, 2e-10, 3e-10], 0), ([0.3, 0.3, 0.3], 1)])
+def test_a_constant_is_judged_on_the_scale_of_the_quantity(scores: list[float], faults: int) -> None:
+    answers = np.array(scores)[:, None]
+    target = Target("area", "regression", {}, {}, (), "h", ())
+    findings = Findings()
+    key = ResultKey("octjepa", "area", "linear", "mean")
+    measurements._report_constant(key, target, Predictions(answers[:, 0], answers, answers), findings)
+    assert len(findings.faults) == faults
 
 
 def test_missing_labels_and_eyes_are_reported(cohort: Cohort, saved: Save, caplog: pytest.LogCaptureFixture) -> None:

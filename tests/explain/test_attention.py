@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,8 @@ from octjepa.embed.table import TableFacts, read_embeddings, write_embeddings
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.errors import UsageError
 from octjepa.evaluate import probe_training
-from octjepa.explain.attention import read_attention, write_attention
+from octjepa.explain import figures
+from octjepa.explain.attention import TokenAttention, read_attention, write_attention
 
 Cohort = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
 GRID = (1, 2, 3)
@@ -37,6 +39,20 @@ def tokens_of(tmp_path: Path) -> Callable[[pd.DataFrame], TokenFolder]:
         return TokenFolder.open(tmp_path / "tokens")
 
     return write
+
+
+def test_targets_with_names_that_files_cannot_have_have_files_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    writer = SimpleNamespace(
+        recipe=SimpleNamespace(grid=GRID), write_map=lambda kind, values: written.append(kind), native=None
+    )
+    monkeypatch.setattr(figures, "_write_attention_figure", lambda *rest: None)
+    maps = [
+        TokenAttention(target, False, GRID, np.arange(6), np.full(6, 1 / 6, np.float32))
+        for target in ("grade>1", "grade<1", "grade>1", "fluid")
+    ]
+    figures.write_attention_maps(writer, maps)  # type: ignore[arg-type]
+    assert written == ["attention.grade_1", "attention.grade_1-2", "attention.grade_1", "attention.fluid"]
 
 
 @pytest.mark.slow

@@ -77,10 +77,12 @@ def print_probe(payload: Mapping[str, Any], rows: str, as_json: bool, page: Path
     if as_json:
         print_result(payload, as_json)
         return
+    is_printing = os.environ.get("RANK", "0") == "0"
     if is_verbose():
         print_result({key: value for key, value in payload.items() if key != "paired"}, as_json, rows, primary)
-    elif os.environ.get("RANK", "0") == "0":
+    elif is_printing:
         print_table(comparison_lines(payload[rows], primary, paired))
+    if is_printing:
         print("\n".join(conclusion_lines(payload[rows], paired)), flush=True)
     if page is not None:
         print(f"all results  {page}", flush=True)

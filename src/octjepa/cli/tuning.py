@@ -51,6 +51,7 @@ def finetune(
     quiet: Quiet = False,
 ) -> None:
     """Fine-tunes an encoder on labels. In stages, and compared with the frozen encoder; also runs under torchrun."""
+    from octjepa.distributed.runtime import distributed_context
     from octjepa.evaluate.label_fractions import parse_counts
     from octjepa.evaluate.subgroups import parse_subgroups
     from octjepa.store import Store
@@ -61,9 +62,10 @@ def finetune(
     counts, groups = parse_counts(labelled), parse_subgroups(subgroups)
     settings = load_recipe(recipe, overrides or ())
     inputs = FinetuneInputs(checkpoint, Store.open(store), labels, target or (), ledger, subgroups=groups)
-    results = finetune_store(settings, inputs, out, resume)
-    if counts:
-        results = replace(results, labelled=finetune_with_fewer_labels(settings, counts, inputs, out))
+    with distributed_context():  # one for both: processes that leave and join again miss each other
+        results = finetune_store(settings, inputs, out, resume)
+        if counts:
+            results = replace(results, labelled=finetune_with_fewer_labels(settings, counts, inputs, out))
     # The notes were logged while the task ran; -v prints them once more next to the results.
     parts = ("rows", *(("notes",) if is_verbose() else ()), "checkpoint", "predictions")
     parts += ("summary", *(("labelled",) if counts else ()))

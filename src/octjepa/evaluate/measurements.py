@@ -139,8 +139,9 @@ def measure_subgroups(
 
 def _report_constant(key: ResultKey, target: Target, predictions: Predictions, findings: Findings) -> None:
     """Adds a fault for an encoder whose probe predicts one value for every test case."""
-    answers = np.unique(predictions.predicted_classes() if target.classes else predictions.scores[:, 0].round(9))
-    if len(answers) == 1 and key.name not in BASELINES:
+    answers = predictions.predicted_classes() if target.classes else predictions.scores[:, 0]
+    is_constant = len(answers) > 0 and np.ptp(answers) <= 1e-9 * np.abs(answers).max()
+    if is_constant and key.name not in BASELINES:
         answer = repr(target.classes[int(answers[0])]) if target.classes else f"{answers[0]:.4g}"
         findings.add_fault(
             "constant_predictor",

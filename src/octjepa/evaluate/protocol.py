@@ -28,7 +28,7 @@ from octjepa.encoders.base import FrozenEncoder
 from octjepa.errors import UsageError, counted
 from octjepa.evaluate.cases import Cases, PreparedTarget, group_cases, prepare_targets
 from octjepa.evaluate.labels import LabelTable, read_labels, split_multilabel
-from octjepa.evaluate.measurements import Measurements, PredictionsByKey, estimate_metric, measure_predictions
+from octjepa.evaluate.measurements import MACRO, Measurements, PredictionsByKey, estimate_metric, measure_predictions
 from octjepa.evaluate.results import ResultKey
 from octjepa.evaluate.subgroups import Groups, SubgroupColumn, read_groups
 from octjepa.evaluate.survival import join_events
@@ -89,7 +89,12 @@ def refuse_pretraining_subjects(volumes: pd.DataFrame, encoder: FrozenEncoder, c
 
 
 def read_target_labels(path: str | Path, targets: Sequence[str], event: str | None = None) -> LabelTable:
-    """The labels of `targets`; with `event` as signed times. Raises UsageError as `read_labels` and `join_events`."""
+    """The labels of `targets`; with `event` as signed times.
+
+    Raises UsageError as `read_labels` and `join_events`, and for a target with the name of the mean over targets.
+    """
+    if MACRO in targets:
+        raise UsageError(f"{path}: results name the mean over targets {MACRO!r}; rename the column of that name")
     labels = read_labels(path, targets if event is None else [*targets, event])
     return labels if event is None else join_events(labels, targets, event)
 

@@ -24,13 +24,17 @@ def write_attention_maps(writer: NativeWriter, maps: Sequence[TokenAttention]) -
 
     The file holds multiples of an even share. Raises UsageError: the maps are of another token grid.
     """
+    names: dict[str, str] = {}  # target -> its part of the file names; no two targets share one
     twins = {attention.target: attention for attention in maps if attention.untrained}
     for attention in maps:
         if attention.untrained:
             continue
         if attention.grid != writer.recipe.grid:
             raise UsageError(f"attention of a token grid {attention.grid}, the encoder's is {writer.recipe.grid}")
-        kind = f"attention.{re.sub(r'[^A-Za-z0-9_-]+', '_', attention.target)}"
+        name = re.sub(r"[^A-Za-z0-9_-]+", "_", attention.target)
+        if attention.target not in names:
+            names[attention.target] = name if name not in names.values() else f"{name}-{len(names) + 1}"
+        kind = f"attention.{names[attention.target]}"
         values = writer.write_map(kind, attention.even_shares())
         twin = twins.get(attention.target)
         other = None if twin is None else tokens_to_native(twin.even_shares(), writer.native, writer.recipe)
