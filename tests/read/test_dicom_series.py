@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pydicom.dataset import Dataset
-from pydicom.uid import ExplicitVRLittleEndian, JPEG2000Lossless, generate_uid
+from pydicom.uid import ExplicitVRLittleEndian, ImplicitVRLittleEndian, JPEG2000Lossless, generate_uid
 
 from bucket_servers import Bucket
 from oct_dicom import make_dataset, retina, save, use_syntax
@@ -42,6 +42,15 @@ def plain(index: int) -> Dataset:
     return ds
 
 
+def shared(index: int) -> Dataset:
+    """B-scan `index` with its position in the shared groups, and no groups of its frame."""
+    ds = one_b_scan(index)
+    position = ds.PerFrameFunctionalGroupsSequence[0].PlanePositionSequence
+    ds.SharedFunctionalGroupsSequence[0].PlanePositionSequence = position
+    del ds.PerFrameFunctionalGroupsSequence
+    return ds
+
+
 def compressed(index: int) -> Dataset:
     ds = one_b_scan(index)
     use_syntax(ds, PIXELS[index : index + 1], JPEG2000Lossless)
@@ -55,7 +64,7 @@ def write(folder: Path, make: Callable[[int], Dataset], indices: list[int]) -> P
     return folder
 
 
-@pytest.mark.parametrize("make", [one_b_scan, plain, compressed])
+@pytest.mark.parametrize("make", [one_b_scan, plain, shared, compressed])
 def test_a_folder_with_a_file_per_b_scan_is_the_scan(make: Callable[[int], Dataset], tmp_path: Path) -> None:
     folder = write(tmp_path / "set" / "P7", make, list(range(8)))
     volume = read_volume(folder)
@@ -128,6 +137,19 @@ def cut(index: int) -> Dataset:
     return ds
 
 
+def coded_apart(index: int) -> Dataset:
+    ds = numbered(index)
+    if index in (3, 4):
+        ds.file_meta.TransferSyntaxUID = ImplicitVRLittleEndian
+    return ds
+
+
+def of_two_eyes(index: int) -> Dataset:
+    ds = without(one_b_scan(index), "ImageLaterality")
+    ds.SharedFunctionalGroupsSequence[0].FrameAnatomySequence[0].FrameLaterality = "R" if index < 4 else "L"
+    return ds
+
+
 @pytest.mark.parametrize(
     ("make", "indices", "expected"),
     [
@@ -136,6 +158,8 @@ def cut(index: int) -> Dataset:
         (unordered, list(range(8)), "single_frame_series: 8 files .* neither ImagePositionPatient nor InstanceNumber"),
         (repeated, list(range(8)), "single_frame_series: .* have the position of another"),
         (frames_of_reference, list(range(8)), "single_frame_series: 8 files .* differ in FrameOfReferenceUID"),
+        (coded_apart, list(range(8)), "single_frame_series: 8 files .* differ in TransferSyntaxUID"),
+        (of_two_eyes, list(range(8)), "frames_unrelated: .*right eye for frames 1 to 4 and left eye for frames 5 to 8"),
         (announced, list(range(8)), "frames_missing: 12 images in the acquisition by the header, 8 are here"),
         (cut, list(range(8)), "truncated"),
         (plain, [0, 1, 2], "unknown_format"),

@@ -11,6 +11,7 @@ from pydicom.uid import UID, ExplicitVRLittleEndian, JPEG2000Lossless
 
 from oct_dicom import make_dataset, retina, save, use_syntax
 from octjepa.errors import VolumeRejected
+from octjepa.read.one_frame import read_one_frame
 from octjepa.read.reader import read_volume
 from octjepa.volume import OCTVolume
 
@@ -55,6 +56,14 @@ def test_thickness_alone_is_uncertain(tmp_path: Path) -> None:
     assert volume.provenance["slice"] == "shared"
     assert volume.uncertain == ("slice",)
     assert "positions_missing" in volume.notes
+
+
+def test_a_spacing_between_slices_of_zero_does_not_hide_the_thickness(tmp_path: Path) -> None:
+    ds = without_positions(make_dataset(PIXELS, 0.08))
+    measures(ds).SpacingBetweenSlices = 0
+    volume = read(ds, tmp_path)
+    assert volume.spacing_mm[0] == pytest.approx(0.08)
+    assert volume.provenance["slice"] == "shared"
 
 
 def test_cirrus_thickness_that_repeats_the_column_spacing_is_not_believed(tmp_path: Path) -> None:
@@ -159,6 +168,19 @@ def test_reversed_frames_and_in_stack_numbers(tmp_path: Path) -> None:
     for group, number in zip(ds.PerFrameFunctionalGroupsSequence, [1, 3, 2, *range(4, 11)], strict=True):
         group.FrameContentSequence[0].InStackPositionNumber = number
     assert np.array_equal(read(ds, tmp_path).pixels, PIXELS)
+
+
+def test_implausible_positions_in_reverse_leave_no_note_of_an_order_that_is_not_used(tmp_path: Path) -> None:
+    ds = make_dataset(PIXELS)
+    for index, group in enumerate(ds.PerFrameFunctionalGroupsSequence):
+        group.PlanePositionSequence[0].ImagePositionPatient = [0.0, -0.0005 * index, 0.0]
+    volume = read(ds, tmp_path)
+    assert np.array_equal(volume.pixels, PIXELS)
+    assert "slice_positions_implausible" in volume.notes
+    assert "frames_reversed" not in volume.notes
+    frame = read_one_frame(tmp_path / "scan.dcm", 2, volume.shape, volume.notes)
+    assert frame is not None
+    assert np.array_equal(frame, PIXELS[2])
 
 
 def test_positions_that_contradict_the_pictures_are_not_followed(tmp_path: Path) -> None:

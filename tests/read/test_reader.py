@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pydicom.dataset import Dataset
 from pydicom.uid import (
     UID,
     DeflatedExplicitVRLittleEndian,
@@ -21,6 +22,7 @@ from pydicom.uid import (
 from oct_dicom import encode, make_dataset, put_frames, retina, save, use_syntax
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.read.reader import describe_file, read_volume
+from octjepa.read.single_bscan import read_bscan
 
 PIXELS = retina()
 
@@ -124,6 +126,24 @@ def test_frame_count_comes_from_the_data(has_bot: bool, tmp_path: Path) -> None:
             volume = read_volume(path)
             assert volume.shape == PIXELS.shape
             assert ("frame_count_corrected=10" in volume.notes) == (outcome == "corrected")
+
+
+def test_a_volume_whose_header_counts_no_frames_is_not_one_b_scan(tmp_path: Path) -> None:
+    ds = make_dataset(PIXELS)
+    del ds.NumberOfFrames
+    with pytest.raises(VolumeRejected, match="unsupported_pixels: 10 frames: a volume"):
+        read_bscan(save(ds, tmp_path / "none.dcm"))
+
+
+@pytest.mark.filterwarnings("ignore:Invalid value for VR DS")
+@pytest.mark.parametrize("slope", ["NaN", "inf", "1e308"])
+def test_a_rescaling_of_one_frame_that_is_no_finite_number_is_refused(slope: str, tmp_path: Path) -> None:
+    ds = make_dataset(PIXELS)
+    for group, number in zip(ds.PerFrameFunctionalGroupsSequence, ["1", slope, *"12121212"], strict=True):
+        item = Dataset()
+        item.RescaleIntercept, item.RescaleSlope = "0", number
+        group.PixelValueTransformationSequence = [item]
+    assert reason_of(save(ds, tmp_path / "scan.dcm")) == "broken_header"
 
 
 def test_native_files_cut_or_miscounted(tmp_path: Path) -> None:

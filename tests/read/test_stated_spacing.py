@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from eye_files import phantom, write_sidecar
+from eye_files import phantom, write_sidecar, write_voxels
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.read.reader import parse_spacing, read_volume
+from octjepa.read.single_bscan import read_bscan_volume
 
 PIXELS, SPACING = phantom()
 
@@ -59,3 +61,20 @@ def test_a_stated_spacing_that_makes_no_scan_is_refused(tmp_path: Path) -> None:
             read_volume(path, spacing_mm=spacing)
     with pytest.raises(UsageError, match="the other way round"):
         parse_spacing("0.12,0.0117,0.0039")
+
+
+def test_a_spacing_of_zero_beside_a_scan_does_not_stand_for_that_of_its_header(tmp_path: Path) -> None:
+    path = write_voxels(tmp_path / "scan.nii.gz", PIXELS, SPACING)
+    write_sidecar(tmp_path / "scan.json", spacing_mm=[0, 0, 0])
+    with pytest.raises(VolumeRejected, match=r"spacing_unknown: .*sidecar \(slice, depth, column\) = \(0, 0, 0\)"):
+        read_volume(path)
+
+
+@pytest.mark.parametrize("text", ["[0.0078, 0.04]", "[0.04, 0.0078]", "[0, 0]", "[-0.0078, 0.04]"])
+def test_a_manifest_spacing_that_no_b_scan_has_is_passed_over(tmp_path: Path, text: str) -> None:
+    Image.fromarray(PIXELS[12]).save(tmp_path / "a.png")
+    (tmp_path / "manifest.tsv").write_text(f"person_id\tfilepath\tpixel_spacing\n1\t/a.png\t{text}\n")
+    volume = read_bscan_volume(tmp_path / "a.png")
+    is_used = text == "[0.0078, 0.04]"
+    assert volume.provenance["depth"] == volume.provenance["column"] == ("manifest" if is_used else "assumed")
+    assert ("spacing_implausible_manifest" in volume.notes) == ("depth" in volume.uncertain) == (not is_used)

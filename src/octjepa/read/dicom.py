@@ -399,12 +399,17 @@ def to_raw_scan(header: Dataset, fewest: int = 4) -> RawScan:
 def read_single_frame(path: Path) -> RawScan:
     """A DICOM file of one frame, also if that is one of a series. Raises VolumeRejected, also for several frames."""
 
-    def check(header: Dataset) -> None:
-        if (frames := integer(header, "NumberOfFrames")) > 1:
+    def check_count(frames: int) -> None:
+        if frames > 1:
             raise rejection("unsupported_pixels", f"{frames} frames: a volume, not a single B-scan")
+
+    def check(header: Dataset) -> None:
+        check_count(integer(header, "NumberOfFrames"))
         check_size(1, read_layout(header))
 
-    return to_raw_scan(read_with_pixels(path, check), fewest=1)
+    scan = to_raw_scan(read_with_pixels(path, check), fewest=1)
+    check_count(len(scan.pixels))  # the data may hold more frames than the header says
+    return scan
 
 
 def read_dicom(path: Path) -> RawScan:

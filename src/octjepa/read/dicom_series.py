@@ -53,6 +53,13 @@ _GROUPS = {
     "PixelMeasuresSequence": ("PixelSpacing", "SliceThickness", "SpacingBetweenSlices"),
     "PixelValueTransformationSequence": ("RescaleSlope", "RescaleIntercept"),
 }
+# Groups that a multi-frame file states for each frame; a file of one frame may state them as shared.
+_OF_EACH_FRAME = (
+    "PlanePositionSequence",
+    "PlaneOrientationSequence",
+    "PixelValueTransformationSequence",
+    "FrameAnatomySequence",
+)
 _SAME_POSITION_MM = 1e-4
 _EVEN = 0.05  # relative deviation of gaps from their median below which no B-scan can be missing between
 
@@ -137,6 +144,14 @@ def _shared(facts: Dataset) -> dict[str, str]:
     return {**shared, "TransferSyntaxUID": str(getattr(facts, "file_meta", {}).get("TransferSyntaxUID", ""))}
 
 
+def _may_belong(facts: Dataset, first: Dataset) -> bool:
+    """Whether a file of the series may be a B-scan of the scan of `first`: one frame of its size, not the other eye."""
+    shared = (_shared(facts), _shared(first))
+    eyes = {fields["ImageLaterality"] or fields["Laterality"] for fields in shared} - {""}
+    sizes = {(fields["Rows"], fields["Columns"]) for fields in shared}
+    return _is_single(facts) and len(eyes) < 2 and len(sizes) == 1
+
+
 def _check_single(header: Dataset) -> None:
     """Raises VolumeRejected: size_implausible, broken_header, unsupported_pixels, frames_missing."""
     check_size(1, read_layout(header))
@@ -153,11 +168,21 @@ def _item(**elements: Any) -> Dataset:
     return item
 
 
+def _groups(header: Dataset) -> tuple[Dataset, Dataset]:
+    """(functional groups of a file's frame, shared functional groups), each empty if absent."""
+    frame, shared = (
+        (header.get(sequence) or [_item()])[0]
+        for sequence in ("PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence")
+    )
+    return frame, shared
+
+
 def _group(header: Dataset, number: int) -> Dataset:
-    """The functional groups of one B-scan: its own, else what its header holds at the top."""
-    frame_groups = header.get("PerFrameFunctionalGroupsSequence") or [_item()]
-    group = frame_groups[0]
-    shared = (header.get("SharedFunctionalGroupsSequence") or [_item()])[0]
+    """The functional groups of one B-scan: its own, else the shared groups, else what its header holds at the top."""
+    group, shared = _groups(header)
+    for sequence in _OF_EACH_FRAME:
+        if shared.get(sequence) and not group.get(sequence):
+            setattr(group, sequence, shared[sequence].value)
     for sequence, names in _GROUPS.items():
         if group.get(sequence) or shared.get(sequence):
             continue
@@ -172,8 +197,7 @@ def _numbers(headers: Sequence[Dataset]) -> list[int] | None:
     """The numbers that order the files: InStackPositionNumber or InstanceNumber, if all differ."""
     in_stack = []
     for header in headers:
-        groups = header.get("PerFrameFunctionalGroupsSequence") or [_item()]
-        content = groups[0].get("FrameContentSequence") or [_item()]
+        content = _groups(header)[0].get("FrameContentSequence") or [_item()]
         in_stack.append(integer(content[0], "InStackPositionNumber", -1))
     for numbers in (in_stack, [integer(header, "InstanceNumber", -1) for header in headers]):
         if len(set(numbers)) == len(numbers) and min(numbers) >= 0:
@@ -185,8 +209,8 @@ def _positions(headers: Sequence[Dataset]) -> np.ndarray | None:
     """Positions in mm along the line through the B-scans, or None if one is missing."""
     positions: list[list[float]] = []
     for header in headers:
-        group = (header.get("PerFrameFunctionalGroupsSequence") or [_item()])[0]
-        source = (group.get("PlanePositionSequence") or [header])[0]
+        stated = (group.get("PlanePositionSequence") for group in _groups(header))
+        source = next(filter(None, stated), [header])[0]
         position = floats(source.get("ImagePositionPatient"), 3)
         if position is None:
             return None
@@ -288,13 +312,20 @@ def read_dicom_series(folder: Path, member: str = "") -> RawScan:
             headers.append(read_with_pixels(folder / name, _check_single))
         except VolumeRejected as error:
             raise rejection(error.reason, f"file {number} of {len(series.names)}: {error.detail}") from None
-    others = (series_facts(folder / name) for name in series.beside)
-    beside = {integer(header, "InstanceNumber") for header in others if header is not None}
-    shared = [_shared(header) for header in headers]
+    numbers = [integer(header, "InstanceNumber") for header in headers]
+    beside: set[int] = set()
+    between: list[Dataset] = []  # B-scans that the scan may lack
+    for facts in filter(None, (series_facts(folder / name) for name in series.beside)):
+        number = integer(facts, "InstanceNumber")
+        if min(numbers) < number < max(numbers) and number not in numbers and _may_belong(facts, headers[0]):
+            between.append(facts)
+        else:
+            beside.add(number)
+    shared = [_shared(header) for header in (*headers, *between)]
     if differing := [name for name in shared[0] if len({fields[name] for fields in shared}) > 1]:
         raise rejection(
             "single_frame_series",
-            f"{len(headers)} files of one series with a B-scan each that differ in {', '.join(differing)}; expected "
+            f"{len(shared)} files of one series with a B-scan each that differ in {', '.join(differing)}; expected "
             "one value for all files of a scan",
         )
     different = _without_copies(headers)

@@ -87,7 +87,7 @@ def pixel_measures(group: Dataset | None) -> tuple[list[float] | None, float | N
         pair = pair or floats(_value(item, _PIXEL_SPACING), 2)
         for tag in (_BETWEEN_SLICES, _THICKNESS):
             number = floats(_value(item, tag), 1)
-            if thickness is None and number is not None:
+            if thickness is None and number is not None and number[0] > 0:  # 0 stands for unknown
                 thickness = number[0]
     return pair, thickness
 
@@ -107,7 +107,7 @@ def has_decimal_comma(header: Dataset) -> bool:
 
 def check_one_eye(header: Dataset) -> None:
     """Raises VolumeRejected frames_unrelated where FrameLaterality names the right eye for some frames, the left for
-    others: the file holds two scans."""
+    others: they are two scans."""
     eyes: list[str] = []
     for group in _items(header, _PER_FRAME):
         lateralities = [_value(item, _FRAME_LATERALITY) for item in _items(group, _FRAME_ANATOMY)]
@@ -117,8 +117,8 @@ def check_one_eye(header: Dataset) -> None:
     if len(right) and len(left):
         raise rejection(
             "frames_unrelated",
-            f"FrameLaterality says right eye for {_numbers(right)} and left eye for {_numbers(left)}: two scans in one "
-            "file; export each eye by itself",
+            f"FrameLaterality says right eye for {_numbers(right)} and left eye for {_numbers(left)}: two scans; "
+            "export each eye by itself",
         )
 
 

@@ -290,16 +290,16 @@ def _pitch_from_positions(
         if np.diff(positions[order]).min() < 1e-4:  # frames that share a position define no order
             notes.append("positions_repeated")
             continue
-        if np.array_equal(order, np.arange(len(order))[::-1]):
-            notes.append("frames_reversed")
-        elif not np.array_equal(order, np.arange(len(order))):
-            notes.append("frames_unordered")
         sorted_mm = positions[order] - positions[order[0]]
         gaps = np.diff(sorted_mm)
         pitch = round(float(np.median(gaps)), 7)  # differences of decimal texts carry rounding errors
         if not is_plausible("slice", pitch):
             notes.append(f"slice_{source}_implausible")
             continue
+        if np.array_equal(order, np.arange(len(order))[::-1]):
+            notes.append("frames_reversed")
+        elif not np.array_equal(order, np.arange(len(order))):
+            notes.append("frames_unordered")
         if np.abs(gaps - pitch).max() > _UNEVEN * pitch:
             notes.append("pitch_uneven")
         return pitch, source, order, sorted_mm

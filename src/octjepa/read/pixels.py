@@ -343,6 +343,7 @@ def _to_8bit(
 
     Deep data are scaled by the power of two that holds their largest value, so that 12 bits in 16 do not go dark. A
     linear rescaling that all frames share changes nothing after that; where frames have their own, it is applied.
+    Raises VolumeRejected broken_header as `_apply_rescaling`.
     """
     rescaling = _rescaling(data, len(values))
     slopes = {slope for slope, _ in rescaling}
@@ -373,12 +374,17 @@ def _to_8bit(
 def _apply_rescaling(
     values: Shaped[np.ndarray, "F H W"], rescaling: list[tuple[float, float]]
 ) -> UInt16[np.ndarray, "F H W"]:
-    """Every frame by its own (slope, intercept), on a common scale of 16 bit."""
+    """Every frame by its own (slope, intercept), on a common scale of 16 bit.
+
+    Raises VolumeRejected broken_header: a slope or an intercept is not finite.
+    """
     ends = [
         sorted((slope * float(frame.min()) + offset, slope * float(frame.max()) + offset))
         for frame, (slope, offset) in zip(values, rescaling, strict=True)
     ]
-    low, high = min(end[0] for end in ends), max(end[1] for end in ends)
+    low, high = float(np.min(ends)), float(np.max(ends))
+    if not np.isfinite(high - low):
+        raise rejection("broken_header", "RescaleSlope or RescaleIntercept of a frame is not finite; expected a number")
     factor = 65535.0 / max(high - low, 1e-9)
     out = np.empty(values.shape, np.uint16)
     for target, frame, (slope, offset) in zip(out, values, rescaling, strict=True):

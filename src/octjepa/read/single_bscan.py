@@ -115,8 +115,9 @@ def read_bscan_volume(
 ) -> OCTVolume:
     """Reads a single B-scan as a volume of one slice, whose pattern is "line". Arguments as in `reader.read_volume`.
 
-    Without any spacing the picture is assumed to measure `ASSUMED_MM` (note `spacing_assumed`). The name of a picture
-    serves as its visit, so that labels can name each picture. Raises as `read_bscan`, and VolumeRejected not_retina.
+    Without any spacing the picture is assumed to measure `ASSUMED_MM` (note `spacing_assumed`). A manifest's spacing
+    that no B-scan has is passed over (note `spacing_implausible_manifest`). The name of a picture serves as its visit,
+    so that labels can name each picture. Raises as `read_bscan`, and VolumeRejected not_retina.
     """
     row = row or (find_row(path) if dataset_path is None else None)
     bscan = read_bscan(path, seconds)
@@ -131,14 +132,17 @@ def read_bscan_volume(
         raise rejection("not_retina", f"its protocol or region says {part}; expected the retina")
     check_images_retina(identity.device)
     height, width = bscan.pixels.shape
+    stated = None if row is None else row.pixel_spacing_mm
+    fault = "" if stated is None else stated_spacing_fault((SLICE_MM, *stated), (1, height, width))
     sources = {
         "option": None if spacing_mm is None else spacing_mm[1:],
         "header": bscan.spacing_mm,
-        "manifest": None if row is None else row.pixel_spacing_mm,
+        "manifest": None if fault else stated,
         "assumed": (ASSUMED_MM[0] / height, ASSUMED_MM[1] / width),
     }
     source, spacing = next((name, spacing) for name, spacing in sources.items() if spacing is not None)
     is_assumed = source == "assumed"
+    implausible = ["spacing_implausible_manifest"] if fault else []
     return OCTVolume(
         pixels=bscan.pixels[None],
         spacing_mm=(SLICE_MM, *spacing),
@@ -156,7 +160,7 @@ def read_bscan_volume(
         site=identity.site,
         format="dicom" if path.suffix.lower() not in IMAGE_SUFFIXES else "image",
         personal=bscan.personal,
-        notes=unique_notes([*identity.notes, *bscan.notes, *([ASSUMED_NOTE] if is_assumed else [])]),
+        notes=unique_notes([*identity.notes, *bscan.notes, *([*implausible, ASSUMED_NOTE] if is_assumed else [])]),
         source=mask_path(dataset_path.as_posix(), header.person_name, header.birth_date),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ from scipy.io import savemat
 import octjepa
 from eye_files import phantom, write_images, write_sidecar, write_tiff, write_voxels
 from oct_dicom import make_dataset, save
+from octjepa.convert.arrays import write_zarr
 from octjepa.errors import VolumeRejected, install_command
 from octjepa.ingest import SourceFile
 from octjepa.read.formats import all_formats, is_scan_folder, recognise, suffixes
@@ -124,6 +126,15 @@ def test_a_broken_sidecar_is_refused_and_a_strange_one_is_ignored(tmp_path: Path
     (tmp_path / "scan.json").write_text("[1, 2]")
     with pytest.raises(VolumeRejected, match="broken_header: its JSON file"):
         read_volume(path)
+
+
+def test_the_scale_of_an_ome_zarr_image_multiplies_that_of_its_array(tmp_path: Path) -> None:
+    path = tmp_path / "scan.zarr"
+    write_zarr(path, PIXELS, (2 * SPACING[0], 2 * SPACING[1], 2 * SPACING[2]))
+    attributes = json.loads((path / ".zattrs").read_text())
+    attributes["multiscales"][0]["coordinateTransformations"] = [{"type": "scale", "scale": [0.5, 0.5, 0.5]}]
+    (path / ".zattrs").write_text(json.dumps(attributes))
+    assert read_volume(path).spacing_mm == pytest.approx(SPACING)
 
 
 def test_what_is_missing_or_in_the_wrong_order_is_named(tmp_path: Path) -> None:

@@ -179,6 +179,19 @@ def test_labels_and_identity_inside_an_archive(tmp_path: Path) -> None:
     assert volume.laterality == "OD"
 
 
+@pytest.mark.parametrize("suffix", ["npz", "mat"])
+@pytest.mark.parametrize(
+    ("number", "text"), [(1234567, "1234567"), (20231234.0, "20231234"), (2**53 + 1, str(2**53 + 1)), (12.5, "12.5")]
+)
+def test_a_person_id_that_is_a_number_keeps_all_its_digits(
+    number: float, text: str, suffix: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"scan.{suffix}"
+    members = {"oct_bscans": PIXELS, "spacing_mm": np.array(SPACING), "person_id": np.array(number)}
+    np.savez(path, **members) if suffix == "npz" else savemat(path, members)
+    assert read_volume(path).person_id == text
+
+
 @pytest.mark.parametrize("name", ["pattern", "scan_pattern"])
 def test_a_pattern_that_a_member_states_is_used(tmp_path: Path, name: str) -> None:
     np.savez(tmp_path / "star.npz", oct_bscans=PIXELS, spacing_mm=SPACING, **{name: "radial"})

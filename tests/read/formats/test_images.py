@@ -11,6 +11,7 @@ from PIL import Image
 from eye_files import phantom, write_images, write_sidecar, write_tiff
 from octjepa.errors import VolumeRejected
 from octjepa.read.formats import is_scan_folder, recognise
+from octjepa.read.formats.images import read_image
 from octjepa.read.formats.sequence import sequences
 from octjepa.read.reader import read_volume
 
@@ -226,14 +227,32 @@ def test_tiff_of_every_layout_is_the_same_scan(tmp_path: Path, order: str, optio
 
     for dtype in (np.uint8, np.uint16):
         path = tmp_path / "scan.tif"
-        values = PIXELS if options.get("photometric") != "miniswhite" else 255 - PIXELS
+        inverted = options.get("photometric") == "miniswhite"
+        if inverted and dtype == np.uint16:
+            continue  # the next test
+        values = 255 - PIXELS if inverted else PIXELS
         with tifffile.TiffWriter(path, byteorder=order, bigtiff=bool(options.get("bigtiff"))) as writer:
             more = {key: value for key, value in options.items() if key != "bigtiff"}
             for frame in values.astype(dtype):
                 writer.write(frame, contiguous=False, metadata=None, **more)
-        if options.get("photometric") == "miniswhite" and dtype == np.uint16:
-            continue  # Pillow leaves 16 bits as they are stored
         assert np.array_equal(read(path), PIXELS), (dtype, options)
+
+
+def test_deep_tiffs_that_store_white_as_zero_are_turned_or_refused(tmp_path: Path) -> None:
+    import tifffile
+
+    deep = 65535 - PIXELS.astype(np.uint16) * 257
+    tifffile.imwrite(tmp_path / "pages.tif", deep, photometric="miniswhite")
+    assert np.array_equal(read(tmp_path / "pages.tif"), PIXELS)
+    (tmp_path / "scan").mkdir()
+    for number, frame in enumerate(deep, 1):
+        tifffile.imwrite(tmp_path / "scan" / f"{number}.tif", frame, photometric="miniswhite")
+    assert np.array_equal(read(tmp_path / "scan"), PIXELS)
+    assert np.array_equal(read_image(tmp_path / "scan" / "3.tif")[0], PIXELS[2])
+    tifffile.imwrite(tmp_path / "float.tif", deep.astype(np.float32), photometric="miniswhite")
+    assert refused(tmp_path / "float.tif").reason == "unsupported_pixels"
+    tifffile.imwrite(tmp_path / "big.tif", deep, photometric="miniswhite", byteorder=">")
+    assert refused(tmp_path / "big.tif").reason == "unsupported_pixels"
 
 
 def test_pictures_are_turned_as_their_exif_orientation_says(tmp_path: Path) -> None:

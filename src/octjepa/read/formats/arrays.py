@@ -171,8 +171,14 @@ def _is_class(text: str) -> bool:
 
 
 def _text(values: list[object]) -> str:
-    plain = _plain(values[0]) if len(values) == 1 else None
-    return f"{plain:g}" if isinstance(plain, float) else plain or ""
+    """The only value as text, a whole number with all its digits; "" for several values or none."""
+    value = values[0] if len(values) == 1 else None
+    if isinstance(value, int):
+        return str(int(value))  # a float holds 53 bits, and an id may have more
+    plain = _plain(value)
+    if isinstance(plain, float):
+        return str(int(plain)) if plain.is_integer() else repr(plain)
+    return plain or ""
 
 
 def _role(key: str, names: Mapping[str, Sequence[str]]) -> str:

@@ -130,6 +130,11 @@ def _slow_axis(pixels: np.ndarray, spacing_mm: AxisSpacing, depth: int, layouts:
     return votes.pop() if votes else None
 
 
+def _is_stated(spacing_mm: AxisSpacing) -> bool:
+    """Whether a spacing is stated along any axis, be it 0."""
+    return any(mm is not None for mm in spacing_mm)
+
+
 def _layouts(shape: tuple[int, ...], axes: StoredAxes, spacing_mm: AxisSpacing) -> tuple[list[str], list[str]]:
     """(orders that the spacing allows; those among them that make a scan of plausible extent along every axis).
 
@@ -138,11 +143,11 @@ def _layouts(shape: tuple[int, ...], axes: StoredAxes, spacing_mm: AxisSpacing) 
     by_role = dict(zip("DHW", spacing_mm, strict=True))
     orders, whole = [], []
     for word in map("".join, permutations("DHW")):
-        stored = [by_role[role] for role in word] if any(spacing_mm) else axes.spacing_mm
+        stored = [by_role[role] for role in word] if _is_stated(spacing_mm) else axes.spacing_mm
         spacing_of = {role: mm for role, mm in zip(word, stored, strict=True) if mm is not None}
         lengths = (shape[word.index("D")], shape[word.index("H")], shape[word.index("W")])
         plausible = all(is_plausible(_ROLES[role], mm) for role, mm in spacing_of.items())
-        if not plausible and any(spacing_mm) and len(spacing_of) == 3:
+        if not plausible and _is_stated(spacing_mm) and len(spacing_of) == 3:
             plausible = not stated_spacing_fault((spacing_of["D"], spacing_of["H"], spacing_of["W"]), lengths)
         if not spacing_of or not plausible:
             continue
@@ -168,7 +173,7 @@ def _stored_layout(
     """(the stored axes as a word of D, H and W, notes). Raises VolumeRejected axes_ambiguous."""
     by_content = _depth_by_content(pixels)
     layouts, whole = _layouts(pixels.shape, axes, spacing_mm)
-    convention, is_stated = axes.convention, any(spacing_mm)
+    convention, is_stated = axes.convention, _is_stated(spacing_mm)
     if is_stated:  # in no stored order: what is implausible may be the spacing, and then says nothing of the axes
         layouts = whole if convention in whole else []
     depths = {word.index("H") for word in layouts}
@@ -284,7 +289,7 @@ def with_axes(scan: RawScan, spacing_mm: AxisSpacing | None = None) -> RawScan:
         sizes = " x ".join(map(str, scan.pixels.shape))
         raise rejection("too_few_frames", f"an array of {sizes}; a volume needs {MIN_FRAMES} B-scans at least")
     notes = list(scan.notes)
-    stated_beside = any(scan.spacing_mm)
+    stated_beside = _is_stated(scan.spacing_mm)
     pixels, stored_mm, uncertain = oriented(scan.pixels, scan.axes, notes, spacing_mm or scan.spacing_mm)
     return replace(
         scan,

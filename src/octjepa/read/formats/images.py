@@ -35,7 +35,7 @@ _MODES = {"L", "I;16", "I;16B", "I;16L", "I", "F", "RGB", "RGBA", "LA", "P"}
 _NUMBERS_SHOWN = 5
 _PICTURE_RATIO = 1 << 16  # bytes that one byte of a picture can unpack to; JPEG 2000 packs a blank one to almost none
 _UNCOMPRESSED, _DEFLATED = 1, (8, 32946)  # TIFF's numbers of compressions
-_BLACK_IS_ZERO = 1  # a photometric interpretation
+_PHOTOMETRIC, _WHITE_IS_ZERO, _BLACK_IS_ZERO = 262, 0, 1  # a tag of TIFF, and two of its values
 _NUMBERS = {("u", 8), ("u", 16), ("u", 32), ("i", 8), ("i", 16), ("i", 32), ("f", 32), ("f", 64)}
 _MAX_DESCRIPTION = 1 << 16
 _EXIF_ORIENTATION = 0x0112
@@ -148,9 +148,18 @@ def _frame(number: int, image: Image.Image) -> np.ndarray:
             "unsupported_pixels", f"an image of mode {image.mode}; expected one channel of 8, 16 or 32 bit, or RGB"
         )
     try:
-        return np.asarray(image.convert("RGB") if image.mode in ("P", "LA", "RGBA") else image)
+        values = np.asarray(image.convert("RGB") if image.mode in ("P", "LA", "RGBA") else image)
     except _DAMAGED:
         raise rejection("frames_broken", f"image number {number} cannot be decoded") from None
+    if _stated_bytes(image.mode) == 1 or getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) != _WHITE_IS_ZERO:
+        return values
+    if values.dtype.kind != "u":  # Pillow turns 8 bit only
+        raise rejection(
+            "unsupported_pixels",
+            f"image number {number} stores white as 0 in values of type {values.dtype.name}; expected 8 or 16 bit "
+            "without a sign",
+        )
+    return np.asarray(np.iinfo(values.dtype).max - values)
 
 
 def _stacked_scan(

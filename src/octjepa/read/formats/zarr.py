@@ -8,6 +8,7 @@ constant by other readers, and is an error here.
 from __future__ import annotations
 
 import itertools
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ def _metadata(path: Path, root: Path) -> Mapping[str, Any]:
 def _image(path: Path) -> tuple[str, AxisSpacing]:
     """(the name of the array at full resolution, its spacing) by the attributes of an OME-Zarr group.
 
+    The image's scale multiplies that of the array, as in every resolution of NGFF 0.4.
     Raises VolumeRejected broken_header.
     """
     if not (path / ".zattrs").is_file():
@@ -69,9 +71,9 @@ def _image(path: Path) -> tuple[str, AxisSpacing]:
         image = attributes["multiscales"][0]
         name = str(image["datasets"][0]["path"])
         axes = [axis if isinstance(axis, dict) else {} for axis in image.get("axes", [])]
-        transforms = image["datasets"][0].get("coordinateTransformations", [])
-        scales = [transform["scale"] for transform in transforms if "scale" in transform]
-        values = [float(number) for number in scales[0]] if scales else []
+        levels = [level.get("coordinateTransformations", []) for level in (image["datasets"][0], image)]
+        scales = [transform["scale"] for level in levels for transform in level if "scale" in transform]
+        values = [math.prod(map(float, factors)) for factors in zip(*scales, strict=True)]
     except (KeyError, IndexError, TypeError, ValueError):
         raise rejection("broken_header", "its attributes do not describe an OME-Zarr image") from None
     units = [_UNIT_MM.get(str(axis.get("unit", ""))) for axis in axes]
