@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from safetensors.torch import save_file
 from octjepa.checkpoint import warm_start as warm_start_module
 from octjepa.checkpoint.warm_start import start_weights, warm_start
 from octjepa.cohort.recorded_scans import uid_key
-from octjepa.encoders import load_encoder
+from octjepa.encoders import PretrainedEncoder, load_encoder
+from octjepa.encoders.export import export_encoder
 from octjepa.errors import CheckpointError, RecipeError, UsageError
 from octjepa.model import VJEPA3D
 from octjepa.model.encoder import Encoder
@@ -160,6 +162,25 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         small_recipe(objective={**teacher, "ema_horizon": 0.01})
     with pytest.raises(RecipeError, match="the student is exported"):
         small_recipe(objective=teacher, checkpoint={"export": "target"})
+
+
+@pytest.mark.parametrize(
+    ("key", "other", "message"),
+    [
+        ("positions", "sincos", "model.positions=rope_tiled, the recipe says sincos: set both alike"),
+        ("position_unit", "index", "model.position_unit=mm, the recipe says index: set both alike"),
+        ("patch_size", [4, 8, 32], "tokens.patch_size=(4, 16, 16), the recipe says (4, 8, 32): set both alike"),
+    ],
+)
+def test_a_teacher_that_reads_other_tokens_is_refused(key: str, other: Any, message: str, tmp_path: Path) -> None:
+    model = {**TEST_SIZE, "positions": "rope_tiled", "position_unit": "mm"}
+    first = small_recipe(model=model)
+    teacher = PretrainedEncoder(VJEPA3D.from_recipe(first).target_encoder, first, "teacher")
+    export_encoder(teacher, "safetensors", tmp_path / "teacher")
+    changed = {"tokens": {key: other, "budget": 24}} if key == "patch_size" else {"model": {**model, key: other}}
+    recipe = small_recipe(**{"model": model, "objective": {"teacher": str(tmp_path / "teacher")}, **changed})
+    with pytest.raises(UsageError, match=re.escape(message)):
+        start_weights(VJEPA3D.from_recipe(recipe), recipe)
 
 
 def test_the_layouts_are_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -189,7 +189,7 @@ def test_a_constant_encoder_is_named(cohort: Cohort, saved: Save) -> None:
 
 
 @pytest.mark.parametrize(("scores", "faults"), [([1e-10, 2e-10, 3e-10], 0), ([0.3, 0.3, 0.3], 1)])
-def test_a_constant_is_judged_on_the_scale_of_the_quantity(scores: list[float], faults: int) -> None:
+def test_a_constant_is_one_at_the_scale_of_the_quantity(scores: list[float], faults: int) -> None:
     answers = np.array(scores)[:, None]
     target = Target("area", "regression", {}, {}, (), "h", ())
     findings = Findings()

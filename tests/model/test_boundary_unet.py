@@ -35,6 +35,14 @@ def test_decoding_finds_fractions_of_a_row_and_keeps_the_order() -> None:
     assert (crossed.rows.diff(dim=1) >= 0).all()
 
 
+def test_the_spread_of_a_sharp_boundary_is_the_same_at_every_depth() -> None:
+    rows = torch.arange(1000.0).view(1, 1, -1, 1)
+    for sharpness, spread in ((0.4, 0.2843), (0.8, 0.7999)):
+        for at in (50.0, 900.0):
+            found = decode_boundaries(-0.5 * ((rows - at) / sharpness) ** 2)
+            assert float(found.spread_rows) == pytest.approx(spread, abs=1e-3)
+
+
 def test_loss_is_least_at_the_truth_and_ignores_what_is_unknown() -> None:
     truth = torch.linspace(10, 40, 8).view(1, 8, 1).expand(1, 8, 6).clone()
     classes = torch.zeros(1, 64, 6, dtype=torch.long)

@@ -21,6 +21,7 @@ from octjepa.recipe import ObjectiveRecipe
 from octjepa.train.guards import LIMITS, CollapseAlarms, remedy
 from octjepa.train.loop import pretrain
 from octjepa.train.monitor import MonitorSet, run_monitor
+from octjepa.train.validate import evaluate
 from octjepa.views.loader import TrainingDataset, training_batches
 from octjepa.views.sample import make_sample, sample_layers
 from octjepa.views.tokens import LAYERS, TISSUE_SHARE
@@ -207,6 +208,22 @@ def test_background_is_looked_at_where_training_sees_none() -> None:
     found = run_monitor(VJEPA3D.from_recipe(recipe).to(DEVICE), Runtime("fp32"), monitor_set, 1)
     assert {"rankme_background", "cosine_background", "rankme_tissue"} <= found.keys()
     assert not any(name.endswith(("triton", "cirrus")) for name in found), "two and three volumes are too few"
+
+
+def test_a_student_that_collapses_below_a_frozen_teacher_is_seen() -> None:
+    recipe = small_recipe(objective={"teacher": "teacher"})
+    store = MemoryStore(recipe.preprocessing)
+    torch.manual_seed(0)
+    model, ids = VJEPA3D.from_recipe(recipe).to(DEVICE), sorted(store.volumes)
+    with torch.no_grad():
+        model.context_encoder.norm.weight.zero_()
+        model.context_encoder.norm.bias.fill_(0.3)
+    found = run_monitor(model, Runtime("fp32"), MonitorSet.choose(store, recipe, ids, 4), 500)
+    alarms = CollapseAlarms(recipe.objective, 0)
+    assert {"constant_solution", "vanishing_features", "low_rank"} <= alarms.check(found, 500).keys()
+    assert found["layer_accuracy"] > found["layer_accuracy_student"]  # the teacher's is still reported
+    validated = evaluate(model, Runtime("fp32"), store, ids[:4], ids[4:8], recipe)
+    assert validated["rankme"] < 2
 
 
 def test_measuring_changes_nothing() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
 from octjepa import keys
+from octjepa.canonical.single_bscan import bscan_range
 from octjepa.errors import ContractError, UsageError
 from octjepa.views import geometry, intensity, tokens
 from octjepa.views.loader import (
+    LoadedSample,
     TrainingDataset,
     ValidationDataset,
     collate,
@@ -168,6 +172,36 @@ def test_zoom_and_rotation_keep_the_centre():
     )
     assert turned[0, 32, 32] == 200
     assert turned.astype(int).sum() > view.astype(int).sum()
+
+
+def test_a_rotation_is_one_of_the_eye_and_not_of_the_voxels():
+    preprocessing = small_recipe().preprocessing  # 64 x 64 voxels of 0.016 x 0.1 mm in depth and along columns
+    (_, rows, columns), (_, row_mm, column_mm) = preprocessing.image_size, preprocessing.target_spacing_mm
+    views = small_recipe(views={"rotation_degrees": 5.0, "crop": False, "flip_slow": 0.0}).views
+    transform = geometry.sample_transform(preprocessing, views, keys.generator(1))
+    assert abs(transform.rotation_degrees) > 1
+    picture = np.zeros((1, rows, columns), dtype=np.uint8)
+    picture[0, rows // 2 - 2 : rows // 2 + 2] = 200  # a layer
+    turned = geometry.apply_transform(picture, dataclasses.replace(transform, corner=(0, 0, 0)), (1, rows, columns))[
+        0
+    ].astype(float)
+    middle = slice(columns // 2 - 8, columns // 2 + 8)  # there the layer stays inside the view
+    depth = (turned * np.arange(rows)[:, None]).sum(0)[middle] / turned.sum(0)[middle]
+    slope = np.polyfit(np.arange(len(depth)), depth, 1)[0] * row_mm / column_mm
+    assert abs(np.degrees(np.arctan(slope))) == pytest.approx(abs(transform.rotation_degrees), abs=0.2)
+
+
+def test_a_single_bscan_has_as_many_tokens_in_every_crop():
+    recipe = small_recipe(preprocessing={"margin": [2, 4, 4]}, data={"patterns": ["line"]})
+    slots = bscan_range(recipe.preprocessing, recipe.tokens.patch_size[0])
+    samples = []
+    for number in range(6):
+        one = volume(recipe.preprocessing, number)
+        band = np.full_like(one.band, -1)
+        band[:, slots] = one.band[:, slots]
+        single = dataclasses.replace(one, band=band, bscan_slices=recipe.tokens.patch_size[0])
+        samples.append(LoadedSample(one.volume_id, make_sample(single, recipe, 0)))
+    assert collate(samples).grid_index.shape == (6, recipe.token_count // recipe.grid[0])
 
 
 def test_every_epoch_shows_every_volume_once_and_updates_resume_anywhere():

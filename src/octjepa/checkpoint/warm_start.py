@@ -36,8 +36,8 @@ def start_weights(model: VJEPA3D, recipe: Recipe) -> frozenset[str]:
 def load_teacher(model: VJEPA3D, recipe: Recipe) -> frozenset[str]:
     """Fills the target encoder of `model` from `recipe.objective.teacher`; returns its record of its training volumes.
 
-    Raises UsageError: an objective of voxels, which needs no target encoder, or a teacher of another size, patch or
-    preprocessing; and as `read_weights`.
+    Raises UsageError: an objective of voxels, which needs no target encoder, or a teacher of another size, patch,
+    positions or preprocessing; and as `read_weights`.
     """
     if recipe.objective.teacher is None:
         return frozenset()
@@ -49,6 +49,15 @@ def load_teacher(model: VJEPA3D, recipe: Recipe) -> frozenset[str]:
     if differing:
         raise UsageError(f"objective.teacher {path} reads other volumes:\n  " + "\n  ".join(differing))
     _check(model, dict(source.network.state_dict()), source.network.heads, "objective.teacher", path, recipe.model.size)
+    # Student and teacher read the same patches and positions. Origin and spacing are those of the preprocessing.
+    for section, name in (("tokens", "patch_size"), ("model", "positions"), ("model", "position_unit")):
+        of_teacher = getattr(getattr(source.recipe, section), name)
+        of_recipe = getattr(getattr(recipe, section), name)
+        if of_teacher != of_recipe:
+            raise UsageError(
+                f"objective.teacher {path} was trained with {section}.{name}={of_teacher}, the recipe says "
+                f"{of_recipe}: set both alike"
+            )
     if source.network.rope != model.target_encoder.rope:
         raise UsageError(f"objective.teacher {path} has other positions than the recipe: set model.rope_base alike")
     model.target_encoder.load_state_dict(source.network.state_dict())

@@ -350,7 +350,7 @@ def parse_subgroups(text: str | None) -> tuple[SubgroupColumn, ...]:
 def read_groups(columns: Sequence[SubgroupColumn], labels_path: str | Path, frame: pd.DataFrame) -> Groups:
     """The group of every case of `frame` (person_id, eye, ...) in every column; the label table takes precedence.
 
-    Where labels name visits, the group is that of the case's visit. A person whose two eyes differ in a column belongs
+    If labels name visits, the group is that of the case's visit. A person whose two eyes differ in a column belongs
     to no group of it at the level of people. Raises UsageError: a column that neither has, a band of what is not a
     number, more than MAX_GROUPS groups.
     """

@@ -120,7 +120,7 @@ def change_labels(
     """(columns, rows) of the label table of `pairs`, keyed by person, eye and the later visit.
 
     For each target `NAME_before`, `NAME_after`, and `NAME_change` of numbers; a pair without both values has empty
-    cells. A row without a visit holds for the visits that have no row of their own. `interval` is the difference in
+    cells. A row without a visit holds for the visits that have no row. `interval` is the difference in
     order. Raises UsageError: the labels are not by visit, or fit no pair.
     """
     if not labels.by_visit:

@@ -93,7 +93,7 @@ def mean_over_seeds(estimates: Sequence[Estimate]) -> Estimate:
     seed_spread(estimates)
     if len({(estimate.label_hash, estimate.draws_id) for estimate in estimates}) != 1:
         raise UsageError("the seeds of an arm were measured on different labels or draws: probe them in one run")
-    # A seed whose predictions are constant has a scale of its own; it bounds the mean only where every seed has it.
+    # A seed with a constant prediction is bounded by 0; the mean is bounded only if every seed has one.
     first = next((estimate for estimate in estimates if estimate.scale != "of_constant"), estimates[0])
     return replace(
         first,

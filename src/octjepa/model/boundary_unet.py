@@ -136,5 +136,6 @@ def decode_boundaries(logits: Float[Tensor, "N K H W"], temperature: float | Flo
     near = p * ((rows - mode).abs() <= _DECODE_ROWS)
     positions = (near * rows).sum(2) / near.sum(2)
     mean = (p * rows).sum(2)
-    spread = ((p * rows * rows).sum(2) - mean * mean).clamp(min=0).sqrt()
+    # The difference of the mean of squares and the squared mean would lose a sharp distribution deep in the image.
+    spread = (p * (rows - mean[:, :, None]) ** 2).sum(2).sqrt()
     return Decoded(torch.cummax(positions, 1).values, spread)

@@ -148,7 +148,7 @@ def load_state(folder: Path, learner: Learner, fingerprint: str) -> int:
     """Fills `learner` from the newest state in `folder`; the updates it has done, 0 if there is no state.
 
     A damaged state is reported, and the previous state is used. Raises CheckpointError (none is whole),
-    WrongCheckpointError (a training of another fingerprint: other settings, weights or labels).
+    WrongCheckpointError (a training of another fingerprint: other settings, weights, volumes or labels).
     """
     return load_newest(folder, lambda location: _load_state(location, learner, fingerprint)) or 0
 
@@ -158,8 +158,8 @@ def _load_state(location: Location, learner: Learner, fingerprint: str) -> int:
     about = read_manifest(location)
     if about["fingerprint"] != fingerprint:
         raise WrongCheckpointError(
-            f"{location} was begun with another recipe, encoder, store or labels: give what it was begun with, or "
-            "remove the folder"
+            f"{location} was begun with another recipe, encoder, store, precision or labels: give what it was begun "
+            "with, or remove the folder"
         )
     best = read_tensors(location, _BEST_FILE)
     try:

@@ -31,8 +31,8 @@ from octjepa.train.mask_metrics import (
     normalised_patches,
     ratio_interval,
 )
-from octjepa.views import geometry, intensity, masks, tokens
-from octjepa.views.sample import select_tokens
+from octjepa.views import intensity, masks, tokens
+from octjepa.views.sample import select_tokens, view_transform
 from octjepa.volume import CanonicalVolume
 
 AXES = ("slice", "depth", "column")
@@ -291,8 +291,7 @@ def _samples(
     """(view, selected patches, tissue share of the grid, epoch) as `make_sample` draws them."""
     seed = recipe.train.seed
     for epoch in range(epochs):
-        geometry_rng = keys.generator(seed, "geometry", epoch, volume.volume_id)
-        transform = geometry.sample_transform(recipe.preprocessing, recipe.views, geometry_rng)
+        transform = view_transform(volume, recipe, epoch)
         yield *select_tokens(volume, recipe, transform, keys.generator(seed, "tokens", epoch, volume.volume_id)), epoch
 
 

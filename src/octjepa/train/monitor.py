@@ -40,13 +40,15 @@ _VOLUMES_OF_VENDOR = 4  # at least, for separate metrics
 class MonitorSet:
     """One fixed sample of each volume, in part background, and `VIEWS` training views of each for LiDAR.
 
-    `device_of` names the device of each volume [b]; `layers` are the retinal layers of all grid cells.
+    `device_of` names the device of each volume [b]; `layers` are the retinal layers of all grid cells. `of_student`:
+    features of the student are measured, because the target is a frozen teacher; otherwise those of the target.
     """
 
     batch: Batch
     draws: tuple[Batch, ...]
     device_of: tuple[str, ...]
     layers: Int[Tensor, "b grid"]
+    of_student: bool = False
 
     @classmethod
     def choose(cls, store: Store, recipe: Recipe, ids: Sequence[str], count: int) -> MonitorSet:
@@ -69,7 +71,8 @@ class MonitorSet:
             for epoch in range(VIEWS)
         )
         layers = torch.from_numpy(np.stack([sample_layers(v, recipe) for v in volumes]))
-        return cls(batch, draws, tuple(str(device[v.volume_id]) for v in volumes), layers)
+        devices = tuple(str(device[v.volume_id]) for v in volumes)
+        return cls(batch, draws, devices, layers, recipe.objective.teacher is not None)
 
     @cached_property
     def tissue(self) -> Bool[Tensor, "b t"]:
@@ -97,6 +100,7 @@ def run_monitor(model: VJEPA3D, runtime: Runtime, monitor_set: MonitorSet, updat
     """All metrics by name: `<metric>_<tissue|background>`, of all volumes and, with `_<vendor>`, of each vendor with
     enough; `lidar`, `cosine`, `loss_over_constant`, and `layer_accuracy` of the target, `layer_accuracy_student`.
 
+    With a frozen teacher all metrics of features, also `target_std` and `lidar`, are of the student.
     `loss_over_constant` is the objective's loss on hidden tokens over that of their mean target, predicted everywhere.
     """
     batch = monitor_set.batch
@@ -105,11 +109,11 @@ def run_monitor(model: VJEPA3D, runtime: Runtime, monitor_set: MonitorSet, updat
     training = model.training
     model.eval()
     with runtime.autocast():
-        teacher = model.encode(view, positions).cpu()
+        target = model.encode(view, positions).cpu()
         student = model.encode(view, positions, student=True).cpu()
         prediction = model.predict(*batch.inputs(runtime.device))
         views = [
-            model.encode(draw.target_view.to(runtime.device), draw.positions.to(runtime.device))
+            model.encode(draw.target_view.to(runtime.device), draw.positions.to(runtime.device), monitor_set.of_student)
             for draw in monitor_set.draws
         ]
     pooled = [torch.nn.functional.layer_norm(view, view.shape[-1:]).mean(dim=1).cpu() for view in views]
@@ -120,7 +124,7 @@ def run_monitor(model: VJEPA3D, runtime: Runtime, monitor_set: MonitorSet, updat
     if model.objective.predictor == "projector":
         of_hidden = cosine.mean(dim=1, keepdim=True).expand(batch.target.shape)
     constant = model.objective.loss(truth.mean(dim=(0, 1)).expand_as(truth), truth)
-    accuracy, accuracy_student = (_layer_accuracy(features, monitor_set.layer) for features in (teacher, student))
+    accuracy, accuracy_student = (_layer_accuracy(features, monitor_set.layer) for features in (target, student))
     values = {
         "lidar": rank_metrics.lidar(torch.stack(pooled, dim=1)),
         "cosine": float(cosine.mean()),
@@ -128,7 +132,8 @@ def run_monitor(model: VJEPA3D, runtime: Runtime, monitor_set: MonitorSet, updat
         "layer_accuracy": accuracy,
         "layer_accuracy_student": accuracy_student,
     }
-    features = _Features(teacher, student, of_hidden, batch.target, batch.grid_index, update)
+    watched = student if monitor_set.of_student else target
+    features = _Features(watched, student, of_hidden, batch.target, batch.grid_index, update)
     vendors = np.asarray(monitor_set.device_of)
     for vendor in (None, *sorted(set(monitor_set.device_of))):
         of_vendor = torch.from_numpy((vendors == vendor) | (vendor is None))
@@ -149,7 +154,7 @@ def _layer_accuracy(features: Float[Tensor, "b t w"], layer: Int[Tensor, "b t"])
 class _Features(NamedTuple):
     """Features of every monitored token, and the cosine of hidden tokens with their prediction."""
 
-    teacher: Float[Tensor, "b t w"]
+    watched: Float[Tensor, "b t w"]
     student: Float[Tensor, "b t w"]
     cosine: Float[Tensor, "b m"]
     target: Int[Tensor, "b m"]
@@ -160,7 +165,7 @@ class _Features(NamedTuple):
         """Metrics of the tokens `chosen` by name; none of fewer than eight."""
         if chosen.sum() < 8:
             return {}
-        tokens, index = _subsample(self.teacher, chosen)
+        tokens, index = _subsample(self.watched, chosen)
         values = {
             "rankme": rank_metrics.rank_me(tokens),
             "alpha_req": rank_metrics.alpha_req(tokens),

@@ -45,10 +45,9 @@ def fit_means(model: VJEPA3D, runtime: Runtime, batches: Iterable[Batch], grid_t
     return means
 
 
-def _features(model: VJEPA3D, runtime: Runtime, batch: Batch) -> torch.Tensor:
-    """The encoder's features, if the objective's targets are not features of tokens."""
+def _features(model: VJEPA3D, runtime: Runtime, batch: Batch, student: bool) -> torch.Tensor:
+    """The encoder's features, if the targets are not the features of tokens of the encoder that is exported."""
     with runtime.autocast():
-        student = model.objective.exported_encoder == "student"
         features = model.encode(batch.target_view.to(runtime.device), batch.positions.to(runtime.device), student)
     return torch.nn.functional.layer_norm(features, features.shape[-1:]).cpu()
 
@@ -60,13 +59,16 @@ def validate(
     runtime: Runtime,
     batches: Iterable[Batch],
     means: PositionMeans | None,
-    grid: tuple[int, int, int],
+    recipe: Recipe,
 ) -> dict[str, float]:
     """Means over all samples of all ranks: loss, cosine, rankme, and `baseline/` and `baseline_loss/` by predictor.
 
-    means: of training people; None for an objective that compares views.
+    means: of training people; None for an objective that compares views. `rankme` is of the exported encoder: of the
+    student where the target is a frozen teacher.
     """
     model.eval()
+    taught = recipe.objective.teacher is not None
+    student = taught or model.objective.exported_encoder == "student"
     sums: dict[str, torch.Tensor] = {}
     samples = torch.zeros(())
     features = []
@@ -79,7 +81,7 @@ def validate(
         else:
             index = torch.gather(batch.grid_index, 1, batch.target)
             # not millimetres: a step of any axis is one neighbour
-            grid_positions = token_grid_positions(batch.grid_index, grid)
+            grid_positions = token_grid_positions(batch.grid_index, recipe.grid)
             guesses = {
                 "constant": means.constant().expand_as(truth),
                 "position_mean": means.at(index),
@@ -94,8 +96,8 @@ def validate(
         for key, value in values.items():
             sums[key] = sums.get(key, torch.zeros(())) + value * count
         samples += count
-        of_tokens = means is not None and not model.objective.predicts_pixels
-        last = targets if of_tokens else _features(model, runtime, batch)
+        of_tokens = means is not None and not model.objective.predicts_pixels and not taught
+        last = targets if of_tokens else _features(model, runtime, batch, student)
         width = model.target_encoder.width
         features.append(last[..., -width:].flatten(0, 1)[:: max(1, last.shape[1] // _RANK_TOKENS_A_VOLUME)])
     model.train()
@@ -117,7 +119,7 @@ def evaluate(
         fitted = ValidationDataset(store, recipe, train_ids[: limit and _FIT_TIMES * limit])
         means = fit_means(model, runtime, validation_batches(fitted, batch), recipe.grid_tokens)
     samples = ValidationDataset(store, recipe, ids[:limit])
-    return validate(model, runtime, validation_batches(samples, batch), means, recipe.grid)
+    return validate(model, runtime, validation_batches(samples, batch), means, recipe)
 
 
 def without_augmentation(recipe: Recipe) -> Recipe:

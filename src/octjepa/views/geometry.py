@@ -18,7 +18,8 @@ from octjepa.recipe import Preprocessing, ViewRecipe
 class ViewTransform:
     """A crop at `corner`, its first stored voxel (slice, depth, column); flips; rotation and zoom of each B-scan.
 
-    `flip_slow` flips slices, `flip_fast` columns.
+    `flip_slow` flips slices, `flip_fast` columns. `column_over_row` is the spacing of columns divided by that of
+    rows (depth), so that a rotation turns the eye by its angle.
     """
 
     corner: tuple[int, int, int]
@@ -26,6 +27,7 @@ class ViewTransform:
     flip_fast: bool = False
     rotation_degrees: float = 0.0
     zoom: float = 1.0
+    column_over_row: float = 1.0
 
     @property
     def moves_whole_voxels(self) -> bool:
@@ -44,12 +46,14 @@ def sample_transform(preprocessing: Preprocessing, views: ViewRecipe, rng: np.ra
     flips = rng.random(2)
     angle, zoom = rng.uniform(-1, 1, size=2)
     corner = offset if views.crop else np.asarray(preprocessing.margin)
+    _, row_mm, column_mm = preprocessing.target_spacing_mm
     return ViewTransform(
         corner=(int(corner[0]), int(corner[1]), int(corner[2])),
         flip_slow=bool(flips[0] < views.flip_slow),
         flip_fast=bool(flips[1] < views.flip_fast),
         rotation_degrees=float(angle * views.rotation_degrees),
         zoom=float(1.0 + zoom * views.zoom),
+        column_over_row=column_mm / row_mm,
     )
 
 
@@ -111,7 +115,8 @@ def _rotate_and_zoom(view: np.ndarray, transform: ViewTransform) -> np.ndarray:
     from scipy import ndimage
 
     radians = np.deg2rad(transform.rotation_degrees)
-    matrix = np.array([[np.cos(radians), np.sin(radians)], [-np.sin(radians), np.cos(radians)]]) / transform.zoom
+    cosine, sine, aspect = np.cos(radians), np.sin(radians), transform.column_over_row
+    matrix = np.array([[cosine, sine * aspect], [-sine / aspect, cosine]]) / transform.zoom
     centre = (np.asarray(view.shape[1:]) - 1) / 2
     shift = centre - matrix @ centre
     order = 0 if view.max(initial=0) <= 1 else 1  # nearest neighbour keeps a mask binary

@@ -7,6 +7,7 @@ give the `position_mean` baseline an alignment that training never shows, which 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -88,9 +89,16 @@ def draw_sample(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> D
 
 
 def view_transform(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> geometry.ViewTransform:
-    """Crop, flips, rotation and zoom of the sample of `volume` in `epoch`, or (None) of its validation sample."""
+    """Crop, flips, rotation and zoom of the sample of `volume` in `epoch`, or (None) of its validation sample.
+
+    A single B-scan fills one patch along the slice axis and keeps its place there. Moved slices would divide it
+    between two patches, and samples would differ in their number of tokens.
+    """
     rng = _generator(volume, recipe, epoch, "geometry")
-    return geometry.sample_transform(recipe.preprocessing, recipe.views, rng)
+    transform = geometry.sample_transform(recipe.preprocessing, recipe.views, rng)
+    if not volume.bscan_slices:
+        return transform
+    return replace(transform, corner=(recipe.preprocessing.margin[0], *transform.corner[1:]))
 
 
 def _generator(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, purpose: str) -> np.random.Generator:

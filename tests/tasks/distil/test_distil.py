@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,6 +146,25 @@ def test_teachers_that_cannot_teach_are_refused_in_one_line(layouts, tmp_path: P
     assert finer.read("volume0001")[1].grid == (16, 2, 2)
 
 
+def test_the_fingerprint_names_what_both_stores_hold(layouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    teacher = teacher_of("retfound", layouts, tmp_path)
+    store = MemoryStore(STUDENT, train=2, val=2)
+    of_teacher = copy(store)
+    pairs = Pairs(store, RECIPE, teacher, of_teacher)
+    store.table["chunk_hash"] = store.table["content_hash"]
+    monkeypatch.setattr(pairs, "ids", {split: pairs.ids(split) for split in ("train", "val")}.__getitem__)
+    same = pairs.fingerprint
+    before = store.table
+    for changed in (store, of_teacher):
+        for column in ("content_hash", "chunk_hash"):
+            for row in before.index[before["split"] != "test"]:
+                changed.table = before.copy()
+                changed.table.loc[row, column] = "other"
+                assert pairs.fingerprint != same
+        changed.table = before
+    assert pairs.fingerprint == same
+
+
 @pytest.mark.slow
 def test_the_command_exports_the_encoder_without_its_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -162,6 +182,10 @@ def test_the_command_exports_the_encoder_without_its_head(
     assert {"volume0000", "volume0003"} <= distilled.trained_on
     assert packaged.recorded_training <= distilled.recorded_training
     assert not [name for name, _ in distilled.network.named_parameters() if "recall" in name]
+    (tmp_path / "encoder").rename(tmp_path / "first")
+    store.table["content_hash"] = "other" + store.table["content_hash"]
+    assert train.main() == 1
+    assert "was begun with another recipe, encoder, store" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", [*command, "--updates", "0"])
     assert train.main() == 1
     assert capsys.readouterr().err.startswith("error: 0 updates of 2 volumes")

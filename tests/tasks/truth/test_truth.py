@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,23 @@ import pytest
 import torch
 
 from octjepa.distributed.runtime import Runtime
-from octjepa.encoders import load_encoder
+from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.errors import UsageError
 from octjepa.files import read_json_lines
 from octjepa.phantom.random_scene import MODERATE, STRONG
 from octjepa.tasks.recall import standardised
 from octjepa.tasks.truth import train, training
-from octjepa.tasks.truth.network import CELL, TruthNetwork, lesion_targets, token_distances, token_labels
+from octjepa.tasks.truth.network import (
+    CELL,
+    TokenOutputs,
+    TokenTruth,
+    TruthNetwork,
+    known_truth,
+    lesion_targets,
+    token_distances,
+    token_labels,
+    truth_losses,
+)
 from octjepa.tasks.truth.training import TruthSettings, TruthTask, score, validation_volumes
 from octjepa.tasks.truth.volumes import LAYERS, UNKNOWN, VOXEL_CLASSES, draw_volume
 from octjepa.train.learner import Learner
@@ -96,6 +107,26 @@ def test_lesion_targets_count_shares_of_a_patch() -> None:
     cut = token_labels(np.full(RECIPE.preprocessing.image_size, 7, np.uint8), np.array([0, 1023]), PATCH)
     assert cut.shape == (2, 256)
     assert (cut == 7).all()
+
+
+def test_the_losses_of_the_parts_of_a_batch_add_up_to_those_of_the_batch() -> None:
+    rng = torch.Generator().manual_seed(0)
+    network = TruthNetwork(PACKAGED.network, PATCH)
+    labels = torch.randint(VOXEL_CLASSES, (3, 5, int(np.prod(PATCH))), dtype=torch.uint8, generator=rng)
+    distances = torch.randn(3, 5, network.widths[2], generator=rng)
+    labels[0, 1:], distances[1, :4] = UNKNOWN, torch.nan
+    truth = TokenTruth(labels, distances)
+    cells, lesions = torch.randn(3, 5, network.widths[0], generator=rng), torch.randn(3, 5, 12, generator=rng)
+    given = (cells.unflatten(-1, (-1, VOXEL_CLASSES)), lesions, torch.zeros_like(distances), torch.zeros(3, 5, 1))
+    whole, known = truth_losses(network, TokenOutputs(*given), truth), known_truth(network, truth)
+    parts = [
+        truth_losses(
+            network, *(type(of)(*(value[part] for value in of)) for of in (TokenOutputs(*given), truth)), known
+        )
+        for part in (slice(0, 1), slice(1, 3))
+    ]
+    for name in ("cells", "lesions", "distances"):
+        assert float(sum(getattr(part, name) for part in parts)) == pytest.approx(float(getattr(whole, name)), rel=1e-5)
 
 
 class _Perfect(TruthNetwork):
@@ -206,6 +237,29 @@ def test_the_teacher_keeps_what_labels_do_not_name() -> None:
             return float(((network(batch.patches, batch.positions).recall - taught) ** 2).mean())
 
     assert distance(keep=10.0) < 0.5 * distance(keep=0.0)
+
+
+def test_another_precision_and_other_first_weights_are_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fingerprints = []
+
+    def begin(*given: Any) -> None:
+        fingerprints.append(given[5])
+        raise UsageError("enough")
+
+    def run(precision: str, first: PretrainedEncoder) -> None:
+        monkeypatch.setattr(train, "starting_encoder", lambda arguments: first)
+        monkeypatch.setattr(sys, "argv", ["train", "--out", str(tmp_path / "run"), "--precision", precision])
+        assert train.main() == 1
+
+    monkeypatch.setattr(train, "train_on_truth", begin)
+    other = load_encoder("phantom-tiny")
+    other.network.norm.weight.data.mul_(2)
+    for precision, first in (("fp32", PACKAGED), ("bf16", PACKAGED), ("fp32", other), ("fp32", PACKAGED)):
+        run(precision, deepcopy(first))
+    assert fingerprints[0] == fingerprints[3]
+    assert len(set(fingerprints)) == 3
 
 
 def test_a_batch_that_cannot_be_divided_is_refused() -> None:

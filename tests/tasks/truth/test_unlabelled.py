@@ -57,6 +57,7 @@ def test_the_loss_is_that_of_the_truth_plus_the_weighted_loss_of_pretraining(obj
     assert both == pytest.approx([*alone, 0.5 * of_pretraining[0]])
     parts = [float(loss.detach()) for loss in task.losses(learner, batch, 0, 1)]
     assert len(parts) == 4
+    assert sum(parts[:2]) == pytest.approx(both[0], rel=1e-6)
     assert sum(parts[2:]) == pytest.approx(both[1], rel=1e-5)
 
 
@@ -152,7 +153,7 @@ def test_a_resumed_combined_run_has_the_weights_of_an_uninterrupted_one(
         ("--with mae --store store --weight 0", "error: a weight of 0.0 for mae: expected a positive number"),
         (
             "--with mae --store store tokens.patch_size=[4,8,16]",
-            "error: two sources with different grids: ",
+            "error: tokens.patch_size=[4,8,16] does not belong to the loss of mae: the encoder and the options of the ",
         ),
     ],
 )
@@ -164,6 +165,24 @@ def test_a_wrong_second_loss_is_one_line(
     assert len(lines) == 1
     assert lines[0].startswith(message)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("model.position_unit=mm", "model.rope_base=100", "model.width=96", "model.warm_start=phantom-tiny"),
+        *("train.base_lr=0.5", "train.max_updates=7", "machine.micro_batch=1", "monitor.volumes=3"),
+    ],
+)
+def test_keys_that_the_second_loss_does_not_use_are_refused(override: str) -> None:
+    with pytest.raises(UsageError, match=rf"{override} does not belong to the loss of mae: .* leave it out$"):
+        unlabelled_recipe(RECIPE, "mae", 2, [override])
+
+
+def test_keys_of_the_second_loss_change_it() -> None:
+    overrides = [*FEW_TOKENS, "model.predictor_depth=1", "data.patterns=[line]", "views.flip_fast=0.5"]
+    recipe = unlabelled_recipe(RECIPE, "vjepa", 2, [*overrides, "objective.ema_base=0.5"])
+    assert (recipe.tokens.budget, recipe.model.predictor_depth, recipe.objective.ema_base) == (64, 1, 0.5)
 
 
 def test_a_store_of_another_grid_is_refused(

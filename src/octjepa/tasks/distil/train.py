@@ -53,7 +53,8 @@ def _train(arguments: argparse.Namespace) -> None:
     pairs = Pairs(store, student.recipe, teacher, teacher_store)
     student.network.requires_grad_(True).train()
     network = DistilNetwork(student.network, teacher.dim).to(runtime.device)
-    fingerprint = run_fingerprint(asdict(settings), student, arguments, teacher.weights_hash())
+    others = (student.weights_hash(), runtime.precision, teacher.weights_hash(), pairs.fingerprint)
+    fingerprint = run_fingerprint(asdict(settings), student, arguments, *others)
     _, volume_ids = distil(network, pairs, settings, runtime, arguments.out, fingerprint)
     seen = recorded_volumes(store, volume_ids) | student.recorded_training
     recipe = student.recipe.model_copy(update={"name": "distil"})

@@ -31,6 +31,7 @@ from octjepa.tasks.distil.positions import View, check_teacher, teach
 from octjepa.tasks.recall import Recall, standardised, token_optimizer
 from octjepa.train.learner import Learner
 from octjepa.train.optimizer import learning_rate, set_learning_rate
+from octjepa.train.run_folder import chunks_hash, data_hash
 from octjepa.train.supervised import LoopSettings, SupervisedTask, train_supervised
 from octjepa.views import intensity, tokens
 from octjepa.views.loader import select_volumes
@@ -124,6 +125,15 @@ class Pairs:
                 "ingest the same files into both"
             )
         return shared
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the contents of both stores: volumes of training and of validation. Raises as `ids`."""
+        hashes = []
+        for volume_ids in (self.ids("train"), self.ids("val")):
+            for store in (self.store, self.teacher_store):
+                hashes += [data_hash(store, volume_ids), chunks_hash(store, volume_ids, self.recipe)]
+        return " ".join(hashes)
 
     def read(self, volume_id: str) -> tuple[CanonicalVolume, TokenFeatures]:
         """The student's volume, and the teacher's tokens of the scan."""

@@ -91,6 +91,14 @@ class TruthNetwork(nn.Module):
         return tiles.flatten(5).flatten(2, 4)
 
 
+class Known(NamedTuple):
+    """How much of the truth is known to each head: the sums of the weights in its loss."""
+
+    cells: Float[Tensor, ""]
+    lesions: Float[Tensor, ""]
+    distances: Float[Tensor, ""]
+
+
 @dataclass(frozen=True)
 class TruthLosses:
     """Mean losses of the three heads, each over what is known."""
@@ -105,26 +113,42 @@ class TruthLosses:
         return self.cells + self.lesions + 0.5 * self.distances
 
 
-def truth_losses(network: TruthNetwork, outputs: TokenOutputs, truth: TokenTruth) -> TruthLosses:
-    """Losses of `outputs`. Unknown voxels and boundaries out of reach of the scan do not count."""
+def _weights(network: TruthNetwork, truth: TokenTruth) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights of voxels [b, k, cells, v], of tokens [b, k] and of distances [b, k, n], 0: unknown."""
+    cells = network.cell_labels(truth.labels)
+    of_cells = (cells != UNKNOWN).float() * torch.where(cells >= LAYERS, _LESION_WEIGHT, 1.0)
+    return of_cells, (truth.labels != UNKNOWN).float().mean(-1), torch.isfinite(truth.distances).float()
+
+
+def known_truth(network: TruthNetwork, truth: TokenTruth) -> Known:
+    """How much of `truth` is known."""
+    return Known(*(weights.sum() for weights in _weights(network, truth)))
+
+
+def truth_losses(
+    network: TruthNetwork, outputs: TokenOutputs, truth: TokenTruth, known_weights: Known | None = None
+) -> TruthLosses:
+    """Losses of `outputs`. Unknown voxels and boundaries out of reach of the scan do not count.
+
+    known_weights: those of a batch, if `truth` is a part of it: the losses of the parts add up to those of the batch.
+    None: those of `truth`.
+    """
+    known_weights = known_weights or known_truth(network, truth)
+    of_voxels, of_tokens, of_distances = _weights(network, truth)
     cells = network.cell_labels(truth.labels).long()  # [b, k, cells, v]
     log_p = functional.log_softmax(outputs.cells, -1)
     picked = log_p.gather(-1, cells.clamp(max=VOXEL_CLASSES - 1))
-    weight = (cells != UNKNOWN).float() * torch.where(cells >= LAYERS, _LESION_WEIGHT, 1.0)
-    of_cells = -(picked * weight).sum() / weight.sum().clamp(min=1)
-
-    known = (truth.labels != UNKNOWN).float().mean(-1)
     lesion = functional.binary_cross_entropy_with_logits(
         outputs.lesions, lesion_targets(truth.labels), reduction="none"
     )
-    of_lesions = (lesion.mean(-1) * known).sum() / known.sum().clamp(min=1)
-
-    finite = torch.isfinite(truth.distances)
     distance = functional.smooth_l1_loss(
         outputs.distances, torch.nan_to_num(truth.distances), reduction="none", beta=0.1
     )
-    of_distances = (distance * finite).sum() / finite.sum().clamp(min=1)
-    return TruthLosses(of_cells, of_lesions, of_distances)
+    return TruthLosses(
+        -(picked * of_voxels).sum() / known_weights.cells.clamp(min=1),
+        (lesion.mean(-1) * of_tokens).sum() / known_weights.lesions.clamp(min=1),
+        (distance * of_distances).sum() / known_weights.distances.clamp(min=1),
+    )
 
 
 def lesion_targets(labels: UInt8[Tensor, "b k voxels"]) -> Float[Tensor, "b k n"]:

@@ -61,7 +61,9 @@ def _train(arguments: argparse.Namespace) -> None:
     runtime = Runtime(arguments.precision)
     encoder.network.requires_grad_(True).train()
     network = TruthNetwork(encoder.network, encoder.recipe.tokens.patch_size).to(runtime.device)
-    others = () if unlabelled is None else (unlabelled.fingerprint,)
+    others = [encoder.weights_hash(), runtime.precision]
+    if unlabelled is not None:
+        others.append(unlabelled.fingerprint)
     fingerprint = run_fingerprint(asdict(settings), encoder, arguments, *others)
     train_on_truth(network, encoder.recipe, settings, runtime, arguments.out, fingerprint, unlabelled)
     recipe = encoder.recipe.model_copy(update={"name": "truth"})

@@ -37,6 +37,7 @@ from octjepa.tasks.truth.network import (
     SHARES,
     TokenTruth,
     TruthNetwork,
+    known_truth,
     lesion_targets,
     token_distances,
     token_labels,
@@ -186,19 +187,22 @@ class TruthTask(SupervisedTask[TruthBatch]):
     def losses(self, learner: Learner, batch: TruthBatch, update: int, micro_batch: int) -> Iterator[Tensor]:
         """The mean loss of the batch, in parts of at most `micro_batch` volumes: the truth, then the second loss."""
         size = len(batch.patches)
+        truth = TokenTruth(*(values.to(self.runtime.device) for values in batch.truth))
+        known_weights = known_truth(self.network, truth)
         for start in range(0, size, micro_batch):
             part = slice(start, start + micro_batch)
             patches = batch.patches[part].to(self.runtime.device)
             positions = batch.positions[part].to(self.runtime.device)
             with self.runtime.autocast():
                 outputs = self.network(patches, positions)
-            truth = TokenTruth(*(values[part].to(self.runtime.device) for values in batch.truth))
-            loss = truth_losses(self.network, outputs, truth).total
+            of_part = TokenTruth(*(values[part] for values in truth))
+            loss = truth_losses(self.network, outputs, of_part, known_weights).total
             if self.teacher is not None:
                 with torch.no_grad(), self.runtime.autocast():
                     taught = standardised(self.teacher(patches, positions))
-                loss = loss + self.settings.keep * functional.mse_loss(outputs.recall, taught.float())
-            yield loss * (len(patches) / size)
+                recalled = self.settings.keep * functional.mse_loss(outputs.recall, taught.float())
+                loss = loss + recalled * (len(patches) / size)
+            yield loss
         if self.unlabelled is not None and batch.unlabelled is not None:
             yield from self.unlabelled.losses(
                 batch.unlabelled, update, self.settings.updates, micro_batch, self.runtime

@@ -24,18 +24,22 @@ from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.store.contract import contract_differences
 from octjepa.train.optimizer import momentum, update_target
-from octjepa.train.run_folder import data_hash
+from octjepa.train.run_folder import chunks_hash, data_hash
 from octjepa.train.step import batch_losses
 from octjepa.views.loader import Batch, TrainingDataset, select_volumes, training_batches
 
-_OF_THE_ENCODER: Final = ("preprocessing", "tokens.patch_size", "model.positions", "model.stem")
+# Keys of a recipe that the second loss uses. The others are settings of the encoder, or options of the command.
+_OF_THE_LOSS: Final = (
+    *("objective", "masks", "views", "data", "tokens.budget", "tokens.select"),
+    *("model.predictor_width", "model.predictor_depth", "model.predictor_heads"),
+)
 
 
 def unlabelled_recipe(recipe: Recipe, objective: str, batch: int, overrides: Sequence[str] = ()) -> Recipe:
     """The encoder's `recipe` with another objective and its defaults, `batch` volumes an update, and the overrides.
 
-    Raises UsageError: no such objective, or an override that changes what the encoder reads; RecipeError: an unknown,
-    unused or ill-typed key.
+    Raises UsageError: no such objective, or an override of a key that is not of the second loss; RecipeError: an
+    unknown, unused or ill-typed key.
     """
     halves = get_objective(objective).needs_halves
     data = recipe.model_dump(mode="json")
@@ -43,14 +47,12 @@ def unlabelled_recipe(recipe: Recipe, objective: str, batch: int, overrides: Seq
     data["views"]["halves"] = halves
     data["train"]["global_batch"] = batch
     combined = PRETRAINING.changed(data, overrides, f"of {objective} next to the truth")
-    dumps = recipe.model_dump(), combined.model_dump()
-    for key in _OF_THE_ENCODER:
-        section, _, name = key.partition(".")
-        of_encoder, of_objective = (dump[section][name] if name else dump[section] for dump in dumps)
-        if of_encoder != of_objective:
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if not f"{key}.".startswith(tuple(f"{used}." for used in _OF_THE_LOSS)):
             raise UsageError(
-                f"two sources with different grids: {key} is {of_objective} for {objective} and {of_encoder} for the "
-                "encoder, which reads both: leave it out"
+                f"{override} does not belong to the loss of {objective}: the encoder and the options of the command "
+                f"settle {key}. Expected keys of {', '.join(_OF_THE_LOSS)}: leave it out"
             )
     if combined.objective.teacher is not None:
         raise UsageError("objective.teacher is not possible next to the truth: --keep has a teacher for both")
@@ -82,8 +84,9 @@ class Unlabelled:
 
     @property
     def fingerprint(self) -> str:
-        """Names what decides its part of the result: settings, weight and volumes."""
-        return f"{science_hash(self.recipe)} {self.weight} {data_hash(self.store, self.volume_ids)}"
+        """Names what decides its part of the result: settings, weight, volumes and their form in the store."""
+        volumes = data_hash(self.store, self.volume_ids), chunks_hash(self.store, self.volume_ids, self.recipe)
+        return f"{science_hash(self.recipe)} {self.weight} {' '.join(volumes)}"
 
     def batches(self, start: int, updates: int) -> Iterator[Batch]:
         """The batches of updates start .. updates - 1."""
