@@ -164,6 +164,25 @@ def test_an_unknown_eye_and_a_stated_spacing_stay_so(tmp_path: Path) -> None:
     assert any("does not state the direction" in note for note in notes)
 
 
+def test_ids_and_protocols_in_any_script_stay_apart(tmp_path: Path) -> None:
+    for person, pixels in (("病人7", retina()), ("患者7", retina()[:, :, ::-1])):
+        np.save(tmp_path / f"{person}.npy", pixels)
+        stated = {"person_id": person, "protocol": "黄斑", "laterality": "OD", "spacing_mm": [0.12, 0.0039, 0.0117]}
+        (tmp_path / f"{person}.json").write_text(json.dumps(stated))
+    made = convert(tmp_path / "*.npy", "--to", "dicom", "--out", tmp_path / "out")
+    assert made.code == 0, made.out + made.err
+    written = [read_volume(one["file"]) for one in made.json["scans"]]
+    assert {(one.person_id, one.protocol) for one in written} == {("病人7", "黄斑"), ("患者7", "黄斑")}
+
+
+def test_a_file_that_reads_as_another_person_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", retina())
+    stated = {"person_id": "P" * 65, "spacing_mm": [0.12, 0.0039, 0.0117]}  # longer than DICOM's texts
+    (tmp_path / "a.json").write_text(json.dumps(stated))
+    made = convert(tmp_path / "a.npy", "--to", "dicom", "--out", tmp_path / "out")
+    assert "another person id" in made.json["refused"][0]["detail"]
+
+
 def test_refused_scans_and_wrong_folders(scans: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.dcm").write_bytes(b"no scan")
     made = convert(tmp_path, scans / "zeiss_cirrus.dcm", "--to", "tiff", "--out", tmp_path / "out")
@@ -172,6 +191,23 @@ def test_refused_scans_and_wrong_folders(scans: Path, tmp_path: Path) -> None:
     beside = call("convert", scans / "zeiss_cirrus.dcm", "--to", "dicom", "--out", scans)
     assert beside.code == 2
     assert "holds scans" in beside.err
+    (tmp_path / "conv").mkdir()
+    (tmp_path / "conv" / "layers").symlink_to(scans)  # the layers of a scan would replace it
+    inside = call("convert", scans, "--to", "dicom", "--out", tmp_path / "conv", "--layers")
+    assert inside.code == 2
+    assert "holds scans" in inside.err
+
+
+def test_a_scan_that_cannot_be_segmented_leaves_no_file(
+    scans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def codes(_: OCTVolume) -> np.ndarray:
+        raise VolumeRejected("size_implausible", "it does not fit into memory")
+
+    monkeypatch.setattr("octjepa.convert.scans._layer_codes", lambda: codes)
+    made = convert(scans / "zeiss_cirrus.dcm", "--to", "dicom", "--out", tmp_path, "--layers")
+    assert [one["reason"] for one in made.json["refused"]] == ["size_implausible"]
+    assert not list(tmp_path.glob("zeiss*"))
 
 
 @pytest.mark.slow

@@ -195,6 +195,21 @@ def test_what_belongs_to_a_scan_comes_with_it(bucket: Bucket, tmp_path: Path) ->
     assert discover([bucket.url]).files[0].state() != before
 
 
+def test_voxels_and_json_that_are_called_otherwise_come_with_a_scan(bucket: Bucket) -> None:
+    put(
+        bucket,
+        **{
+            "a.mhd": "ObjectType = Image\nElementDataFile = voxels.bin\n",
+            "voxels.bin": b"voxels",
+            "eye.json": "{}",
+            **{f"eye/{number}.png": b"picture" for number in range(8)},
+        },
+    )
+    found = {file.name: file for file in discover([bucket.url]).files}
+    assert [one.url.rpartition("/")[2] for one in found["a.mhd"].objects] == ["a.mhd", "voxels.bin"]
+    assert found["eye"].objects[-1].url.endswith("/eye.json")
+
+
 @pytest.mark.slow
 def test_what_belongs_to_a_scan_comes_with_it_however_it_is_named(bucket: Bucket, tmp_path: Path) -> None:
     """By its url, by a list, by a row of a table: the voxels of a header, the pictures of an export."""

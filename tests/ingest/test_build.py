@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 from threadpoolctl import threadpool_limits
 
+from eye_files import phantom
 from oct_dicom import make_dataset, retina, save
 from octjepa.errors import ContractError, OctjepaError, TooManyLostError, UsageError
 from octjepa.ingest.build import IngestSummary
@@ -226,6 +227,26 @@ def test_a_moved_data_set_is_recognised(tiny: Path, tmp_path: Path) -> None:
     summary = build_store([tmp_path / "there"], tmp_path / "store", PREPROCESSING)
     assert summary.quarantined == 0
     assert len(Store.open(tmp_path / "store").table) == 10
+
+
+@pytest.mark.slow
+def test_a_file_that_comes_back_unchanged_leaves_the_quarantine(tmp_path: Path) -> None:
+    from octjepa.ingest import build_store
+    from octjepa.store import Store
+
+    pixels, spacing_mm = phantom()
+    root, store = tmp_path / "in", tmp_path / "store"
+    root.mkdir()
+    for name, scan in (("a", pixels), ("b", pixels[::-1])):
+        np.savez(root / f"{name}.npz", oct_bscans=scan, spacing_mm=np.array(spacing_mm))
+    (root / "manifest.tsv").write_text("person_id\tfilepath\n1\t/a.npz\n2\t/b.npz\n")
+    build_store([root], store, PREPROCESSING)
+    (root / "b.npz").rename(tmp_path / "b.npz")
+    build_store([root], store, PREPROCESSING, max_lost=1)
+    assert [entry["reason"] for entry in Store.open(store).quarantine] == ["manifest_row_without_file"]
+    (tmp_path / "b.npz").rename(root / "b.npz")
+    assert build_store([root], store, PREPROCESSING).skipped == 2
+    assert Store.open(store).quarantine == []
 
 
 def test_too_many_lost_is_reported_after_the_work_is_done(tiny: Path, tmp_path: Path) -> None:

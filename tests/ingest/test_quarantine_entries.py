@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from oct_dicom import make_dataset, retina, save
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.ingest import Discovery, discover
+from octjepa.ingest.one_file import refused
+from octjepa.ingest.output_names import OutputNames
 from octjepa.read.manifest import find_row
 from octjepa.read.reader import read_volume
 
@@ -164,3 +169,49 @@ def test_rows_of_images_speak_of_their_scan(tmp_path: Path) -> None:
         assert {file.name: file.row and file.row.person_id for file in found.files} == {"one": "A1", "all": "A2"}
         assert reasons(found) == {"differ": "manifest_disagrees"}
         assert found.files_without_row == 0
+
+
+@pytest.mark.parametrize("listed", ["folder", "files"])
+def test_rows_of_a_series_speak_of_its_scan(listed: str, tmp_path: Path) -> None:
+    """By the folder that holds a file per B-scan, or by each of these files; from the tree and from the table."""
+    files = [f"{number}.dcm" for number in range(6)]
+    for number, name in enumerate(files):
+        frame = make_dataset(retina(1))
+        frame.SeriesInstanceUID, frame.InstanceNumber = "1.2.3", number
+        save(frame, tmp_path / "P9" / name)
+    rows = ["/P9"] if listed == "folder" else [f"/P9/{name}" for name in files]
+    table = manifest(tmp_path, *(f"1234\t{row}\tR" for row in rows))
+    for source in (tmp_path, table):
+        found = discover([source])
+        (file,) = found.files
+        assert (file.name, found.refused) == ("P9", [])
+        assert file.row is not None
+        assert file.row.person_id == "1234"
+        assert file.member
+
+
+def test_a_row_of_a_zarr_folder_speaks_of_its_scan(tmp_path: Path) -> None:
+    (tmp_path / "a.zarr").mkdir()
+    (tmp_path / "a.zarr" / ".zgroup").write_text("{}")
+    table = manifest(tmp_path, "1234\t/a.zarr\tL")
+    for source in (tmp_path, table):
+        found = discover([source])
+        assert (names(found), found.refused) == (["a.zarr"], [])
+        assert found.files[0].row is not None
+        assert found.files[0].row.person_id == "1234"
+
+
+def test_a_row_that_names_a_pipe_is_refused_without_opening_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.dcm")
+    scan(tmp_path / "a.dcm")
+    manifest(tmp_path, "1\t/x.dcm\tL", "2\t/a.dcm\tL")
+    (refusal,) = discover([tmp_path]).refused
+
+    def record() -> None:
+        refused(refusal.source, "discover", refusal.reason, refusal.detail)
+        OutputNames([refusal.source]).of(refusal.source, [])
+
+    recording = threading.Thread(target=record, daemon=True)
+    recording.start()
+    recording.join(10)
+    assert not recording.is_alive()

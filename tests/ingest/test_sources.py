@@ -9,11 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from oct_dicom import make_dataset, retina, save
 from octjepa.errors import UsageError
 from octjepa.ingest import Discovery, discover
+from octjepa.ingest.source_file import SourceFile, voxel_file_name
 from octjepa.read import formats
 from octjepa.read.identity import parse_region
 from octjepa.read.reader import read_volume
@@ -354,6 +357,49 @@ def test_a_source_file_is_known_again(tmp_path: Path) -> None:
     assert file.state() == (132, path.stat().st_mtime_ns)
     path.unlink()
     assert file.state() is None
+
+
+def state_of(path: Path) -> tuple[int, int] | None:
+    return SourceFile(path, path.name).state()
+
+
+def test_a_scan_whose_companion_changes_is_another(tmp_path: Path) -> None:
+    folder = tmp_path / "eye"
+    folder.mkdir()
+    (folder / "1.png").write_bytes(b"picture")
+    changed = {
+        folder: tmp_path / "eye.json",
+        tmp_path / "a.mhd": tmp_path / "voxels.bin",
+        tmp_path / "export.xml": tmp_path / "1.png",
+        tmp_path / "a.zarr": tmp_path / "a.zarr" / "0" / "0" / "0",
+    }
+    (tmp_path / "a.mhd").write_bytes(b"ObjectType = Image\nElementDataFile = voxels.bin\n")
+    (tmp_path / "export.xml").write_text("<HEDX>")
+    (tmp_path / "a.zarr" / "0" / "0").mkdir(parents=True)
+    (tmp_path / "a.zarr" / ".zgroup").write_text("{}")
+    for companion in changed.values():
+        companion.write_bytes(b"first")
+    before = {path: state_of(path) for path in changed}
+    assert all(before.values())
+    for companion in changed.values():
+        companion.write_bytes(b"second")
+    assert [path.name for path, state in before.items() if state_of(path) == state] == []
+
+
+def test_a_header_names_no_voxels_outside_its_folder() -> None:
+    names = [b"voxels.bin", b"sub/v.raw\r", b"../v.raw", b"/etc/passwd", b"C:\\v.raw", b""]
+    found = [voxel_file_name(b"NDims = 3\nElementDataFile = " + name + b"\n") for name in names]
+    assert found == ["voxels.bin", "sub/v.raw", "", "", "", ""]
+    assert voxel_file_name(b"NDims = 3\n") == ""
+
+
+def test_an_editors_lock_in_a_folder_of_b_scans_is_left_out(tmp_path: Path) -> None:
+    for number in range(8):
+        Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / f"{number}.png")
+    (tmp_path / ".#notes.txt").symlink_to("me@host.123:99")
+    found = discover([tmp_path])
+    assert found.files[0].state() is not None
+    assert (found.refused, found.ignored) == ([], {"link to nothing": 1})
 
 
 # Cost

@@ -24,6 +24,8 @@ from octjepa.ingest import build_store
 from octjepa.ingest.build import IngestSummary
 from octjepa.remote import info, join, list_objects, put_bytes, read_bytes, remove
 from octjepa.store import Store
+from octjepa.store.index import IndexEntry
+from octjepa.store.storage import CHUNK_FILES
 
 PREPROCESSING = load_recipe("tiny_cpu").preprocessing
 
@@ -222,6 +224,50 @@ def test_an_upload_that_fails_leaves_an_index_without_its_row(bucket: Bucket, ti
     store = Store.open(join(bucket.url, "store"))
     assert store.damaged() == []
     assert ingest(bucket, tiny).accepted == 10 - len(store.table)
+
+
+def add(store: Store, volume_id: str, file: str) -> None:
+    """A volume whose chunk holds no pixels."""
+    chunk = store.chunk_folder(volume_id)
+    chunk.mkdir(parents=True)
+    for name in CHUNK_FILES:
+        (chunk / name).write_bytes(b"chunk")
+    texts = dict.fromkeys(("content_hash", "eye", "personal", "notes", "split"), "")
+    store.add(IndexEntry(volume_id=volume_id, person_id="P1", file=file, file_key=file, **texts))
+
+
+@pytest.mark.slow
+def test_a_kill_before_the_journals_are_removed_loses_no_split(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("octjepa.store.bucket.ENTRIES_PER_JOURNAL", 1)
+    url = join(bucket.url, "store")
+    store = Store.create(url, PREPROCESSING)
+
+    def write() -> None:
+        with store.writing():
+            add(store, "v", "a.dcm")
+            store.set_split({"P1": "train"})
+            monkeypatch.setattr("octjepa.remote.remove", killed)
+            store.consolidate()
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert any("volumes.parquet" in one.url for one in store.storage.index_objects())
+    assert Store.open(url).entry("v").split == "train"
+
+
+@pytest.mark.slow
+def test_two_files_that_swap_their_scans_keep_both_chunks(bucket: Bucket) -> None:
+    store = Store.create(join(bucket.url, "store"), PREPROCESSING)
+    for files in (("a.dcm", "b.dcm"), ("b.dcm", "a.dcm")):
+        with store.writing():
+            add(store, "v1", files[0])
+            add(store, "v2", files[1])
+            store.consolidate()
+    assert Store.open(store.location).has_files("v1")
+    assert Store.open(store.location).has_files("v2")
 
 
 def test_what_is_no_store_is_reported(bucket: Bucket) -> None:

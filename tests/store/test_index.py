@@ -11,8 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from octjepa.config import load_recipe
 from octjepa.errors import OctjepaError
 from octjepa.evaluate.labels import read_labels
+from octjepa.files import Journal
+from octjepa.store import Store
 from octjepa.store.index import (
     COLUMNS,
     IndexChange,
@@ -106,3 +109,33 @@ def test_tables_of_empty_stores_do_not_share_their_columns(tmp_path: Path) -> No
 def test_text_cells_of_missing_values() -> None:
     for values in (["a", None, "b"], ["a", float("nan"), "b"], pd.array(["a", pd.NA, "b"], dtype="string")):
         assert text_cells(pd.Series(values)) == ["a", "", "b"]
+
+
+def test_a_kill_before_the_journal_is_removed_loses_no_split_and_no_mask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(_: Journal) -> None:
+        raise KeyboardInterrupt
+
+    store = Store.create(tmp_path / "store", load_recipe("tiny_cpu").preprocessing)
+    monkeypatch.setattr(Journal, "remove", killed)
+    with store.writing():
+        store.add(replace(entry("v", "P1", "OD"), file="Muster_Erika.dcm", file_key="k"))
+        store.change(replace(store.entry("v"), file="***.dcm"))
+        store.set_split({"P1": "train"})
+        with pytest.raises(KeyboardInterrupt):
+            store.consolidate()
+    left = Store.open(tmp_path / "store").entry("v")
+    assert (left.file, left.split) == ("***.dcm", "train")
+
+
+def test_a_file_whose_volume_is_valid_leaves_the_quarantine(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "store", load_recipe("tiny_cpu").preprocessing)
+    with store.writing():
+        store.add(replace(entry("v", "P1", "OD"), file_key="k"))
+        store.refuse({"file": "x", "file_key": "k", "reason": "manifest_row_without_file", "detail": ""})
+        store.consolidate()
+        assert len(Store.open(tmp_path / "store").quarantine) == 1
+        store.clear_refusals(["k"])
+        store.consolidate()
+    assert Store.open(tmp_path / "store").quarantine == []

@@ -79,6 +79,7 @@ def _dataset(volume: OCTVolume) -> Dataset:
         **dict.fromkeys(_EMPTY, ""),
         **INTENSITY_8_BIT,
         **frame_elements(volume.pixels.shape, derived_uid("octjepa convert dimensions", volume.content_hash)),
+        SpecificCharacterSet="ISO_IR 192",  # UTF-8: ids and protocols may be in any script
         SOPClassUID=SOP_CLASS,
         SOPInstanceUID=uid,
         StudyInstanceUID=study,

@@ -2,7 +2,8 @@
 
 In: paths of scans. Out: for each scan a file, a JSON file with what the format cannot hold, and with `layers` a label
 file of the packaged segmenter. Every written file is read with octjepa's own reader, and kept only if its pixels are
-equal to the bit and spacing, eye and scan pattern agree. A conversion that loses something is refused, not written.
+equal to the bit and spacing, eye, scan pattern, person, device and protocol agree. A conversion that loses something
+is refused, not written.
 """
 
 from __future__ import annotations
@@ -85,10 +86,11 @@ def convert_sources(
     """Converts every scan of `sources` into the folder `out`; with `layers` also writes the layers of each scan.
 
     `spacing_mm` (slice, depth, column) takes precedence over the files. Raises UsageError: no such path, no scan found,
-    or `out` is a folder that holds a scan of `sources`.
+    or `out`, or with `layers` its folder "layers", holds a scan of `sources`.
     """
     discovery = discover(sources)
-    check_apart(discovery.files, out)
+    for folder in (out, *([out / LAYERS_FOLDER] if layers else [])):
+        check_apart(discovery.files, folder)
     results = ConvertedScans()
     names = OutputNames(discovery.files)
     for refused in discovery.refused:
@@ -112,7 +114,7 @@ def convert_sources(
 
 
 def _convert(source: SourceFile, names: OutputNames, people: list[StatedPerson], job: _Job) -> ConvertedScan:
-    """Raises VolumeRejected: the scan cannot be read. NotPreserved: the format cannot hold it."""
+    """Raises VolumeRejected: the scan cannot be read or segmented. NotPreserved: the format cannot hold it."""
     with source.local() as path:
         volume = read_volume(
             path, source.row, job.spacing_mm, dataset_path=source.dataset_path, member=source.member, people=people
@@ -122,13 +124,14 @@ def _convert(source: SourceFile, names: OutputNames, people: list[StatedPerson],
     description = file / "geometry.json" if job.form == "zarr" else job.out / f"{name}.json"
     _write(file, volume.pixels, volume, job.form)
     write_json(description, describe(volume, "" if job.form == "dicom" else AXES_OF_ARRAYS))
-    if lost := _differences(volume, file):
+    try:
+        if lost := _differences(volume, file):
+            raise NotPreserved(f"read back from {job.form}, it has {lost}")
+        layers = "" if job.layers is None else str(_write_layers(job.layers(volume), volume, file, job))
+    except (VolumeRejected, NotPreserved, MemoryError):  # a refused scan leaves nothing
         _remove(file)
         description.unlink(missing_ok=True)
-        raise NotPreserved(f"read back from {job.form}, it has {lost}")
-    layers = ""
-    if job.layers is not None:
-        layers = str(_write_layers(job.layers(volume), volume, file, job))
+        raise
     return ConvertedScan(
         name,
         str(file),
@@ -175,6 +178,14 @@ def _differences(volume: OCTVolume, file: Path) -> str:
         return f"the eye {written.laterality or 'unknown'} in place of {volume.laterality or 'unknown'}"
     if written.pattern != volume.pattern:
         return f"the scan pattern {written.pattern} in place of {volume.pattern}"
+    for name, is_known in (
+        ("person_id", "person_unknown" not in volume.notes),
+        ("device", volume.device != "unknown"),
+        ("protocol", volume.protocol != ""),
+    ):
+        stated, read_back = (str(getattr(scan, name)).strip().casefold() for scan in (volume, written))
+        if is_known and stated != read_back:
+            return f"another {name.replace('_', ' ')}"
     return ""
 
 

@@ -36,7 +36,7 @@ from octjepa.ingest.worker_pool import Work, WorkerPool, worker_count
 from octjepa.notes import count_codes, read_codes, read_notes, write_notes
 from octjepa.progress import bar
 from octjepa.read.devices import parse_device
-from octjepa.read.personal_data import StatedPerson, count_fields, pseudonym, read_stated_person
+from octjepa.read.personal_data import StatedPerson, count_fields, pseudonym
 from octjepa.reasons import REASONS
 from octjepa.recipe import Preprocessing
 from octjepa.record import Record
@@ -218,6 +218,7 @@ def build_store(
         known_files = opened.known_files()
         todo = [file for file in discovery.files if not is_done(file, known_files.get(file.key), spacing_mm)]
         read_now = {file.key for file in todo}
+        opened.clear_refusals(file.key for file in discovery.files if file.key not in read_now)
         overridden = sum(
             known_files[file.key].user_spacing_mm is not None for file in discovery.files if file.key not in read_now
         )
@@ -321,8 +322,8 @@ def _learn_stored_people(
         if source is None or source.key in read:
             continue
         person = StatedPerson()
-        if isinstance(source.location, Path) and entry.format == "dicom" and entry.personal:
-            person = read_stated_person(source.path)
+        if entry.format == "dicom" and entry.personal:
+            person = source.stated_person()
             names.learn(source.name, person)
         claims.learn(entry, person)
 

@@ -19,7 +19,7 @@ from posixpath import basename, dirname, join
 from octjepa import remote
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.ingest.remote_series import series_of_objects
-from octjepa.ingest.source_file import SourceFile
+from octjepa.ingest.source_file import MHD_BYTES, SourceFile, voxel_file_name
 from octjepa.read import formats
 from octjepa.read.dicom_series import Series, may_be_b_scan, series_in
 from octjepa.read.formats.images import without_masks
@@ -261,11 +261,15 @@ class BucketListing:
             parts = [join(path, one) for one in (*series.names, *series.beside)]
         elif is_folder:
             parts = [file for file in self._files(path) if suffix_of(file) in IMAGES | {".json"}]
+            parts.append(f"{path}.json")
         else:
             folder = dirname(path)
             parts = [path, *(join(folder, other) for other in formats.companion_names(basename(path)))]
             if suffix_of(path) == ".xml":  # a HEYEX export lists images next to it
                 parts += [file for file in self._files(folder) if suffix_of(file) in IMAGES]
+            if suffix_of(path) == ".mhd" and 0 < self.size(path) <= MHD_BYTES:
+                voxels = voxel_file_name(self.read_bytes(path))
+                parts += [join(folder, voxels)] if voxels and "/" not in voxels else []
         objects = tuple(entry for part in dict.fromkeys(parts) if (entry := self._object(part)))
         return SourceFile(f"{path}/" if is_folder else path, name, row, objects)
 
@@ -306,7 +310,7 @@ def walk(listing: Listing, top: str, ignored: Counter[str], refuse: Refuse) -> I
         for name, kind in entries:
             if kind == "folder" and not name.startswith("."):
                 subfolders.append(join(path, name))
-            elif kind == "link to nothing":
+            elif kind == "link to nothing" and not name.startswith("."):  # hidden: an editor's lock
                 refuse(join(path, name), "unreadable_file", "a link that leads nowhere")
             elif kind not in {"file", "link"}:
                 ignored["hidden folder" if kind == "folder" else kind] += 1

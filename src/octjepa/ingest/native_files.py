@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from octjepa.errors import OctjepaError, UsageError, VolumeRejected
 from octjepa.ingest.source_file import SourceFile
 from octjepa.ingest.sources import discover
 from octjepa.notes import read_notes
+from octjepa.read.dicom_series import series_in
 from octjepa.read.one_frame import read_one_frame
 from octjepa.read.reader import read_volume
 from octjepa.remote import is_remote
@@ -93,15 +95,11 @@ class NativeFiles:
 
     def _candidates(self, entry: IndexEntry) -> Iterator[SourceFile]:
         """Files that may be the entry's: by name below the folders, then by the hash of the path, then by any name."""
-        name, _, member = entry.file.partition("#")
         tried = set()
-        if name and ".." not in Path(name).parts and not Path(name).is_absolute():
-            for folder in (*map(Path, (scan for scan in self._scans if not is_remote(scan))), *self._near):
-                path = folder if folder.is_file() and folder.name == name else folder / name
-                if path.exists():
-                    source = SourceFile(path, name, None, (), member)
-                    tried.add(source.key)
-                    yield source
+        for folder in (*map(Path, (scan for scan in self._scans if not is_remote(scan))), *self._near):
+            for source in _scans_named(folder, entry.file):
+                tried.add(source.key)
+                yield source
         if self._scans:
             by_key, by_name = self._discovered
             for candidate in (by_key.get(entry.key), by_name.get(entry.file)):
@@ -117,6 +115,26 @@ class NativeFiles:
         except OctjepaError:
             files = []
         return {file.key: file for file in files}, {file.name: file for file in files}
+
+
+def _scans_named(folder: Path, file: str) -> Iterator[SourceFile]:
+    """The scans that may be called `file` below `folder`, or in the file `folder`.
+
+    "P#1" is a file or folder of this name, scan 1 of the file "P", or one of the series in the folder "P".
+    """
+    whole, _, member = file.rpartition("#")
+    for name, part in ((file, ""), (whole, member)):
+        if not name or ".." in Path(name).parts or Path(name).is_absolute():
+            continue
+        path = folder if folder.is_file() and folder.name == name else folder / name
+        if path.is_file() or (path.is_dir() and not part):
+            yield SourceFile(path, file, None, (), part)
+        elif path.is_dir():
+            names: list[str] = []
+            with suppress(OSError):
+                names = sorted(child.name for child in path.iterdir() if child.is_file())
+            for series in series_in(path, names):
+                yield SourceFile(path, file, None, (), series.member)
 
 
 def existing_scans(scans: Sequence[str]) -> tuple[str, ...]:

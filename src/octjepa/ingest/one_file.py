@@ -14,7 +14,7 @@ from octjepa.errors import OctjepaError, UsageError, VolumeRejected
 from octjepa.ingest.source_file import SourceFile
 from octjepa.notes import write_codes, write_notes
 from octjepa.read.manifest import row_hash
-from octjepa.read.personal_data import StatedPerson, mask_path, read_stated_person
+from octjepa.read.personal_data import StatedPerson, mask_path
 from octjepa.read.reader import SpacingOption, read_volume
 from octjepa.read.single_bscan import read_bscan_volume
 from octjepa.reasons import error_origin, quarantine_record, rejection
@@ -141,7 +141,7 @@ def refused(
     Raises KeyError: a reason that is not on the list.
     """
     if person is None:
-        person = read_stated_person(source.location) if isinstance(source.location, Path) else StatedPerson()
+        person = source.stated_person()
     entry = quarantine_record(mask_path(source.name, person.name, person.birth_date), digest, stage, reason, detail)
     return RefusedFile({**entry, "file_key": source.key}, person)
 

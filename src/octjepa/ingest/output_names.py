@@ -10,7 +10,7 @@ from typing import Final
 
 from octjepa.errors import UsageError
 from octjepa.ingest.source_file import SourceFile
-from octjepa.read.personal_data import StatedPerson, mask_path, read_stated_person
+from octjepa.read.personal_data import StatedPerson, mask_path
 
 _UNSAFE: Final = re.compile(r"[^\w.*#=+-]+")
 _NOT_ALLOWED: Final = str.maketrans({"*": "x", "#": "_"})
@@ -57,9 +57,7 @@ class OutputNames:
     @staticmethod
     def shown(source: SourceFile, people: Sequence[StatedPerson]) -> str:
         """The scan's name in lists, with what identifies the person masked."""
-        person = people[-1] if people else StatedPerson()
-        if not people and isinstance(source.location, Path):
-            person = read_stated_person(source.location)
+        person = people[-1] if people else source.stated_person()
         return mask_path(source.name, person.name, person.birth_date)
 
 

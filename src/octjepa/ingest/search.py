@@ -27,6 +27,7 @@ from octjepa.ingest.listing import (
     walk,
 )
 from octjepa.ingest.source_file import Discovery, SourceFile, how_to_expand, is_archive, printable
+from octjepa.read.dicom_series import Series
 from octjepa.read.formats.sequence import sequences
 from octjepa.read.formats.zarr import is_zarr
 from octjepa.read.manifest import (
@@ -35,6 +36,7 @@ from octjepa.read.manifest import (
     PARTICIPANTS,
     PEOPLE_TABLES,
     Manifest,
+    ManifestRow,
     decode_table,
     find_manifest,
     find_participants,
@@ -59,6 +61,7 @@ class Search:
         self._manifest_around = cache(self._find_manifest_around)
         self._usable_manifest = cache(self._read_usable_manifest)  # one warning a table
         self._images_in = cache(self._find_images_in)
+        self._series_in = cache(self._find_series_in)
 
     def add(self, source: str) -> None:
         """Adds a file, folder, glob or manifest. Raises UsageError: nothing there, or none that can be read."""
@@ -137,7 +140,11 @@ class Search:
                 folder.subfolders.clear()
                 continue
             if is_zarr(folder.names):
-                self._add_zarr(folder, root)
+                above = manifest_of[dirname(folder.path)]
+                row = above.row_at(relative(folder.path, above.root) or "") if above else None
+                if above and row:
+                    used.setdefault(above.file, (above, set()))[1].add(row.filepath)
+                self._add_zarr(folder.path, printable(relative(folder.path, root) or ""), row, above)
                 folder.subfolders.clear()
                 continue
             manifest = manifest_of[folder.path] = self._own_manifest(folder) or manifest_of[dirname(folder.path)]
@@ -152,13 +159,13 @@ class Search:
         for table in people_tables:
             self._read_people(table, strict=False)
 
-    def _add_zarr(self, folder: Folder, root: str) -> None:
+    def _add_zarr(self, folder: str, name: str, row: ManifestRow | None, manifest: Manifest | None) -> None:
         """Adds a Zarr folder, which is one scan; one in a bucket is refused, because its chunks are not fetched."""
-        name = printable(relative(folder.path, root) or basename(folder.path))
+        name = name or printable(basename(folder))
         if isinstance(self._listing, BucketListing):
-            self._refuse(folder.path, name, "unknown_format", "a Zarr folder in a bucket: copy it to a disk")
+            self._refuse(folder, name, "unknown_format", "a Zarr folder in a bucket: copy it to a disk")
         else:
-            self._add_scan(self._listing.source(folder.path, name, None, is_folder=True), None)
+            self._add_scan(self._listing.source(folder, name, row, is_folder=True), manifest)
 
     def _own_manifest(self, folder: Folder) -> Manifest | None:
         """The manifest in a folder of the tree; other modalities (retinal_octa) have their own, of no use here."""
@@ -212,15 +219,24 @@ class Search:
     ) -> set[str]:
         """Adds the scans of which the folder holds a file per B-scan; returns the names of these files."""
         found = self._listing.series(folder.path, [name for name in folder.names if name not in folder.links])
-        name = printable(below) or basename(folder.path)
         for number, series in enumerate(found, 1):
-            row, differ = manifest.row_of_folder(listed or "", series.names) if manifest else (None, False)
             if manifest and listed is not None:
-                used_rows.update(join(listed, name) for name in series.names)
-            source = self._listing.source(folder.path, name, row, is_folder=True, series=series)
-            label = f"{name}#{number}" if len(found) > 1 else name
-            self._add_scan(replace(source, name=label, member=series.member), manifest, differ)
+                used_rows.update([listed, *(join(listed, name) for name in series.names)])
+            self._add_one_series(folder.path, below, series, number if len(found) > 1 else 0, manifest, listed or "")
         return {name for series in found for name in series.names}
+
+    def _add_one_series(
+        self, folder: str, below: str, series: Series, number: int, manifest: Manifest | None, listed: str
+    ) -> None:
+        """Adds the scan `series` of a folder; `number` it has among several there, 0 for the only one.
+
+        `below` is the folder's path for the scan's name, `listed` its path below the manifest's root.
+        """
+        name = printable(below) or basename(folder)
+        row, differ = manifest.row_of_folder(listed, series.names) if manifest else (None, False)
+        source = self._listing.source(folder, name, row, is_folder=True, series=series)
+        label = f"{name}#{number}" if number else name
+        self._add_scan(replace(source, name=label, member=series.member), manifest, differ)
 
     def _check_left_out(
         self, folder: str, below: str, scans: list[str], others: list[str], manifest: Manifest | None
@@ -313,6 +329,12 @@ class Search:
             row, differ = manifest.row_of_folder(dirname(filepath), images)
             name = printable(join(prefix, dirname(filepath))) or basename(dirname(path))
             self._add_scan(self._listing.source(dirname(path), name, row, is_folder=True), manifest, differ)
+        elif kind == "folder" and is_zarr(self._files_in(path)):
+            self._add_zarr(path, printable(join(prefix, filepath)), manifest.rows[filepath], manifest)
+        elif kind in {"file", "folder"} and (scans := self._series_at(path, kind)):
+            folder, listed = (path, filepath) if kind == "folder" else (dirname(path), dirname(filepath))
+            for number, series in scans.items():
+                self._add_one_series(folder, join(prefix, listed), series, number, manifest, listed)
         elif filepath not in manifest.disagreeing and is_archive(path):
             refuse("archive_not_expanded", how_to_expand(path))
         elif kind == "file" or (kind == "folder" and self._images_in(path)):
@@ -320,6 +342,26 @@ class Search:
             self._add_scan(self._listing.source(path, name, row, is_folder=kind == "folder"), manifest)
         else:
             refuse("unreadable_file", "neither a file nor a folder of B-scans")
+
+    def _files_in(self, folder: str) -> list[str]:
+        """The names of a folder's files, without links; none if it cannot be listed: a row may still name a file."""
+        try:
+            return [name for name, kind in self._listing.entries(folder) if kind == "file"]
+        except OSError:
+            return []
+
+    def _find_series_in(self, folder: str) -> tuple[Series, ...]:
+        """The scans with a DICOM file per B-scan in a folder."""
+        return tuple(self._listing.series(folder, self._files_in(folder)))
+
+    def _series_at(self, path: str, kind: str) -> dict[int, Series]:
+        """The scans of a folder, or the scan of one of its files, by number; the only scan of a folder has 0."""
+        in_folder = self._series_in(path if kind == "folder" else dirname(path))
+        return {
+            number if len(in_folder) > 1 else 0: series
+            for number, series in enumerate(in_folder, 1)
+            if kind == "folder" or basename(path) in series.names
+        }
 
     def _find_images_in(self, folder: str) -> tuple[str, ...]:
         """The images of a folder of B-scans; () for another folder."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,8 +16,13 @@ from typing import NamedTuple
 
 from octjepa import remote
 from octjepa.read.formats import companion_names
-from octjepa.read.manifest import ManifestRow
+from octjepa.read.formats.sequence import IMAGE_SUFFIXES
+from octjepa.read.formats.zarr import is_zarr
+from octjepa.read.manifest import ManifestRow, relative_path
+from octjepa.read.personal_data import StatedPerson, read_stated_person
 
+MHD_BYTES = 64 << 10  # of a header of a MetaImage
+_VOXEL_FILE = re.compile(rb"^ElementDataFile[ \t]*=[ \t]*([^\r\n]*?)[ \t\r]*$", re.MULTILINE | re.IGNORECASE)
 _ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".7z", ".rar")
 
 
@@ -61,6 +67,11 @@ class SourceFile:
         location += f"#{self.member}" if self.member else ""
         return hashlib.sha256(os.fsencode(location)).hexdigest()[:16]
 
+    def stated_person(self) -> StatedPerson:
+        """The person that a DICOM file on a disk states; not read from objects, nor from pipes, which never end."""
+        is_file = isinstance(self.location, Path) and self.location.is_file()
+        return read_stated_person(self.path) if is_file else StatedPerson()
+
     @contextmanager
     def local(self) -> Iterator[Path]:
         """The path of the file, or of a verified copy of its objects that exists while the context is open. Read only.
@@ -87,7 +98,8 @@ class SourceFile:
         """(size, time or version): both are equal as long as nothing changed; None if it cannot be looked at.
 
         The second is the time of modification in ns for a single local file. Otherwise it is 63 bits of a hash: of
-        versions, of the times of a file and its neighbours, or of a folder's names, sizes and times.
+        versions, of the times of a file and what belongs to it, or of names, sizes and times: those in a folder, in the
+        folders of a Zarr folder, and of the JSON file next to it.
         """
         if isinstance(self.location, str):
             found = self.objects or tuple(filter(None, [remote.info(self.location)]))
@@ -96,18 +108,52 @@ class SourceFile:
         try:
             stat = os.stat(self.location)
             if not self.location.is_dir():
-                names = [
-                    name for name in companion_names(self.location.name) if self.location.with_name(name).is_file()
-                ]
-                others = [os.stat(self.location.with_name(name)) for name in names]
+                others = [os.stat(path) for path in _companions(self.location)]
                 times = [status.st_mtime_ns for status in (stat, *others)]
                 size = sum(status.st_size for status in (stat, *others))
                 return size, _hash_to_63_bits(*times) if others else times[0]
-            with os.scandir(self.location) as entries:
-                files = sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in entries)
+            files = sorted(_facts_of_folder(self.location))
             return sum(size for _, size, _ in files), _hash_to_63_bits(files)
         except OSError:
             return None
+
+
+def _companions(path: Path) -> list[Path]:
+    """The files next to or below a scan's file that belong to it: its JSON, voxels, text, and pictures of HEYEX."""
+    names = [*companion_names(path.name)]
+    if path.suffix.lower() == ".mhd":
+        with path.open("rb") as file:
+            names.append(voxel_file_name(file.read(MHD_BYTES)))
+    if path.suffix.lower() == ".xml":
+        names += sorted(name for name in os.listdir(path.parent) if name.lower().endswith(IMAGE_SUFFIXES))
+    return [path.parent / name for name in dict.fromkeys(names) if name and (path.parent / name).is_file()]
+
+
+def voxel_file_name(header: bytes) -> str:
+    """The file below its folder that the header of a MetaImage names for its voxels; "" if it names none there."""
+    named = _VOXEL_FILE.search(header)
+    text = named[1].decode("utf-8", "replace") if named else ""
+    return "" if text.startswith("/") else relative_path(text) or ""
+
+
+def _facts_of_folder(folder: Path) -> Iterator[tuple[str, int, int]]:
+    """(path below it, size, time in ns) of what a folder holds, of all below a Zarr folder, and of its JSON file."""
+    beside = folder.with_name(f"{folder.name}.json")
+    if beside.is_file():
+        status = os.stat(beside)
+        yield f"../{beside.name}", status.st_size, status.st_mtime_ns
+    is_in_zarr = is_zarr(os.listdir(folder))  # its chunks are in folders
+    waiting = [folder]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            here = list(entries)
+        for entry in here:
+            if entry.is_symlink() and not os.path.exists(entry.path):
+                continue  # an editor's lock is a link to nothing: it comes and goes, and holds nothing
+            status = entry.stat()
+            yield entry.path[len(str(folder)) + 1 :], status.st_size, status.st_mtime_ns
+            if is_in_zarr and entry.is_dir(follow_symlinks=False):
+                waiting.append(Path(entry.path))
 
 
 class Refused(NamedTuple):

@@ -3,7 +3,8 @@
 Reading takes a snapshot of the index files (a folder in the cache that never changes again) and fetches chunks through
 the cache on demand. Writing works on a folder in the cache: chunks are uploaded as they are made, then the journal
 lines that name them, as objects `journal-<number>.jsonl`, and at the end the index. An entry goes up after its chunk,
-an index before the journal it replaces is removed, so whoever reads meanwhile, or after a kill, sees a whole store.
+an index before the journals it replaces are removed, and the last journal says what the index says, so whoever reads
+meanwhile, or after a kill, sees a whole store.
 One object, `.lock`, keeps a second writer out.
 """
 
@@ -15,7 +16,7 @@ import os
 import shutil
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -28,6 +29,7 @@ from octjepa.store.storage import CHUNK_FILES, MARKER, SHARDS, ChunkFile, Damage
 
 ENTRIES_PER_JOURNAL = 32  # what a killed ingest may lose
 _INDEX_SUFFIXES = {".json", ".jsonl", ".parquet", ".tsv"}
+_LINES_SETTLED = 10_000  # of a journal, far below what `Journal` reads
 _UPLOADS, _QUEUED = 4, 16  # uploads at once; chunks that may wait for theirs
 _OLD_SECONDS = 30 * 24 * 3600
 
@@ -208,16 +210,33 @@ class BucketWriter:
         """Uploads one journal line after the chunk it names, whose local files are then removed."""
         if change.volume is not None:
             volume_id = change.volume.volume_id
+            if volume_id in self._dropped:  # it came back, from another file
+                self._dropped.remove(volume_id)
             self._wait_for_uploads(_QUEUED - 1)
             self.bucket.forget_listing(volume_id)
             self._uploads.append(self._pool.submit(self._upload_chunk, volume_id))
         self._lines.append(json.dumps(change.to_json()) + "\n")
         if len(self._lines) >= ENTRIES_PER_JOURNAL:
-            self._wait_for_uploads()
-            self._journals += 1
-            url = remote.join(self.bucket.url, f"journal-{self._journals:08d}.jsonl")
-            remote.put_bytes("".join(self._lines).encode(), url)
-            self._lines.clear()
+            self._put_journal()
+
+    def settle(self, changes: Iterable[IndexChange]) -> None:
+        """Uploads these lines as the last journals, if there are others. Raises OctjepaError."""
+        if not self._journals:
+            return  # the index is newer than what the bucket holds
+        self._lines.clear()
+        for change in changes:
+            self._lines.append(json.dumps(change.to_json()) + "\n")
+            if len(self._lines) >= _LINES_SETTLED:
+                self._put_journal()
+        self._put_journal()
+
+    def _put_journal(self) -> None:
+        """Uploads the lines that wait, after the chunks that they name."""
+        self._wait_for_uploads()
+        self._journals += 1
+        url = remote.join(self.bucket.url, f"journal-{self._journals:08d}.jsonl")
+        remote.put_bytes("".join(self._lines).encode(), url)
+        self._lines.clear()
 
     def drop(self, volume_id: str) -> None:
         """Removes a chunk when the index that no longer names it is in the bucket."""
@@ -260,7 +279,7 @@ class BucketWriter:
         if (self.folder / "journal.jsonl").exists():
             return  # the index does not hold all of it yet
         self._lines.clear()
-        for entry in self.bucket.index_objects():
+        for entry in sorted(self.bucket.index_objects(), key=lambda entry: entry.url):  # the last journal goes last
             name = entry.url.rpartition("/")[2]
             if name.startswith("journal") and not (self.folder / name).exists():
                 remote.remove(entry.url)

@@ -139,6 +139,7 @@ class Store:
         """Reads the index from `folder`, with the journals of an ingest that was killed."""
         self.path = folder
         self._journal = Journal(folder / "journal.jsonl")
+        self._journalled: set[str] = set()  # keys of the files that the journal names
         self._table: pd.DataFrame | None = None
         self._lines: dict[str, int] | None = None  # of the table, by volume id
         self._moments = np.empty((0, 2))
@@ -154,6 +155,9 @@ class Store:
         """As `Index.apply`; a volume that was written anew is no longer in a shard."""
         if change.volume is not None:
             self.shards.forget(change.volume.volume_id)
+            self._journalled.add(change.volume.key)
+        if change.refused is not None:
+            self._journalled.add(refused_file_key(change.refused))
         return self.index.apply(change)
 
     def _journal_parts(self) -> list[Path]:
@@ -437,6 +441,11 @@ class Store:
         """Adds the quarantine entry of a file."""
         self._record(IndexChange(refused=entry))
 
+    def clear_refusals(self, file_keys: Iterable[str]) -> None:
+        """Removes the quarantine entries of files whose volumes are valid; `consolidate` writes it."""
+        for key in file_keys:
+            self.index.quarantine.pop(key, None)
+
     def _record(self, change: IndexChange) -> None:
         writer = self.writer
         self._journal.append(change.to_json())
@@ -475,9 +484,15 @@ class Store:
             write_atomic(self.path / "participants.parquet", lambda file: table.to_parquet(file, index=False))
 
     def consolidate(self) -> None:
-        """Writes volumes.parquet and quarantine.jsonl and removes the journal; a kill in between loses nothing."""
+        """Writes volumes.parquet and quarantine.jsonl and removes the journal; a kill in between loses nothing.
+
+        Splits and masked names are newer than the lines of the journal, and whoever opens the store replays the journal
+        over the table. So the journal first gets the entries as they are now.
+        """
         self._table = None
         table = self.table
+        if self._journalled:
+            self.writer.settle(self._changes_of_journalled(table))
         lines = "".join(json.dumps(entry) + "\n" for entry in self.quarantine)
         write_atomic(self.path / "volumes.parquet", lambda file: table.to_parquet(file, index=False))
         write_atomic(self.path / "quarantine.jsonl", lambda file: file.write(lines.encode()))
@@ -486,8 +501,19 @@ class Store:
         labels = format_labels(entries_of(table[is_labelled])) if is_labelled.any() else ""
         if labels or (self.path / LABELS_FILE).is_file():
             write_atomic(self.path / LABELS_FILE, lambda file: file.write(labels.encode()))
-        self._journal.remove()
         for part in self._journal_parts():
             part.unlink()
+        self._journal.remove()  # last: it settles what the parts say
+        self._journalled.clear()
         if self._writer is not None:
             self._writer.publish()
+
+    def _changes_of_journalled(self, table: pd.DataFrame) -> Iterator[IndexChange]:
+        """The entries of the files that the journal names, as journal lines that give what the index holds now."""
+        keys, files = (text_cells(table[name]) for name in ("file_key", "file"))
+        is_named = np.array([(key or file) in self._journalled for key, file in zip(keys, files, strict=True)], bool)
+        for entry in entries_of(table[is_named]):
+            yield IndexChange(volume=entry)
+        for key, refused in self.index.quarantine.items():
+            if key in self._journalled:
+                yield IndexChange(refused=refused)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -224,6 +225,11 @@ class DiskStorage:
 
     def add(self, change: IndexChange) -> None:
         """Nothing to do: the chunk is in the folder."""
+
+    def settle(self, changes: Iterable[IndexChange]) -> None:
+        """Replaces the journal by one with these lines. Raises OctjepaError."""
+        lines = (json.dumps(change.to_json()) + "\n" for change in changes)
+        write_atomic(self.folder / "journal.jsonl", lambda file: file.writelines(map(str.encode, lines)))
 
     def drop(self, volume_id: str) -> None:
         """Deletes a chunk."""

@@ -29,7 +29,7 @@ from octjepa.ingest.sources import discover
 from octjepa.locks import writer_lock
 from octjepa.phantom.random_scene import BOUNDARIES, CLASSES
 from octjepa.progress import Bar, bar
-from octjepa.read.personal_data import StatedPerson, mask_path, read_stated_person
+from octjepa.read.personal_data import StatedPerson, mask_path
 from octjepa.read.reader import SpacingOption, read_volume
 from octjepa.recipe import Preprocessing
 from octjepa.record import Record
@@ -155,8 +155,8 @@ def segment_sources(
 
 
 def _refusal(scan: str, reason: str, detail: str, source: SourceFile | None = None) -> RefusedScan:
-    if source is not None and isinstance(source.location, Path):
-        person = read_stated_person(source.location)
+    if source is not None:
+        person = source.stated_person()
         scan = mask_path(scan, person.name, person.birth_date)
     return RefusedScan.of(scan, reason, detail)
 
