@@ -45,6 +45,7 @@ class PlantedStore(MemoryStore):
             split=splits,
             device="topcon_triton",
             site="UW",
+            sop_instance_uid=[f"1.2.{number}" for number in range(len(splits))],
         )
         for number, name in enumerate(self.volumes):
             one = volume(RECIPE.preprocessing, 3 * number)  # of one brightness

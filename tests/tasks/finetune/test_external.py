@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from command_line import call
+from octjepa.cohort.recorded_scans import split_recorded
 from octjepa.embed.embedding import embed_store
 from octjepa.embed.table import read_embeddings
 from octjepa.encoders import load_encoder
@@ -167,7 +168,7 @@ def test_a_tuned_encoder_is_tuned_on_and_keeps_its_preprocessing(tune, planted, 
     tune(tmp_path / "second", "stages.all=1", checkpoint=tmp_path / "first")
     tuned = load_external(tmp_path / "second").tuned_on
     assert tuned is not None
-    assert len(tuned.volume_ids) == 40
+    assert [len(recorded) for recorded in split_recorded(tuned.volume_ids)] == [40, 40]  # ids and UIDs
     other = PlantedStore()
     other.preprocessing = PREPROCESSING.model_copy(update={"target_spacing_mm": (0.4, 0.02, 0.1)})
     with pytest.raises(ContractError, match="target_spacing_mm"):

@@ -14,6 +14,7 @@ import pytest
 
 from command_line import call
 from octjepa.checkpoint.folder import read_manifest, write_folder
+from octjepa.cohort.recorded_scans import uid_key
 from octjepa.encoders import load_encoder
 from octjepa.errors import ContractError, UsageError, WrongCheckpointError
 from octjepa.evaluate.subgroups import parse_subgroups
@@ -185,7 +186,9 @@ def test_the_tuned_network_is_used_on_scans_and_read_as_an_encoder(done, planted
     encoder, before = load_encoder(out), load_encoder(able_encoder)
     one = planted.read(ids.iloc[0])
     assert np.abs(encoder.embed(one) - before.embed(one)).max() > 1e-3  # it learnt
-    assert encoder.trained_on == set(planted.table.loc[planted.table["split"] == "train", "volume_id"])
+    train = planted.table[planted.table["split"] == "train"]
+    assert encoder.trained_on == set(train["volume_id"])
+    assert encoder.trained_on_uids == set(map(uid_key, train["sop_instance_uid"]))
     assert "tuned" in read_manifest(Path(message["checkpoint"]))
     with pytest.raises(WrongCheckpointError, match="holds no"):
         load_tuned(source)

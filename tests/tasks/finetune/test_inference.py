@@ -60,6 +60,15 @@ def test_scans_unlike_those_of_the_tuning_are_marked(done, planted, tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_a_scan_that_was_compressed_anew_is_known_from_the_tuning_by_its_uid(done, tmp_path: Path) -> None:
+    out, _ = done
+    other = PlantedStore()
+    other.volumes = {f"again-{name}": volume for name, volume in other.volumes.items()}
+    other.table = other.table.assign(volume_id=list(other.volumes), content_hash=list(other.volumes))
+    assert predict_store(out, other, tmp_path).trained_on == 20  # the people of train
+
+
+@pytest.mark.slow
 def test_files_become_a_table_and_what_is_refused_is_listed(done, tmp_path: Path) -> None:
     out, _ = done
     scans = tmp_path / "scans"

@@ -93,6 +93,13 @@ def test_rates_fall_by_layer_warm_up_when_they_begin_and_never_rise_again(networ
         assert curves[number][-1] == pytest.approx(0.1 * group["peak"], rel=0.02)
 
 
+def test_the_patch_embedding_begins_in_stage_all_however_many_last_blocks_are_named(network: TunedNetwork) -> None:
+    settings = load_recipe("finetune", ["stages.head=20", "stages.last=20", "last_blocks=50"])
+    begins = {parameter: group["start"] for group in network.groups(settings) for parameter in group["params"]}
+    assert begins[network.encoder.embed.weight] == 40
+    assert begins[network.encoder.blocks[0].attention.qkv.weight] == 20
+
+
 def test_drop_path_is_a_function_of_the_position_and_off_by_default() -> None:
     settings = load_recipe("finetune", ["drop_path=0.5"])
     whole, half = draw_paths(settings, DEPTH, 7, range(64)), draw_paths(settings, DEPTH, 7, range(32, 64))

@@ -224,3 +224,37 @@ def test_two_processes_tune_the_weights_of_one(alone, source, tmp_path) -> None:
     assert_same(out, tmp_path / "out")
     assert [one["again"][0] for one in result] == [2, 2]
     assert "cannot be divided evenly over 2 processes" in result[0]["odd"][1]
+
+
+FEWER = """
+import json, os, sys, time
+from pathlib import Path
+import torch
+from octjepa.cli import app
+from octjepa.store import Store
+from octjepa.tasks.finetune import fit
+from planted import PlantedStore
+torch.set_num_threads(1)
+Store.open = staticmethod(lambda _: PlantedStore())
+honest = fit._finetune
+def late(*arguments):  # one process leaves each tuning well after the other
+    try:
+        return honest(*arguments)
+    finally:
+        time.sleep(float(os.environ["RANK"]))
+fit._finetune = late
+source, out, *overrides = sys.argv[1:]
+inputs = ["--from", f"{source}/encoder.safetensors", "--labels", f"{source}/labels.tsv", "--store", "memory"]
+options = ["--target", "mark", "--labelled", "6,998,999", "--out", out, "--json"]
+app(["finetune", "finetune", *overrides, *inputs, *options])
+"""
+
+
+def test_two_processes_tune_with_fewer_labels_and_leave_out_the_same_numbers_of_people(source, tmp_path) -> None:
+    stages = ("stages.head=2", "stages.last=0", "stages.all=0")
+    ended = finish(start_ranks(FEWER, source, tmp_path / "out", *planted.QUICK, *stages))
+    assert [code for code, _, _ in ended] == [0, 0], ended[0][2] + ended[1][2]
+    result = json.loads(ended[0][1])["labelled"]
+    assert {count: bool(found["rows"]) for count, found in result.items()} == {"6": True, "998": False, "999": False}
+    assert "998 labelled people were requested" in result["998"]["left_out"][0]
+    assert json.loads((tmp_path / "out" / "labelled.json").read_text()) == result

@@ -117,6 +117,17 @@ def test_a_few_labelled_eyes_say_less_of_a_position_than_of_a_depth() -> None:
     assert np.allclose(nothing[0], 1)
 
 
+@pytest.mark.parametrize("width", [32, 34])  # 34 is no multiple of the coarse columns
+def test_the_prior_is_in_the_middle_of_scans_that_are_wider_than_the_stored_volumes(width: int) -> None:
+    labels = np.zeros((1, 2, 8, width), np.uint8)
+    labels[:, :, 3:5, width // 2 - 4 : width // 2 + 4] = 1
+    prior = PositionPrior.from_labels(labels, 2, 4)
+    stored = prior.scores((2, 8, width))
+    for extra in range(1, 6):  # columns on each side
+        wide = prior.scores((2, 8, width + 2 * extra))
+        assert np.array_equal(wide, np.pad(stored, ((0, 0),) * 3 + ((extra, extra),), "edge"))
+
+
 def test_before_the_first_update_it_says_the_prior(encoder: PretrainedEncoder) -> None:
     made, _ = labelled(0)
     blank = Decoder(encoder.dim, RECIPE.grid, 4, 2)

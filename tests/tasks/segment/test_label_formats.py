@@ -257,6 +257,29 @@ def test_layers_of_another_shape_are_refused(tmp_path: Path) -> None:
     assert "expected 8 boundaries" in refused(tmp_path)
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_layers_of_as_many_bscans_as_boundaries_are_read_along_the_ascending_axis(
+    tmp_path: Path, swapped: bool
+) -> None:
+    rows = np.broadcast_to(ROWS[:, None, None] - np.arange(8)[None, :, None] / 4, (8, 8, 12)).astype(np.float32)
+    rows[:, 3] = 0  # a B-scan without grades
+    for name in ("layers", "rows"):
+        np.savez(tmp_path / "scan.npz", **{name: rows.swapaxes(0, 1) if swapped else rows})
+        folder = LabelFolder(tmp_path)
+        found = folder.read(tmp_path / "scan.npz", LAYER_CLASSES, (8, 40, 12)).boundaries_px
+        assert found is not None
+        assert np.array_equal(found[:, :3], rows[:, :3])
+        assert np.isnan(found[:, 3]).all()
+
+
+@pytest.mark.parametrize("name", ["layers", "rows"])
+def test_where_rows_ascend_along_both_axes_the_documented_order_holds(tmp_path: Path, name: str) -> None:
+    rows = np.broadcast_to(ROWS[:, None, None] + np.arange(8)[None, :, None] / 4, (8, 8, 12)).astype(np.float32)
+    np.savez(tmp_path / "scan.npz", **{name: rows.swapaxes(0, 1) if name == "layers" else rows})
+    found = LabelFolder(tmp_path).read(tmp_path / "scan.npz", LAYER_CLASSES, (8, 40, 12)).boundaries_px
+    assert np.array_equal(found, rows)
+
+
 def test_what_octjepa_writes_is_read_as_labels(tmp_path: Path) -> None:
     """Boundaries that were corrected by hand, in the file of `octjepa segment`."""
     np.savez(

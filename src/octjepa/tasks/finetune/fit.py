@@ -122,20 +122,22 @@ def finetune_with_fewer_labels(
     """`finetune_store` with labels of each of `counts` training people, in `out/labelled-<count>`.
 
     Returns by count, as text, the rows and paired differences, or why there are none; `out/labelled.json` holds the
-    same. What is finished there is not tuned again, and what was stopped continues.
+    same. What is finished there is not tuned again, and what was stopped continues. Under torchrun as `finetune_store`:
+    a caller of both holds one `distributed_context` around them.
     """
     by_count: dict[str, TunedWithFewerLabels] = {}
-    for count in counts:
-        folder, limited = out / f"labelled-{count}", recipe.model_copy(update={"labelled": count})
-        try:
-            shared = replace(inputs, frozen=out / _FROZEN, subgroups=())
-            summary = finetune_store(limited, shared, folder, is_begun(folder))
-        except TooFewLabelsError as error:
-            by_count[str(count)] = TunedWithFewerLabels(left_out=(str(error),))
-            continue
-        left_out = tuple(note for note in summary.notes if note.startswith(f"{count} labelled people: "))
-        by_count[str(count)] = TunedWithFewerLabels(summary.rows, summary.paired, left_out)
-    write_json(out / LABELLED, plain(by_count))
+    with distributed_context() as runtime:  # one for all counts: processes that leave and join again miss each other
+        for count in counts:
+            folder, limited = out / f"labelled-{count}", recipe.model_copy(update={"labelled": count})
+            try:
+                shared = replace(inputs, frozen=out / _FROZEN, subgroups=())
+                summary = finetune_store(limited, shared, folder, is_begun(folder))
+            except TooFewLabelsError as error:
+                by_count[str(count)] = TunedWithFewerLabels(left_out=(str(error),))
+                continue
+            left_out = tuple(note for note in summary.notes if note.startswith(f"{count} labelled people: "))
+            by_count[str(count)] = TunedWithFewerLabels(summary.rows, summary.paired, left_out)
+        runtime.run_on_rank_zero(lambda: write_json(out / LABELLED, plain(by_count)))
     return by_count
 
 
@@ -153,15 +155,21 @@ def _finetune(recipe: FinetuneRecipe, inputs: FinetuneInputs, out: Path, runtime
     frozen = encoder.weights_hash()
     frozen_result = ProbeResult()
 
-    def prepare() -> tuple[Ledger, TuningData, FinetuneResult | None]:
+    def prepare() -> tuple[Ledger, TuningData, FinetuneResult | None] | TooFewLabelsError:
         ledger = Ledger.of(inputs.labels, inputs.ledger_folder, COMMAND)
-        prepared = prepare_tuning_data(
-            recipe, encoder, checkpoint, store, inputs.labels, inputs.targets, frozen_result, inputs.subgroups
-        )
+        try:
+            prepared = prepare_tuning_data(
+                recipe, encoder, checkpoint, store, inputs.labels, inputs.targets, frozen_result, inputs.subgroups
+            )
+        except TooFewLabelsError as error:  # a result, so that every rank raises it and not only rank 0
+            return error
         open_folder(out, recipe, encoder, frozen, store, prepared, runtime)
         return ledger, prepared, read_results(out)
 
-    ledger, data, finished = runtime.run_on_rank_zero(prepare)
+    outcome = runtime.run_on_rank_zero(prepare)
+    if isinstance(outcome, TooFewLabelsError):
+        raise outcome
+    ledger, data, finished = outcome
     if finished is not None:  # by a call of the same recipe, encoder and labels, as open_folder found
         runtime.run_on_rank_zero(lambda: _clean(out))  # a kill may have come in between
         _check_measured(inputs.subgroups, finished, out)
@@ -227,7 +235,9 @@ def _tune(
         found.add_note(f"{name}: no labelled person in val, so nothing was chosen: the last weights stay")
     if runtime.rank == 0 and learner.skipped:
         found.add_note(f"{name}: skipped {counted(learner.skipped, 'update')} without a finite gradient")
-    saved = runtime.run_on_rank_zero(lambda: save_tuned(folder / TUNED_FOLDER, network, recipe, data, shifts, update))
+    saved = runtime.run_on_rank_zero(
+        lambda: save_tuned(folder / TUNED_FOLDER, network, recipe, data, store, shifts, update)
+    )
     return _TunedRun(name, network, folder, val, shifts, saved)
 
 

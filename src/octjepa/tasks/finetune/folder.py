@@ -33,6 +33,7 @@ from octjepa.record import plain
 from octjepa.remote import is_remote
 from octjepa.store import Store
 from octjepa.tasks import TASKS
+from octjepa.tasks.encoder_command import recorded_volumes
 from octjepa.tasks.finetune.external import TunableExternal
 from octjepa.tasks.finetune.network import TunableEncoder, TunedNetwork
 from octjepa.tasks.finetune.recipe import FinetuneRecipe, load_recipe
@@ -171,10 +172,14 @@ def save_tuned(
     network: TunedNetwork,
     recipe: FinetuneRecipe,
     data: TuningData,
+    store: Store,
     shifts: Sequence[np.ndarray],
     update: int,
 ) -> Path:
-    """Writes `folder/step-<update>`, `update` being that of the weights. Raises CheckpointError."""
+    """Writes `folder/step-<update>`, `update` being that of the weights; `data` is of `store`.
+
+    Raises CheckpointError.
+    """
     pretrained, heads = network.pretrained, dict[str, Any]()
     encoder: dict[str, Any] = {}
     for name, value in host_weights(network).items():
@@ -196,7 +201,7 @@ def save_tuned(
     about = {
         "recipe": pretrained.recipe.model_dump(mode="json"),
         "contract_hash": science_hash(pretrained.recipe.preprocessing),
-        "trained_on": sorted(pretrained.recorded_training | set(data.volume_ids("train"))),
+        "trained_on": sorted(pretrained.recorded_training | recorded_volumes(store, data.volume_ids("train"))),
         TUNED: {
             "settings": recipe.model_dump(mode="json"),
             "heads": [asdict(spec) for spec in specs],

@@ -7,7 +7,7 @@ is unlike those of the tuning, or that the network was trained on it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from octjepa.cohort.recorded_scans import split_recorded, uid_key
 from octjepa.embed.embedding import require_same_contract, select_volumes
 from octjepa.errors import LINK, TooManyLostError, UsageError
 from octjepa.evaluate.cases import case_names
@@ -127,6 +128,7 @@ def _write(model: TunedModel, store: Store, out: Path, level: str | None) -> Sto
     level = level or model.level
     volumes = select_volumes(model.encoder, store).reset_index(drop=True)
     outputs, is_far = _outputs(model, store, volumes["volume_id"].tolist())
+    volumes = volumes.assign(trained_on=_is_trained_on(volumes, model.encoder.recorded_training))
     cases: dict[str, list[int]] = {}
     for index, name in enumerate(case_names(volumes, level)):
         cases.setdefault(name, []).append(index)
@@ -169,6 +171,12 @@ def _outputs(model: TunedModel, store: Store, volume_ids: Sequence[str]) -> tupl
     return heads, torch.cat(is_far).cpu().numpy()
 
 
+def _is_trained_on(volumes: pd.DataFrame, recorded: Collection[str]) -> pd.Series:
+    """Of each volume: whether the weights record its content or its SOP instance UID."""
+    ids, uid_keys = split_recorded(recorded)
+    return volumes["volume_id"].isin(ids) | volumes["sop_instance_uid"].map(uid_key).isin(uid_keys)
+
+
 def _keys(model: TunedModel, scans: pd.DataFrame, is_far: np.ndarray, level: str) -> dict[str, Any]:
     devices = set(scans["device"]) - {""}
     unlike = [
@@ -182,7 +190,7 @@ def _keys(model: TunedModel, scans: pd.DataFrame, is_far: np.ndarray, level: str
         "device": write_codes(sorted(devices)),
         "quality": round(float(scans["quality"].min()), 3),
         "unlike_training": write_codes(unlike),
-        "trained_on": bool(set(scans["volume_id"]) & model.encoder.recorded_training),
+        "trained_on": bool(scans["trained_on"].any()),
     }
 
 

@@ -227,7 +227,7 @@ class TunedNetwork(nn.Module):
         parts = [([*self.heads.parameters(), *self.pooling.parameters()], recipe.head_lr, 0)]
         # level 0 is the patch embedding, level n block n
         for level, group in enumerate(layer_decay_groups(self.encoder, recipe.encoder_lr, recipe.layer_decay)):
-            early = recipe.stages.last > 0 and level > depth - recipe.last_blocks
+            early = recipe.stages.last > 0 and level > depth - min(recipe.last_blocks, depth)
             params = [parameter for parameter in group["params"] if parameter in learning]
             parts.append((params, group["lr"], last if early else everything))
         return [

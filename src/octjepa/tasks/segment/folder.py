@@ -166,7 +166,8 @@ def load_head(path: str | Path, checkpoint: str | None) -> SavedHead:
 
 def _head(folder: Path, about: dict[str, Any], recipe: SegmentRecipe, encoder: PretrainedEncoder) -> Head:
     tensors = read_tensors(folder, HEAD_FILE)
-    prior = PositionPrior(tensors.pop(_PRIOR).numpy(), recipe.columns)
+    width = encoder.recipe.preprocessing.stored_size[2]
+    prior = PositionPrior(tensors.pop(_PRIOR).numpy(), recipe.columns, width)
     if recipe.decoder is None:
         check_weights({"weights": tensors["weights"]}, str(folder))
         return LinearHead(encoder_tokens(encoder), tensors["weights"].numpy().astype(float), prior, encoder.recipe)

@@ -11,7 +11,8 @@ In: a file. Out: `LayerLabels`: rows of up to eight boundaries and masks of lesi
 | `.npz` | `layers` [B-scan, 8, column] or `rows` [8, B-scan, column], `fluid` [B-scan, depth, column] |
 
 A boundary is the first row of the layer below it. Columns without a row are not labelled, and neither is the fluid in
-them.
+them. `layers` and `rows` may have their first two axes exchanged. If both are equally long, the axis along which rows
+ascend is that of the boundaries. If rows ascend along both or none, the order above holds.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ LAYER_CLASSES: Final = tuple(name for name, _, _ in LAYERS[1:])
 _DUKE_AMD: Final = ("ilm", "rpe", "bm")
 _INVALID_ROW: Final = 1e6  # HEYEX writes 3e38 where a line has no point
 _NPZ_ARRAYS: Final = ("layers", "rows", "fluid")
+_ORDERS: Final = ("[boundary, B-scan, column]", "[B-scan, boundary, column]")
+_LAYERS_AXES: Final = (1, 0)  # of `layers`, the documented one first
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,26 +103,32 @@ def layers_of_arrays(arrays: Any, file: Path) -> LayerLabels:
     """The labels of an .npz with `layers`, `rows` or `fluid`. Raises UsageError: other axes, unknown names."""
     boundaries = None
     names = next((arrays[name] for name in ("layer_names", "names") if name in arrays), BOUNDARIES)
-    for name in ("layers", "rows"):
+    for name, axes in (("layers", _LAYERS_AXES), ("rows", (0, 1))):
         if name in arrays:
-            boundaries = _boundaries(arrays[name], [str(item) for item in names], f"{file}: `{name}`")
+            boundaries = _boundaries(arrays[name], [str(item) for item in names], f"{file}: `{name}`", axes)
     masks = {}
     if "fluid" in arrays:
         masks["fluid"] = _mask(arrays["fluid"], f"{file}: `fluid`")
     return LayerLabels(boundaries, masks)
 
 
-def _boundaries(values: np.ndarray, names: Sequence[str], where: str) -> Float[np.ndarray, "8 N C"]:
-    """Rows `[K, N, C]` or `[N, K, C]` of the boundaries `names`, sorted into `BOUNDARIES`."""
+def _boundaries(
+    values: np.ndarray, names: Sequence[str], where: str, axes: Sequence[int] = (0,)
+) -> Float[np.ndarray, "8 N C"]:
+    """Rows of the boundaries `names` in B-scans, sorted into `BOUNDARIES`.
+
+    axes: those of the first two axes of `values` that may be of the boundaries, the documented one first.
+    """
     values = np.asarray(values, np.float32)
-    if values.ndim != 3 or len(names) not in values.shape[:2]:
+    possible = [axis for axis in axes if values.ndim == 3 and values.shape[axis] == len(names)]
+    if not possible:
         raise UsageError(
             f"{where} has the shape {values.shape}: expected {len(names)} boundaries ({', '.join(names)}) of "
-            "[boundary, B-scan, column] or [B-scan, boundary, column]"
+            f"{' or '.join(_ORDERS[axis] for axis in axes)}"
         )
-    if values.shape[0] != len(names):
-        values = values.transpose(1, 0, 2)
     values = np.where(np.isfinite(values) & (np.abs(values) < _INVALID_ROW), values, np.nan)
+    ascending = [axis for axis in possible if _rows_ascend(values, names, axis)]
+    values = np.moveaxis(values, (ascending if len(ascending) == 1 else possible)[0], 0)
     values[:, (values == 0).all((0, 2))] = np.nan  # B-scans without grades are filled with zeros in some files
     out = np.full((8, *values.shape[1:]), np.nan, np.float32)
     found_any = False
@@ -131,6 +140,13 @@ def _boundaries(values: np.ndarray, names: Sequence[str], where: str) -> Float[n
     if not found_any:
         raise UsageError(f"{where} names {', '.join(names)}: expected at least one of {', '.join(BOUNDARIES)}")
     return out
+
+
+def _rows_ascend(values: np.ndarray, names: Sequence[str], axis: int) -> bool:
+    """Whether no row is above that of the boundary before it, if the boundaries `names` are along `axis`."""
+    index = {at: boundary for at, name in enumerate(names) if (boundary := boundary_index(name)) is not None}
+    steps = np.diff(values.take(sorted(index, key=index.__getitem__), axis), axis=axis)
+    return not bool((steps < 0).any())
 
 
 def _mask(values: np.ndarray, where: str) -> UInt8[np.ndarray, "N R C"]:
@@ -155,7 +171,7 @@ def _read_mat(file: Path) -> LayerLabels:
     elif "layerMaps" in arrays:  # [B-scan, column, boundary]
         boundaries = _boundaries(arrays["layerMaps"].transpose(2, 0, 1), _DUKE_AMD, f"{file}: `layerMaps`")
     elif "layers" in arrays:
-        boundaries = _boundaries(arrays["layers"], BOUNDARIES, f"{file}: `layers`")
+        boundaries = _boundaries(arrays["layers"], BOUNDARIES, f"{file}: `layers`", _LAYERS_AXES)
     if "manualFluid1" in arrays:  # [depth, column, B-scan]
         masks["fluid"] = _mask(arrays["manualFluid1"].transpose(2, 0, 1), f"{file}: `manualFluid1`")
     elif "fluid" in arrays:

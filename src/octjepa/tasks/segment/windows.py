@@ -132,10 +132,12 @@ class PositionPrior:
     """Shares of the classes [classes, D, H, columns] at each position of the stored volume, over the training volumes.
 
     What needs no image at all. Columns are coarse, `columns` of them together; slices and depth are whole.
+    width: columns of the stored volume; None: the coarse columns fill it.
     """
 
     shares: Float[np.ndarray, "classes D H C"]
     columns: int
+    width: int | None = None
 
     @classmethod
     def from_labels(cls, labels: Iterable[UInt8[np.ndarray, "D H W"]], classes: int, columns: int) -> PositionPrior:
@@ -154,15 +156,17 @@ class PositionPrior:
         total = by_depth.sum(axis=0)
         by_depth[0] += total == 0
         votes = votes + _PROFILE_VOLUMES * (by_depth / np.maximum(total, 1))
-        return cls((votes / votes.sum(axis=0)).astype(np.float32), columns)
+        return cls((votes / votes.sum(axis=0)).astype(np.float32), columns, volume.shape[2])
 
     def scores(self, shape: Sequence[int]) -> Float[np.ndarray, "classes D H W"]:
         """For a volume of `shape`, of the stored depth; beyond the stored size the edge is repeated."""
         _, depth, _, columns = self.shares.shape
-        slices = np.clip(np.arange(shape[0]) - (shape[0] - depth) // 2, 0, depth - 1)
-        wide = shape[2] // self.columns
-        across = np.clip(np.arange(wide) - (wide - columns) // 2, 0, columns - 1)
-        return refine_columns(self.shares[:, slices][..., across], self.columns, shape[2])
+        width = self.width or columns * self.columns
+        slices, across = (
+            np.clip(np.arange(size) - (size - stored) // 2, 0, stored - 1)
+            for size, stored in ((shape[0], depth), (shape[2], width))
+        )
+        return refine_columns(self.shares, self.columns, width)[:, slices][..., across]
 
 
 def coarsen_columns(labels: UInt8[np.ndarray, "D H W"], columns: int) -> UInt8[np.ndarray, "D H C"]:
