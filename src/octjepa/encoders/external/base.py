@@ -29,8 +29,9 @@ _FOLDERS, _PUBLISHED = "octjepa.encoders.external.folders", "octjepa.encoders.ex
 
 @dataclass(frozen=True)
 class TunedOn:
-    """The data that an encoder was fine-tuned on: volumes of these content ids and preprocessing; folder: its
-    checkpoint.
+    """The data that an encoder was fine-tuned on: content ids and `uid_key` of its volumes, and their preprocessing.
+
+    folder: its checkpoint.
     """
 
     volume_ids: frozenset[str]
