@@ -6,8 +6,9 @@ then read on test eyes. `mae+truth` and `vjepa+truth` have one setting, that of 
 `mae_spectral` has the setting of `mae`, and one seed (`benchmarks.spectral`). It goes on where it stopped, and what the
 file of results has already is not trained again. Take one core: `OMP_NUM_THREADS=1`.
 
-`--longer NAME...` trains `mae`, `vjepa` or `truth` for about half a CPU-hour instead, with seed 0 and the setting that
-was best in minutes. Its results go to the same file, as `longer`, and the other results there are kept.
+`--longer NAME...` trains `mae`, `vjepa` or `truth` for about half a CPU-hour with AMX, an hour without bf16, with the
+setting that was best in minutes; `--seeds` are 0 unless given. Results go to the same file, as `longer`, and the other
+results there are kept.
 
 Objectives without labels learn from a store of 400 randomised volumes, those of longer runs from 1,200. The objective
 `truth` draws new volumes of the same ranges, and drawing them is part of its time. A combination takes a batch of each
@@ -288,15 +289,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder of cohorts, store and runs")
     parser.add_argument("--out", type=Path, required=True, help="JSON file of the results")
     parser.add_argument("--longer", nargs="+", choices=sorted(LONGER), help="train these for longer instead")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="of --longer")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     register_objective("mae_spectral")(SpectralMAE)  # here, so that importing this module adds no objective
     retained = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
     known = {kind: {_key(run): run for run in map(_run_of, retained.get(kind, []))} for kind in ("validation", "test")}
     if options.longer:
-        longer = [run_choice(LONGER[name], 0, options.work, TEST) for name in options.longer]
-        others = [run for run in retained.get("longer", []) if run["objective"] not in options.longer]
-        write_json(options.out, retained | {"longer": [*others, *map(asdict, longer)]})
+        runs = {_key(run): run for run in map(_run_of, retained.get("longer", []))}
+        for seed in options.seeds:
+            for name in options.longer:
+                run = run_choice(LONGER[name], seed, options.work, TEST, runs)
+                runs[_key(run)] = run
+        longer = list(runs.values())
+        write_json(options.out, retained | {"longer": [asdict(run) for run in longer]})
         _print("longer", longer)
         return
     candidates = [choice for choice in CHOICES if not choice.is_only_one]
