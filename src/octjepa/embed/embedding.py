@@ -152,7 +152,14 @@ def embed_store(
         seconds = time.perf_counter() - started
         contract = science_hash(store.preprocessing)
         about = TableFacts(
-            encoder.dim, encoder.name, contract, leaked, pools, weights, encoder.token_choice, _relative(store, out)
+            encoder.dim,
+            encoder.name,
+            contract,
+            leaked,
+            pools,
+            weights,
+            encoder.token_choice,
+            path_from_table(store, out),
         )
         join = partial(_join, out, job, parts, rows, store, encoder, about)
         counts = runtime.run_on_rank_zero(join)
@@ -184,7 +191,7 @@ def _opened(source: str | Path | FrozenEncoder | ExternalEncoder, store: Store) 
     return prepare_external(source, store.preprocessing) if isinstance(source, ExternalEncoder) else source
 
 
-def _relative(store: Store, out: Path) -> str:
+def path_from_table(store: Store, out: Path) -> str:
     """The path of a local store from the folder of the table, so that both can be moved together; "" in a bucket."""
     return "" if is_remote(store.location) else os.path.relpath(store.path, out.parent)
 

@@ -67,6 +67,7 @@ def test_the_table_is_read_as_one_of_embeddings_and_its_columns_have_names(store
     table = read_embeddings(tmp_path / "b.parquet")
     assert (made["rows"], made["features"]) == table.vector.shape == (VOLUMES, len(FEATURES))
     assert table.encoder == "biomarkers"
+    assert (tmp_path / table.store).resolve() == store.path.resolve()  # so that a later split is noticed
     named = pd.read_csv(tmp_path / "b.tsv", sep="\t")
     assert set(np.round(named["retina_central_um"])) == {390.0, 507.0}
     layers = [name for name in FEATURES if name.endswith("_central_um") and not name.startswith("retina")]

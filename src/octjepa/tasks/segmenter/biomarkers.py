@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from octjepa.config import science_hash
-from octjepa.embed.embedding import add_participants
+from octjepa.embed.embedding import add_participants, path_from_table
 from octjepa.embed.shard import intensity_histogram
 from octjepa.embed.table import TableFacts, write_embeddings
 from octjepa.errors import OctjepaError, UsageError
@@ -70,7 +70,9 @@ def embed_biomarkers(
     noise = np.random.default_rng(0).normal(size=table.shape).astype(np.float32)
     vectors = {"vector": list(filled(table)), "untrained": list(noise), "histogram": histograms}
     frame = frame.assign(**vectors)
-    facts = TableFacts(len(FEATURES), NAME, science_hash(store.preprocessing), pools=("mean",))
+    facts = TableFacts(
+        len(FEATURES), NAME, science_hash(store.preprocessing), pools=("mean",), store=path_from_table(store, out)
+    )
     write_embeddings(out, frame, facts)
     columns = out.with_suffix(".tsv")
     rows_of_eyes = frame[["volume_id", "person_id", "eye"]].join(_columns(table, frame.index))
