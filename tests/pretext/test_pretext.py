@@ -271,8 +271,8 @@ def test_7_validation_is_fixed_positive_and_a_mean_over_samples():
     assert torch.equal(first.target, again.target)
     assert torch.equal(first.context_view, first.target_view)
     means = validate.fit_means(model, runtime, validation_batches(samples, 4), recipe.grid_tokens)
-    whole = validate.validate(model, runtime, validation_batches(samples, 8), means, recipe.grid)
-    uneven = validate.validate(model, runtime, validation_batches(samples, 3), means, recipe.grid)
+    whole = validate.validate(model, runtime, validation_batches(samples, 8), means, recipe)
+    uneven = validate.validate(model, runtime, validation_batches(samples, 3), means, recipe)
     assert whole["loss"] > 0
     assert whole["loss"] == pytest.approx(uneven["loss"], rel=1e-5)
     outcome = model.predict(first.context_view, first.target_view, first.positions, first.context, first.target)
