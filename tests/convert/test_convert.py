@@ -183,6 +183,15 @@ def test_a_file_that_reads_as_another_person_is_refused(tmp_path: Path) -> None:
     assert "another person id" in made.json["refused"][0]["detail"]
 
 
+def test_a_long_protocol_is_cut_in_dicom_and_whole_beside_it(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", retina())
+    stated = {"person_id": "7", "protocol": "macula " * 12 + "end", "spacing_mm": [0.12, 0.0039, 0.0117]}
+    (tmp_path / "a.json").write_text(json.dumps(stated))
+    made = convert(tmp_path / "a.npy", "--to", "dicom", "--out", tmp_path / "out")
+    assert made.code == 0, made.out + made.err
+    assert json.loads((tmp_path / "out" / "a.json").read_text())["protocol"] == stated["protocol"]
+
+
 def test_refused_scans_and_wrong_folders(scans: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.dcm").write_bytes(b"no scan")
     made = convert(tmp_path, scans / "zeiss_cirrus.dcm", "--to", "tiff", "--out", tmp_path / "out")

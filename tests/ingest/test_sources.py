@@ -374,7 +374,7 @@ def test_a_scan_whose_companion_changes_is_another(tmp_path: Path) -> None:
         tmp_path / "a.zarr": tmp_path / "a.zarr" / "0" / "0" / "0",
     }
     (tmp_path / "a.mhd").write_bytes(b"ObjectType = Image\nElementDataFile = voxels.bin\n")
-    (tmp_path / "export.xml").write_text("<HEDX>")
+    (tmp_path / "export.xml").write_text(r"<HEDX><ExamURL>\\disk\scans\1.png</ExamURL>")
     (tmp_path / "a.zarr" / "0" / "0").mkdir(parents=True)
     (tmp_path / "a.zarr" / ".zgroup").write_text("{}")
     for companion in changed.values():

@@ -35,7 +35,7 @@ from octjepa.read.orientation import VERTICAL_NOTE
 from octjepa.volume import AXES, OCTVolume
 
 _LONGEST_DECIMAL = 16
-_LONGEST_TEXT = 64
+LONGEST_TEXT = 64
 # Required attributes whose values are personal, or unknown for a scan that was read from another format.
 _EMPTY = (
     "AccessionNumber",
@@ -89,11 +89,11 @@ def _dataset(volume: OCTVolume) -> Dataset:
         ImageType=["DERIVED", "PRIMARY"],
         InstanceNumber="1",
         SeriesNumber="1",
-        PatientID="" if "person_unknown" in volume.notes else volume.person_id[:_LONGEST_TEXT],
+        PatientID="" if "person_unknown" in volume.notes else volume.person_id[:LONGEST_TEXT],
         PatientIdentityRemoved="YES",
         Manufacturer=device.make if is_known else "",
         ManufacturerModelName=device.model if is_known else "",
-        ProtocolName=volume.protocol[:_LONGEST_TEXT],
+        ProtocolName=volume.protocol[:LONGEST_TEXT],
         AnatomicRegionSequence=[coded_retina()],
         AcquisitionDeviceTypeCodeSequence=[coded("392012008", "SCT", "Optical Coherence Tomography Scanner")],
         AcquisitionContextSequence=[],

@@ -19,7 +19,7 @@ from jaxtyping import UInt8
 
 from octjepa.convert.arrays import AXES_OF_ARRAYS, write_tiff, write_zarr
 from octjepa.convert.description import NotPreserved, describe, has_slice_direction
-from octjepa.convert.dicom import write_dicom
+from octjepa.convert.dicom import LONGEST_TEXT, write_dicom
 from octjepa.errors import OctjepaError, VolumeRejected
 from octjepa.files import write_json
 from octjepa.ingest.output_names import OutputNames, check_apart
@@ -178,15 +178,13 @@ def _differences(volume: OCTVolume, file: Path) -> str:
         return f"the eye {written.laterality or 'unknown'} in place of {volume.laterality or 'unknown'}"
     if written.pattern != volume.pattern:
         return f"the scan pattern {written.pattern} in place of {volume.pattern}"
-    for name, is_known in (
-        ("person_id", "person_unknown" not in volume.notes),
-        ("device", volume.device != "unknown"),
-        ("protocol", volume.protocol != ""),
-    ):
-        stated, read_back = (str(getattr(scan, name)).strip().casefold() for scan in (volume, written))
-        if is_known and stated != read_back:
-            return f"another {name.replace('_', ' ')}"
-    return ""
+    same = {
+        "person id": "person_unknown" in volume.notes or volume.person_id.strip() == written.person_id.strip(),
+        # Some formats hold the beginning of a protocol, and the maker of a device.
+        "device": volume.device == "unknown" or volume.device.startswith(written.device),
+        "protocol": volume.protocol[:LONGEST_TEXT].strip() == written.protocol[:LONGEST_TEXT].strip(),
+    }
+    return next((f"another {name}" for name, is_same in same.items() if not is_same), "")
 
 
 def _mm(spacing_mm: tuple[float, float, float]) -> str:

@@ -261,7 +261,8 @@ class BucketListing:
             parts = [join(path, one) for one in (*series.names, *series.beside)]
         elif is_folder:
             parts = [file for file in self._files(path) if suffix_of(file) in IMAGES | {".json"}]
-            parts.append(f"{path}.json")
+            if path.count("/") > 2:  # otherwise it is a bucket, and nothing lies next to that
+                parts.append(f"{path}.json")
         else:
             folder = dirname(path)
             parts = [path, *(join(folder, other) for other in formats.companion_names(basename(path)))]

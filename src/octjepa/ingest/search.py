@@ -62,6 +62,7 @@ class Search:
         self._usable_manifest = cache(self._read_usable_manifest)  # one warning a table
         self._images_in = cache(self._find_images_in)
         self._series_in = cache(self._find_series_in)
+        self._series_of_rows: set[tuple[str, str]] = set()  # (folder, member) of scans that a row of a manifest added
 
     def add(self, source: str) -> None:
         """Adds a file, folder, glob or manifest. Raises UsageError: nothing there, or none that can be read."""
@@ -334,7 +335,9 @@ class Search:
         elif kind in {"file", "folder"} and (scans := self._series_at(path, kind)):
             folder, listed = (path, filepath) if kind == "folder" else (dirname(path), dirname(filepath))
             for number, series in scans.items():
-                self._add_one_series(folder, join(prefix, listed), series, number, manifest, listed)
+                if (folder, series.member) not in self._series_of_rows:  # another row named it
+                    self._series_of_rows.add((folder, series.member))
+                    self._add_one_series(folder, join(prefix, listed), series, number, manifest, listed)
         elif filepath not in manifest.disagreeing and is_archive(path):
             refuse("archive_not_expanded", how_to_expand(path))
         elif kind == "file" or (kind == "folder" and self._images_in(path)):
@@ -350,18 +353,19 @@ class Search:
         except OSError:
             return []
 
-    def _find_series_in(self, folder: str) -> tuple[Series, ...]:
-        """The scans with a DICOM file per B-scan in a folder."""
-        return tuple(self._listing.series(folder, self._files_in(folder)))
+    def _find_series_in(self, folder: str) -> tuple[dict[int, Series], dict[str, int]]:
+        """The scans with a DICOM file per B-scan in a folder by number, 0 for the only one; the number of each file."""
+        found = tuple(self._listing.series(folder, self._files_in(folder)))
+        scans = {number if len(found) > 1 else 0: series for number, series in enumerate(found, 1)}
+        return scans, {name: number for number, series in scans.items() for name in series.names}
 
     def _series_at(self, path: str, kind: str) -> dict[int, Series]:
         """The scans of a folder, or the scan of one of its files, by number; the only scan of a folder has 0."""
-        in_folder = self._series_in(path if kind == "folder" else dirname(path))
-        return {
-            number if len(in_folder) > 1 else 0: series
-            for number, series in enumerate(in_folder, 1)
-            if kind == "folder" or basename(path) in series.names
-        }
+        scans, number_of = self._series_in(path if kind == "folder" else dirname(path))
+        if kind == "folder":
+            return scans
+        number = number_of.get(basename(path))
+        return {} if number is None else {number: scans[number]}
 
     def _find_images_in(self, folder: str) -> tuple[str, ...]:
         """The images of a folder of B-scans; () for another folder."""

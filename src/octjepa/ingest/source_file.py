@@ -10,19 +10,22 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path, PurePath, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from octjepa import remote
 from octjepa.read.formats import companion_names
-from octjepa.read.formats.sequence import IMAGE_SUFFIXES
 from octjepa.read.formats.zarr import is_zarr
 from octjepa.read.manifest import ManifestRow, relative_path
 from octjepa.read.personal_data import StatedPerson, read_stated_person
 
 MHD_BYTES = 64 << 10  # of a header of a MetaImage
 _VOXEL_FILE = re.compile(rb"^ElementDataFile[ \t]*=[ \t]*([^\r\n]*?)[ \t\r]*$", re.MULTILINE | re.IGNORECASE)
+_XML_BYTES, _NAME_BYTES, _PICTURES = 64 << 20, 255, 10_000  # limits: of an export, a file's name, pictures in it
+_PICTURE_SUFFIX = re.compile(rb"[.](?:png|tiff?|jpe?g|bmp)(?=[<\"\s])", re.IGNORECASE)
+_END_OF_FOLDER = re.compile(rb"[\\/<>\"\r\n]")
 _ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".7z", ".rar")
 
 
@@ -125,8 +128,16 @@ def _companions(path: Path) -> list[Path]:
         with path.open("rb") as file:
             names.append(voxel_file_name(file.read(MHD_BYTES)))
     if path.suffix.lower() == ".xml":
-        names += sorted(name for name in os.listdir(path.parent) if name.lower().endswith(IMAGE_SUFFIXES))
+        with path.open("rb") as file:
+            names += picture_names(file.read(_XML_BYTES))
     return [path.parent / name for name in dict.fromkeys(names) if name and (path.parent / name).is_file()]
+
+
+def picture_names(export: bytes) -> list[str]:
+    """The last parts of the paths of pictures that an XML export names."""
+    ends = ((suffix.start(), suffix[0]) for suffix in islice(_PICTURE_SUFFIX.finditer(export), _PICTURES))
+    names = (_END_OF_FOLDER.split(export[max(0, end - _NAME_BYTES) : end])[-1] + suffix for end, suffix in ends)
+    return [name.decode("utf-8", "replace") for name in names]
 
 
 def voxel_file_name(header: bytes) -> str:

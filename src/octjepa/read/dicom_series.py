@@ -315,9 +315,18 @@ def read_dicom_series(folder: Path, member: str = "") -> RawScan:
     numbers = [integer(header, "InstanceNumber") for header in headers]
     beside: set[int] = set()
     between: list[Dataset] = []  # B-scans that the scan may lack
-    for facts in filter(None, (series_facts(folder / name) for name in series.beside)):
+    of_others = {name for other in found if other is not series for name in other.names}
+    for name in series.beside:
+        facts = series_facts(folder / name)
+        if facts is None:
+            continue
         number = integer(facts, "InstanceNumber")
-        if min(numbers) < number < max(numbers) and number not in numbers and _may_belong(facts, headers[0]):
+        if (
+            name not in of_others
+            and min(numbers) < number < max(numbers)
+            and number not in numbers
+            and _may_belong(facts, headers[0])
+        ):
             between.append(facts)
         else:
             beside.add(number)

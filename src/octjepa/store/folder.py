@@ -492,7 +492,7 @@ class Store:
         self._table = None
         table = self.table
         if self._journalled:
-            self.writer.settle(self._changes_of_journalled(table))
+            self.writer.settle(self._changes_of_journalled())
         lines = "".join(json.dumps(entry) + "\n" for entry in self.quarantine)
         write_atomic(self.path / "volumes.parquet", lambda file: table.to_parquet(file, index=False))
         write_atomic(self.path / "quarantine.jsonl", lambda file: file.write(lines.encode()))
@@ -508,12 +508,11 @@ class Store:
         if self._writer is not None:
             self._writer.publish()
 
-    def _changes_of_journalled(self, table: pd.DataFrame) -> Iterator[IndexChange]:
+    def _changes_of_journalled(self) -> Iterator[IndexChange]:
         """The entries of the files that the journal names, as journal lines that give what the index holds now."""
-        keys, files = (text_cells(table[name]) for name in ("file_key", "file"))
-        is_named = np.array([(key or file) in self._journalled for key, file in zip(keys, files, strict=True)], bool)
-        for entry in entries_of(table[is_named]):
-            yield IndexChange(volume=entry)
+        for entry in self.index.volumes.values():
+            if entry.key in self._journalled:
+                yield IndexChange(volume=entry)
         for key, refused in self.index.quarantine.items():
             if key in self._journalled:
                 yield IndexChange(refused=refused)

@@ -21,6 +21,7 @@ from octjepa.distributed.signals import Interrupted
 from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.errors import OctjepaError
 from octjepa.store import Store
+from octjepa.store.index import text_column
 
 
 def add_training_options(parser: argparse.ArgumentParser, batch: int) -> None:
@@ -58,8 +59,8 @@ def run_fingerprint(
 
 def recorded_volumes(store: Store, volume_ids: Collection[str]) -> frozenset[str]:
     """What weights record of the volumes that they learned from, so that no test uses the same scans."""
-    uids = store.table.loc[store.table["volume_id"].isin(volume_ids), "sop_instance_uid"]
-    return frozenset({*volume_ids, *(uid_key(str(uid)) for uid in uids if uid)})
+    uids = text_column(store.table.loc[store.table["volume_id"].isin(volume_ids), "sop_instance_uid"])
+    return frozenset({*volume_ids, *(uid_key(uid) for uid in uids if uid)})
 
 
 def exit_code_of(train: Callable[[], None]) -> int:

@@ -28,6 +28,7 @@ from octjepa.notes import write_codes
 from octjepa.progress import bar
 from octjepa.record import Record
 from octjepa.store import Store
+from octjepa.store.index import text_column
 from octjepa.tables import format_table
 from octjepa.tasks.finetune.predict import VOLUMES_AT_ONCE, TunedModel, case_prediction, load_tuned
 
@@ -174,7 +175,7 @@ def _outputs(model: TunedModel, store: Store, volume_ids: Sequence[str]) -> tupl
 def _is_trained_on(volumes: pd.DataFrame, recorded: Collection[str]) -> pd.Series:
     """Of each volume: whether the weights record its content or its SOP instance UID."""
     ids, uid_keys = split_recorded(recorded)
-    return volumes["volume_id"].isin(ids) | volumes["sop_instance_uid"].map(uid_key).isin(uid_keys)
+    return volumes["volume_id"].isin(ids) | text_column(volumes["sop_instance_uid"]).map(uid_key).isin(uid_keys)
 
 
 def _keys(model: TunedModel, scans: pd.DataFrame, is_far: np.ndarray, level: str) -> dict[str, Any]:
