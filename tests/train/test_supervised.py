@@ -76,7 +76,7 @@ def test_a_training_that_was_interrupted_resumes_to_the_same_weights_and_journal
     assert torch.equal(weights(again), weights(whole))
     assert (tmp_path / "stopped" / METRICS).read_text() == (tmp_path / "whole" / METRICS).read_text()
     assert [path.name for path in sorted((tmp_path / "whole" / STATES).iterdir())] == ["step-00000008", "step-00000012"]
-    with pytest.raises(WrongCheckpointError, match="another recipe, encoder, store or labels"):
+    with pytest.raises(WrongCheckpointError, match="another recipe, encoder, store, precision or labels"):
         trained(ToyTask(), learner(), tmp_path / "whole", fingerprint="another")
 
 
