@@ -355,8 +355,8 @@ class Search:
 
     def _find_series_in(self, folder: str) -> tuple[dict[int, Series], dict[str, int]]:
         """The scans with a DICOM file per B-scan in a folder by number, 0 for the only one; the number of each file."""
-        found = tuple(self._listing.series(folder, self._files_in(folder)))
-        scans = {number if len(found) > 1 else 0: series for number, series in enumerate(found, 1)}
+        in_folder = tuple(self._listing.series(folder, self._files_in(folder)))
+        scans = {number if len(in_folder) > 1 else 0: series for number, series in enumerate(in_folder, 1)}
         return scans, {name: number for number, series in scans.items() for name in series.names}
 
     def _series_at(self, path: str, kind: str) -> dict[int, Series]:

@@ -85,10 +85,10 @@ def read_entries(texts: Sequence[str]) -> list[Entry]:
     paths: set[str] = set()
     for text in texts:
         stated_name, path = _split_name(text)
-        found = str(Path(path).resolve()) if Path(path).exists() else path
-        if found in paths:
+        location = str(Path(path).resolve()) if Path(path).exists() else path
+        if location in paths:
             raise UsageError(f"{path} is given twice: one training cannot count as two")
-        paths.add(found)
+        paths.add(location)
         name = stated_name or _unused(_default_name(path), [entry.name for entry in entries])
         if name in RESERVED or name.partition(":")[0] in RESERVED:
             raise UsageError(
