@@ -143,9 +143,8 @@ def leave_one_group_out(
     """`metric` within each group with and without the group's own labels.
 
     groups, person_ids: of every volume of the embedding table; a case of several groups is named `a+b`, and its labels
-    belong to each of them. full: predictions for the test volumes of `target` by
-    the probe with all groups. fit: fits and selects on a target's train and val volumes and predicts its test volumes;
-    it is called once per group.
+    belong to each of them. full: predictions for the test volumes of `target` by the probe with all groups. fit: fits
+    and selects on a target's train and val volumes and predicts its test volumes; it is called once per group.
     """
     rows, left_out = [], {}
     drops: list[tuple[np.ndarray, _Statistic]] = []

@@ -148,11 +148,14 @@ def voxel_file_name(header: bytes) -> str:
 
 
 def _facts_of_folder(folder: Path) -> Iterator[tuple[str, int, int]]:
-    """(path below it, size, time in ns) of what a folder holds, of all below a Zarr folder, and of its JSON file."""
-    beside = folder.with_name(f"{folder.name}.json")
-    if beside.is_file():
-        status = os.stat(beside)
-        yield f"../{beside.name}", status.st_size, status.st_mtime_ns
+    """(path from the folder, size, time in ns) of every file in a folder and of `<folder>.json` next to it.
+
+    Of a Zarr folder also of every file in its subfolders.
+    """
+    sidecar = folder.with_name(f"{folder.name}.json")
+    if sidecar.is_file():
+        status = os.stat(sidecar)
+        yield f"../{sidecar.name}", status.st_size, status.st_mtime_ns
     is_in_zarr = is_zarr(os.listdir(folder))  # its chunks are in folders
     waiting = [folder]
     while waiting:
