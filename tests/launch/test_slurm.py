@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,22 @@ def test_a_notice_writes_a_checkpoint_and_requeues_once(job: Stage, nodes: str) 
     _, output = process.communicate(timeout=30)
     assert process.returncode == 143, output
     assert job.calls().count(["rank 0", "wrote", "a", "checkpoint"]) == int(nodes)
+    assert requeues(job) == [["scontrol", "requeue", "4711"]]
+
+
+def test_signals_in_quick_succession_are_one_notice(job: Stage) -> None:
+    process = job.start(SCRIPT, *job.arguments, FAKE_CODES="wait")
+    job.wait_until(lambda: ["rank 0", "is", "up"] in job.calls())
+    for microseconds in range(0, 200, 2):  # the second within the trap of the first
+        process.send_signal(signal.SIGUSR1)
+        end = time.perf_counter() + microseconds * 1e-6
+        while time.perf_counter() < end:
+            pass
+        process.send_signal(signal.SIGUSR1)
+        time.sleep(0.002)
+    _, output = process.communicate(timeout=30)
+    assert process.returncode == 143, output
+    assert job.calls().count(["rank 0", "wrote", "a", "checkpoint"]) == 1
     assert requeues(job) == [["scontrol", "requeue", "4711"]]
 
 
