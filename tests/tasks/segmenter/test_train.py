@@ -97,3 +97,4 @@ def test_exported_weights_start_another_run(tmp_path: Path) -> None:
     for a, b in zip(trainer.network.parameters(), started.network.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-2)
     assert started.earlier["validation"] == {"layers": 1.0}
+    assert started.earlier["precision"] in ("bf16", "fp32")

@@ -261,6 +261,7 @@ class Trainer:
             "progress": vars(self.progress),
             "validation": result,
             "device": torch.cuda.get_device_name() if self.device.type == "cuda" else platform.processor() or "cpu",
+            "precision": self.runtime.precision,
             "torch": torch.__version__,
             "continued_from": self.earlier,
         }
