@@ -16,8 +16,11 @@ from PIL import Image
 from oct_dicom import make_dataset, retina, save
 from octjepa.errors import UsageError
 from octjepa.ingest import Discovery, discover
-from octjepa.ingest.source_file import SourceFile, voxel_file_name
+from octjepa.ingest.source_file import SourceFile
 from octjepa.read import formats
+from octjepa.read.formats import metaimage
+from octjepa.read.formats.metaimage import named_voxel_file
+from octjepa.read.formats.vendor.heyex_xml import pictures_in
 from octjepa.read.identity import parse_region
 from octjepa.read.reader import read_volume
 from octjepa.reasons import REASONS, quarantine_record, rejection
@@ -388,9 +391,28 @@ def test_a_scan_whose_companion_changes_is_another(tmp_path: Path) -> None:
 
 def test_a_header_names_no_voxels_outside_its_folder() -> None:
     names = [b"voxels.bin", b"sub/v.raw\r", b"../v.raw", b"/etc/passwd", b"C:\\v.raw", b""]
-    found = [voxel_file_name(b"NDims = 3\nElementDataFile = " + name + b"\n") for name in names]
+    found = [named_voxel_file(b"NDims = 3\nElementDataFile = " + name + b"\n") for name in names]
     assert found == ["voxels.bin", "sub/v.raw", "", "", "", ""]
-    assert voxel_file_name(b"NDims = 3\n") == ""
+    assert named_voxel_file(b"NDims = 3\n") == ""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_reader_and_search_take_the_same_file_of_voxels(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "a.mhd"
+    header = "NDims = 3\nDimSize = 48 40 6\nElementType = MET_UCHAR\nElementDataFile = größe.raw\n"
+    path.write_bytes(header.encode(encoding))
+    voxels = tmp_path / "größe.raw"
+    voxels.write_bytes((np.arange(6 * 40 * 48) % 251).astype(np.uint8).tobytes())
+    assert metaimage.read_metaimage(path).pixels.shape == (6, 40, 48)
+    before = state_of(path)
+    voxels.write_bytes(b"")
+    assert state_of(path) != before
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "cp1252"])
+def test_pictures_of_an_export_are_named_in_any_encoding(encoding: str) -> None:
+    text = r"<HEDX><ExamURL>\\disk\scans\größe.png</ExamURL><ExamURL>2.TIF</ExamURL>"
+    assert pictures_in(text.encode(encoding)) == ["größe.png", "2.TIF"]
 
 
 def test_an_editors_lock_in_a_folder_of_b_scans_is_left_out(tmp_path: Path) -> None:

@@ -19,10 +19,11 @@ from posixpath import basename, dirname, join
 from octjepa import remote
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.ingest.remote_series import series_of_objects
-from octjepa.ingest.source_file import MHD_BYTES, SourceFile, voxel_file_name
+from octjepa.ingest.source_file import SourceFile
 from octjepa.read import formats
 from octjepa.read.dicom_series import Series, may_be_b_scan, series_in
 from octjepa.read.formats.images import without_masks
+from octjepa.read.formats.metaimage import HEADER_BYTES, named_voxel_file
 from octjepa.read.formats.sequence import IMAGE_SUFFIXES
 from octjepa.read.manifest import ManifestRow
 from octjepa.read.single_bscan import BSCAN_SUFFIXES
@@ -268,8 +269,8 @@ class BucketListing:
             parts = [path, *(join(folder, other) for other in formats.companion_names(basename(path)))]
             if suffix_of(path) == ".xml":  # a HEYEX export lists images next to it
                 parts += [file for file in self._files(folder) if suffix_of(file) in IMAGES]
-            if suffix_of(path) == ".mhd" and 0 < self.size(path) <= MHD_BYTES:
-                voxels = voxel_file_name(self.read_bytes(path))
+            if suffix_of(path) == ".mhd" and 0 < self.size(path) <= HEADER_BYTES:
+                voxels = named_voxel_file(self.read_bytes(path))
                 parts += [join(folder, voxels)] if voxels and "/" not in voxels else []
         objects = tuple(entry for part in dict.fromkeys(parts) if (entry := self._object(part)))
         return SourceFile(f"{path}/" if is_folder else path, name, row, objects)

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
 from pathlib import Path, PurePath, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from octjepa import remote
 from octjepa.read.formats import companion_names
+from octjepa.read.formats.metaimage import HEADER_BYTES, named_voxel_file
+from octjepa.read.formats.vendor.heyex_xml import MAX_XML_BYTES, pictures_in
 from octjepa.read.formats.zarr import is_zarr
-from octjepa.read.manifest import ManifestRow, relative_path
+from octjepa.read.manifest import ManifestRow
 from octjepa.read.personal_data import StatedPerson, read_stated_person
 
-MHD_BYTES = 64 << 10  # of a header of a MetaImage
-_VOXEL_FILE = re.compile(rb"^ElementDataFile[ \t]*=[ \t]*([^\r\n]*?)[ \t\r]*$", re.MULTILINE | re.IGNORECASE)
-_XML_BYTES, _NAME_BYTES, _PICTURES = 64 << 20, 255, 10_000  # limits: of an export, a file's name, pictures in it
-_PICTURE_SUFFIX = re.compile(rb"[.](?:png|tiff?|jpe?g|bmp)(?=[<\"\s])", re.IGNORECASE)
-_END_OF_FOLDER = re.compile(rb"[\\/<>\"\r\n]")
 _ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".7z", ".rar")
 
 
@@ -126,25 +121,11 @@ def _companions(path: Path) -> list[Path]:
     names = [*companion_names(path.name)]
     if path.suffix.lower() == ".mhd":
         with path.open("rb") as file:
-            names.append(voxel_file_name(file.read(MHD_BYTES)))
+            names.append(named_voxel_file(file.read(HEADER_BYTES)))
     if path.suffix.lower() == ".xml":
         with path.open("rb") as file:
-            names += picture_names(file.read(_XML_BYTES))
+            names += pictures_in(file.read(MAX_XML_BYTES))
     return [path.parent / name for name in dict.fromkeys(names) if name and (path.parent / name).is_file()]
-
-
-def picture_names(export: bytes) -> list[str]:
-    """The last parts of the paths of pictures that an XML export names."""
-    ends = ((suffix.start(), suffix[0]) for suffix in islice(_PICTURE_SUFFIX.finditer(export), _PICTURES))
-    names = (_END_OF_FOLDER.split(export[max(0, end - _NAME_BYTES) : end])[-1] + suffix for end, suffix in ends)
-    return [name.decode("utf-8", "replace") for name in names]
-
-
-def voxel_file_name(header: bytes) -> str:
-    """The file below its folder that the header of a MetaImage names for its voxels; "" if it names none there."""
-    named = _VOXEL_FILE.search(header)
-    text = named[1].decode("utf-8", "replace") if named else ""
-    return "" if text.startswith("/") else relative_path(text) or ""
 
 
 def _facts_of_folder(folder: Path) -> Iterator[tuple[str, int, int]]:

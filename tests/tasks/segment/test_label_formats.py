@@ -166,6 +166,13 @@ def test_one_hot_arrays(tmp_path: Path) -> None:
     assert "as two classes" in refused(tmp_path)
 
 
+def test_capital_letters_of_a_suffix_do_not_matter(tmp_path: Path) -> None:
+    hot = np.stack([codes() == k for k in range(3)], -1)
+    np.savez(tmp_path / "scan.npz", labels=hot, names=np.array(["fluid", "drusen"]))
+    (tmp_path / "scan.npz").rename(tmp_path / "scan.NPZ")
+    assert np.array_equal(read(tmp_path).codes, codes())
+
+
 def test_layers_and_fluid_of_two_files_are_one_label(tmp_path: Path) -> None:
     """The layout of the Duke eyes: what no grader looked at is not labelled, also where a mask holds 0."""
     np.savez(tmp_path / "scan_layers.npz", layers=layers().transpose(1, 0, 2))

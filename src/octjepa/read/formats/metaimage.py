@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 import numpy as np
 from jaxtyping import Shaped
 
+from octjepa.errors import VolumeRejected
 from octjepa.read.formats.arrays import single_b_scan
 from octjepa.read.intensity import check_size, to_uint8
 from octjepa.read.links import check_beside
@@ -39,7 +40,7 @@ _TYPES = {
     "MET_FLOAT": "f4",
     "MET_DOUBLE": "f8",
 }
-_HEADER_LIMIT = 64 << 10
+HEADER_BYTES = 64 << 10  # at most
 _LARGEST_SKIP = 1 << 24  # bytes of a header of the voxels' own file
 _FIELD = re.compile(rb"([A-Za-z0-9_]+)[ \t]*=[ \t]*([^\r\n]*?)[ \t]*")
 _TRUE, _FALSE = {"true", "1", "yes"}, {"false", "0", "no", ""}
@@ -58,9 +59,13 @@ class _Layout:
 
 
 def _read_fields(path: Path) -> tuple[dict[str, str], int]:
-    """(fields by their name in lower case, byte after the header). Raises VolumeRejected broken_header."""
+    """As `_parse_fields`, of the header of a file."""
     with path.open("rb") as file:
-        text = file.read(_HEADER_LIMIT)
+        return _parse_fields(file.read(HEADER_BYTES))
+
+
+def _parse_fields(text: bytes) -> tuple[dict[str, str], int]:
+    """(fields by their name in lower case, byte after the header). Raises VolumeRejected broken_header."""
     fields: dict[str, str] = {}
     at = 0
     while at < len(text):
@@ -74,7 +79,10 @@ def _read_fields(path: Path) -> tuple[dict[str, str], int]:
         name = match[1].decode("ascii").lower()
         if name in fields:
             raise rejection("broken_header", "the header states a field twice")
-        fields[name] = match[2].decode("latin-1")
+        try:
+            fields[name] = match[2].decode("utf-8")
+        except UnicodeDecodeError:
+            fields[name] = match[2].decode("latin-1")
         if name == "elementdatafile":
             return fields, at
     raise rejection("broken_header", "the header names no ElementDataFile")
@@ -128,16 +136,30 @@ def _layout(fields: dict[str, str]) -> _Layout:
     return _Layout(tuple(shape[:3]), dtype, _truth(fields, "compresseddata"), packed_bytes, skipped, (c, b, a))
 
 
-def _voxel_file(path: Path, name: str) -> Path:
-    """The file that holds the voxels. Raises VolumeRejected: broken_header, unsupported_pixels, no_pixel_data."""
-    if name.upper() == "LOCAL":
-        return path
+def named_voxel_file(header: bytes) -> str:
+    """The file that a header names for its voxels, below its folder; "" if it names none there."""
+    try:
+        name = _parse_fields(header)[0]["elementdatafile"]
+        return "" if name.upper() == "LOCAL" else _checked_name(name)
+    except VolumeRejected:
+        return ""
+
+
+def _checked_name(name: str) -> str:
+    """`name` of the file of voxels. Raises VolumeRejected: unsupported_pixels, broken_header."""
     if name.upper().startswith("LIST") or "%" in name:
         raise rejection("unsupported_pixels", "its voxels are in a list of files; expected one")
     parts = {*PurePosixPath(name).parts, *PureWindowsPath(name).parts}
     if not name or "\0" in name or ".." in parts or PurePosixPath(name).is_absolute() or PureWindowsPath(name).anchor:
         raise rejection("broken_header", "its ElementDataFile is outside its folder")
-    data = path.parent / name
+    return name
+
+
+def _voxel_file(path: Path, name: str) -> Path:
+    """The file that holds the voxels. Raises VolumeRejected: broken_header, unsupported_pixels, no_pixel_data."""
+    if name.upper() == "LOCAL":
+        return path
+    data = path.parent / _checked_name(name)
     if not data.is_file():
         suffix = data.suffix[:5] or "data"
         raise rejection("no_pixel_data", f"the {suffix} file that its ElementDataFile names is absent")

@@ -261,21 +261,25 @@ class LabelFolder:
 
     def source(self, file: Path) -> str:
         """The author of the labels of `file`, as the file or `classes.json` states it; "" if neither does."""
-        if file.suffix == ".npz":
+        if file.suffix.lower() == ".npz":
             with _arrays(file) as arrays:
                 if "surfaces" in arrays:
                     return "true classes of a phantom"
                 return _one_line(str(arrays[SOURCE])) if SOURCE in arrays else ""
-        if file.suffix == ".dcm":
+        if file.suffix.lower() == ".dcm":
             return segmentation_source(file)
         if file.suffix.lower() in _LAYER_SUFFIXES:
             return ""
         stated = self._classes_file().get(SOURCE, "")
         return _one_line(stated) if isinstance(stated, str) else ""
 
+    @property
+    def _classes_path(self) -> Path:
+        return (self.path.parent if self._one_file else self.path) / "classes.json"
+
     def _classes_file(self) -> dict[str, object]:
         """`classes.json`. Raises UsageError: it is absent or not a mapping."""
-        file = (self.path.parent if self._one_file else self.path) / "classes.json"
+        file = self._classes_path
         if not file.is_file():
             raise UsageError(
                 f"{self.path} holds labels as numbers and no classes.json that names their numbers: {_EXAMPLE}"
@@ -291,7 +295,7 @@ class LabelFolder:
     @cached_property
     def nifti_names(self) -> tuple[str, ...]:
         """Names of 1, 2, ... in `classes.json`; "" for a number without one. Raises UsageError."""
-        file = self.path / "classes.json"
+        file = self._classes_path
         try:
             entries = [(code, str(name)) for code, name in self._classes_file().items()]
             named = {int(code): name for code, name in entries if code != SOURCE and code[:1] != "#"}
@@ -309,12 +313,12 @@ class LabelFolder:
     def _names_of(self, file: Path) -> tuple[str, ...]:
         if file.is_dir():
             return mask_names(file)
-        if file.suffix == ".npz":
+        if file.suffix.lower() == ".npz":
             with _arrays(file) as arrays:
                 if "surfaces" in arrays:
                     return (*PHANTOM_LAYERS, *LESIONS)
                 return layers_of_arrays(arrays, file).names if has_layers(arrays) else _names_in(arrays, file)
-        if file.suffix == ".dcm":
+        if file.suffix.lower() == ".dcm":
             return segment_names(file)
         if file.suffix.lower() in _LAYER_SUFFIXES:
             return read_layers(file).names
@@ -352,13 +356,13 @@ class LabelFolder:
     ) -> LabelVolume:
         if file.is_dir():
             return _of_masks(read_masks(file, shape, bscans))
-        if file.suffix == ".npz":
+        if file.suffix.lower() == ".npz":
             with _arrays(file) as arrays:
                 phantom, layers = "surfaces" in arrays, layers_of_arrays(arrays, file) if has_layers(arrays) else None
             if layers is not None:
                 return _of_layers(layers, shape, file)
             return _phantom(file, classes) if phantom else _npz(file)
-        if file.suffix == ".dcm":
+        if file.suffix.lower() == ".dcm":
             segmentation = read_segmentation(file, shape[0])
             return LabelVolume(segmentation.codes, segmentation.names, segmentation.spacing_mm)
         if file.suffix.lower() in _LAYER_SUFFIXES:
@@ -452,7 +456,7 @@ def _key(file: Path) -> str:
         return folder_key(str(file.parent))
     if file.name.lower().endswith((".nii", ".nii.gz", ".npz", *_META_SUFFIXES, *_LAYER_SUFFIXES, *MASK_SUFFIXES)):
         return _stem(file.name)
-    return referenced_scan(file) if file.suffix == ".dcm" and is_segmentation(file) else ""
+    return referenced_scan(file) if file.suffix.lower() == ".dcm" and is_segmentation(file) else ""
 
 
 def _named_as_labels(file: Path) -> bool:

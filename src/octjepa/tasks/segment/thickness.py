@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Float, Int, UInt8
 
 from octjepa.files import write_atomic
 from octjepa.tables import format_table
@@ -98,15 +98,6 @@ def sector_areas_mm2() -> Float[np.ndarray, " 9"]:
     """The areas of SECTORS."""
     inner, middle, outer = (np.pi * radius**2 for radius in RADII_MM)
     return np.array([inner] + 4 * [(middle - inner) / 4] + 4 * [(outer - middle) / 4])
-
-
-def sector_coverage(
-    known: Bool[np.ndarray, "N C"], spacing_mm: tuple[float, float], scan: ScanOrientation
-) -> Float[np.ndarray, " 9"]:
-    """The share of the area of each of SECTORS in which an A-scan is `known`, from 0 to 1."""
-    sector = sector_index((known.shape[0], known.shape[1]), spacing_mm, scan)
-    counts = np.array([(known & (sector == index)).sum() for index in range(len(SECTORS))])
-    return np.minimum(counts * spacing_mm[0] * spacing_mm[1] / sector_areas_mm2(), 1.0)
 
 
 def scan_centre(shape: tuple[int, int, int], spacing_mm: tuple[float, float, float]) -> tuple[float, float]:

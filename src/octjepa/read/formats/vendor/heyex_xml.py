@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from xml.etree.ElementTree import Element, ParseError, fromstring
 
@@ -37,10 +38,12 @@ from octjepa.read.links import check_inside
 from octjepa.read.raw_scan import HeaderFields, RawScan
 from octjepa.reasons import error_origin, rejection
 
-_MAX_XML_BYTES = 256 << 20  # 512 B-scans with 18 layer lines of 1536 points each are 170 MB
+MAX_XML_BYTES = 256 << 20  # 512 B-scans with 18 layer lines of 1536 points each are 170 MB
 # Of tags and attributes: 512 B-scans with 18 layer lines have fewer than 100,000. A tag takes 4 bytes in the file and
 # over 100 in memory.
 _MAX_XML_MARKS = 2_000_000
+_MAX_PICTURES = 10_000
+_PICTURE_SUFFIX = re.compile(rb"[.](?:png|tiff?|jpe?g|bmp)(?=[<\"\s])", re.IGNORECASE)
 MAKE = "Heidelberg Engineering"
 _DEVICE_TAG = re.compile(r"device|equipment|instrument|manufacturer|model", re.IGNORECASE)
 _CONTEXT = "OphthalmicAcquisitionContext"
@@ -48,8 +51,8 @@ _CONTEXT = "OphthalmicAcquisitionContext"
 
 def _root(path: Path) -> Element:
     """The root element of an export. Raises VolumeRejected: size_implausible, broken_header, truncated."""
-    if file_size(path) > _MAX_XML_BYTES:
-        raise rejection("size_implausible", f"an XML of more than {_MAX_XML_BYTES >> 20} MiB")
+    if file_size(path) > MAX_XML_BYTES:
+        raise rejection("size_implausible", f"an XML of more than {MAX_XML_BYTES >> 20} MiB")
     raw = path.read_bytes()
     if b"<!ENTITY" in raw.replace(b"\0", b""):  # UTF-16 puts a zero next to every letter
         raise rejection("broken_header", "the XML declares entities; no HEYEX export does")
@@ -138,6 +141,18 @@ def _named_picture(image: Element) -> str:
     texts = [image.findtext("ImageData/ExamURL", ""), *(part.text or "" for part in image.iterfind("ImageData/*"))]
     names = [re.split(r"[\\/]", text.strip())[-1] for text in texts]
     return next((name for name in names if name.lower().endswith(IMAGE_SUFFIXES)), "")
+
+
+def pictures_in(export: bytes) -> list[str]:
+    """The file names of pictures in the bytes of an export, whole or not. The XML is not parsed."""
+    if export.startswith((b"\xff\xfe", b"\xfe\xff")):
+        export = export.decode("utf-16", "ignore").encode()
+    ends = ((suffix.start(), suffix[0]) for suffix in islice(_PICTURE_SUFFIX.finditer(export), _MAX_PICTURES))
+    names = [re.split(rb"[\\/<>\"\r\n]", export[max(0, end - 255) : end])[-1] + suffix for end, suffix in ends]
+    try:
+        return [name.decode("utf-8") for name in names]
+    except UnicodeDecodeError:
+        return [name.decode("cp1252", "replace") for name in names]
 
 
 def _picture_files(folder: Path, scans: list[Element], images: list[Element]) -> tuple[list[Path], tuple[str, ...]]:
