@@ -146,7 +146,8 @@ def page(every: dict[str, Results]) -> str:
     lines += [
         "### Aims",
         "",
-        "What was aimed at before it was measured. Letters are machines; other figures are of other records.",
+        "The table compares the aims that were set before the measurement with the measured values. A letter names a",
+        "machine. Values without a letter come from other records.",
         "",
         *aims_table(every, letters),
         "",
@@ -160,7 +161,7 @@ def page(every: dict[str, Results]) -> str:
                 if (one := known.get(f"{subject} {peer}")) is not None:
                     lines.append(f"| `{peer}`: {about.description} | {letters[name]} | {_figures(one)} |")
         if ahead := notes(every, subject):
-            lines += ["", "Why the reference is ahead, where it is:", "", *ahead]
+            lines += ["", "Reasons why the reference is ahead on some machines:", "", *ahead]
         lines.append("")
     if PROFILE.is_file():
         lines += operators_by_time(json.loads(PROFILE.read_text(encoding="utf-8")))

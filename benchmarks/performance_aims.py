@@ -53,12 +53,12 @@ AIMS = (
         "an update 6 times as fast as `VJEPA2Model` as it is shipped, with its objective, width and depth",
         6,
         "step shipped",
-        reason="what is left out, the student's hidden patches and those without tissue, is worth no more; the default "
-        "recipe, another objective, is 10 times as fast (`shipped_default`)",
+        reason="leaving out the student's hidden patches and the patches without tissue saves no more than this; the "
+        "default recipe, another objective, is 10 times as fast (`shipped_default`)",
     ),
     Aim("1.3 times as fast as a sparse V-JEPA step as published", 1.3, "step sparse"),
     Aim(
-        "the same where octjepa encodes every patch, too",
+        "the same if octjepa also encodes every patch",
         1.3,
         "step sparse_alike",
         reason="at equal tokens both compute the same products, which take most of an update in fp32",
@@ -84,14 +84,15 @@ AIMS = (
         "(`benchmarks/full_size_ingest.py`)",
         3,
         figures=full_size_scans(),
-        reason=f"{_CHECKS} ([scale](../scale.md#against-plain-monai)); of JPEG 2000 decoding alone is four fifths",
+        reason=f"{_CHECKS} ([scale](../scale.md#against-plain-monai)); decoding takes four fifths of the time for "
+        "JPEG 2000",
     ),
     Aim("samples 20 times as fast as decoding the files", 20, "loader decoding"),
     Aim("samples twice as fast as MONAI's `CacheDataset`", 2, "loader monai"),
     Aim("samples twice as fast as MONAI's `PersistentDataset`", 2, "loader monai_persistent"),
     Aim("half of the peak memory of `VJEPA2Model` as it is shipped", 0.5, "peak shipped", at_most=True),
     Aim(
-        "the same with every patch on both sides",
+        "half of the peak memory if both sides encode every patch",
         0.5,
         "peak transformers",
         at_most=True,
@@ -116,8 +117,8 @@ AIMS = (
             "Xeon with AMX at its slowest, when 600 updates were the fewest": 6.57,
         },
         at_most=True,
-        reason="it made 600 updates however long they took; 300 are the fewest since, with which its claims hold, too "
-        "([demo](../demo.md#fewer-updates))",
+        reason="it made 600 updates however long they took; the demo now makes at least 300 updates, and its results "
+        "still hold ([demo](../demo.md#fewer-updates))",
     ),
 )
 
@@ -144,7 +145,7 @@ NOTES = {
 
 def aims_table(every: Mapping[str, Mapping[str, Mapping[str, Any]]], letters: Mapping[str, str]) -> list[str]:
     """Lines of Markdown: each aim with its figures from the worst to the best, where it is met, why not elsewhere."""
-    lines = ["| aim | figures, from the worst | met by | where not, why |", "|---|---|---|---|"]
+    lines = ["| aim | values, from the worst | met by | reason if missed |", "|---|---|---|---|"]
     for aim in AIMS:
         figures = dict(aim.figures) or {
             letters[name]: known[aim.comparison]["ratio"]

@@ -2,7 +2,8 @@
 
     python benchmarks/prose.py [--list PATTERN] [--write]
 
-Input are the docstrings, comments and messages of src/octjepa and the pages of docs, README, CONTRIBUTING and SECURITY.
+Input are the docstrings, comments and messages of src/octjepa, its HTML templates, the texts of the viewer, the pages
+of docs, README, CONTRIBUTING and SECURITY, and the part [Unreleased] of the changelog.
 Output is a count per pattern. `--list PATTERN` prints every place, `--write` lowers the limits to today's counts.
 `make check` compares the counts with benchmarks/prose_limits.json (tests/house/test_prose.py). A limit only falls.
 
@@ -25,6 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS_FILE = Path(__file__).with_name("prose_limits.json")
 GENERATED = ("docs/exam/",)
+# Tags of HTML that do not end a sentence; every other tag does.
+INLINE_TAGS = re.compile(r"</?(?:a|abbr|b|code|em|i|kbd|small|span|strong|sub|sup)\b[^>]*>")
 MARKED = re.compile(r"<!-- (?!end)[a-z ]+ -->.*?<!-- end", re.DOTALL)  # written by a script
 LONGEST_SENTENCE = 40
 LONG_SENTENCE, VAGUE_NAME = "sentence of more than 40 words", "variable without a noun"
@@ -145,6 +148,36 @@ def page_texts(path: Path, page: str) -> Iterator[Text]:
             lines.append(line.strip().lstrip("#-* "))
 
 
+def unreleased(changelog: str) -> str:
+    """The changelog up to its first release."""
+    return re.split(r"^## \[\d", changelog, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def web_files() -> list[Path]:
+    """The HTML templates of the package, and pages and scripts of the viewer."""
+    package = ROOT / "src" / "octjepa"
+    return sorted(path for ending in ("j2", "html", "js") for path in package.rglob(f"*.{ending}"))
+
+
+def web_texts(path: Path, source: str) -> Iterator[Text]:
+    """Pieces of at least two words: text between tags of HTML, strings and comments of JavaScript.
+
+    A value that is filled in (`{{ }}` of Jinja, `${ }` of JavaScript) counts as the word X.
+    """
+    if path.suffix == ".js":
+        source = re.sub(r"\$\{[^{}]*\}", "X", source)
+        pieces = [(found.start(), found[0]) for found in re.finditer(r"//[^\n]*|`[^`]*`|\"[^\"\n]*\"", source)]
+    else:
+        blank = re.compile(r"<(style|script)\b.*?</\1>|<!--.*?-->|\{#.*?#\}|\{%-?.*?%\}", re.DOTALL)
+        source = blank.sub(lambda block: "\n" * block[0].count("\n"), source)
+        source = INLINE_TAGS.sub("", re.sub(r"\{\{.*?\}\}", "X", source, flags=re.DOTALL))
+        pieces = [(found.start(), found[0]) for found in re.finditer(r"[^<>]+(?=<|$)", source)]
+    for start, piece in pieces:
+        words = piece.strip('/`" \n').split()
+        if len(words) >= 2:
+            yield Text(_name(path), source.count("\n", 0, start) + 1, " ".join(words))
+
+
 def _plain(text: str) -> str:
     """Markdown without inline code and link targets."""
     return re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "X", text)).strip()
@@ -183,6 +216,10 @@ def all_hits() -> list[Hit]:
         hits += vague_names(path, source)
     for path in page_files():
         hits += [hit for text in page_texts(path, path.read_text(encoding="utf-8")) for hit in hits_in(text)]
+    changelog = ROOT / "CHANGELOG.md"
+    texts = [*page_texts(changelog, unreleased(changelog.read_text(encoding="utf-8")))]
+    texts += [text for path in web_files() for text in web_texts(path, path.read_text(encoding="utf-8"))]
+    hits += [hit for text in texts for hit in hits_in(text)]
     return hits
 
 

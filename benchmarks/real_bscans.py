@@ -389,7 +389,7 @@ def page(results: Mapping[str, Any]) -> str:
     lines = [
         "# Real B-scans without a spacing",
         "",
-        "What frozen features know of lesions and diagnoses in single real B-scans.",
+        "This page measures how well frozen features predict lesions and diagnoses in single real B-scans.",
         "`python -m benchmarks.real_bscans --out docs/real` writes this page.",
         f"{results['frames']} B-scans of {results['eyes']} eye-visits in {results['groups']} groups of patients:",
         "AMD, DME, RVO, and frames without disease of the same clinic.",
@@ -399,14 +399,15 @@ def page(results: Mapping[str, Any]) -> str:
         "",
         "`phantom-unet`, `phantom-truth` and `phantom-tiny` are the packaged encoders. `phantom-unet` is the",
         "segmentation network on the volumes of the store; `segmenter` is its last features on the native B-scans,",
-        "`biomarkers` thickness and fluid by it. `random_unet` is `phantom-unet` with random weights;",
-        "`random_segmenter` and `random_init` (of `phantom-tiny`) also have random weights. `context` and",
-        "`intensity` are hand-made features, `position` knows only where a token is.",
+        "`biomarkers` are the thickness of layers and the shares of classes, such as fluid, from that network.",
+        "`random_unet` is `phantom-unet` with random weights; `random_segmenter` and `random_init` (of `phantom-tiny`)",
+        "also have random weights. `context` and `intensity` are hand-made features, `position` is the position of a",
+        "token.",
         "",
     ]
     sections = (
-        ("Lesions by token (task 5)", "lesions", "ap", "Average precision; a token is positive from 2 % of its area."),
-        ("Diagnosis of an eye (task 6)", "diagnoses", "auroc", "AUROC, each diagnosis against the others."),
+        ("Lesions by token", "lesions", "ap", "Average precision; a token is positive from 2 % of its area."),
+        ("Diagnosis of an eye", "diagnoses", "auroc", "AUROC, each diagnosis against the others."),
     )
     for title, key, metric, what in sections:
         found = results[key]

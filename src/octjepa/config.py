@@ -194,8 +194,8 @@ def stored_recipe(data: dict[str, Any], where: str) -> Recipe:
         return PRETRAINING.read(data, where)
     except RecipeError as error:
         raise RecipeError(
-            f"{error}\nThis octjepa ({version('octjepa')}) never stored such a recipe: if it was not edited, use the "
-            "octjepa that did; the run.json of a run names its version"
+            f"{error}\noctjepa {version('octjepa')} does not write such a recipe. If you did not edit it, use the "
+            "version of octjepa that wrote it. For a run, run.json names that version"
         ) from None
 
 

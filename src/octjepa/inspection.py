@@ -30,7 +30,8 @@ def describe(path: str | Path, spacing_mm: SpacingOption = None, verify: bool = 
     A folder of scans is a source: its files are counted by kind and device, and the personal data in them by field.
     `spacing_mm` (slice, depth, column) precedes the spacing in the file. With `verify` every chunk of a store is read
     and held against its SHA-256: `damaged` lists the volumes that are not what was written.
-    Raises UsageError when the path is absent or of no known kind; CheckpointError for damaged weights.
+    Raises UsageError when the path is absent or of no known kind, or if an option has no effect on it; CheckpointError
+    for damaged weights.
     """
     from octjepa.ingest.audit import audit
     from octjepa.ingest.source_file import how_to_expand, is_archive
@@ -41,6 +42,7 @@ def describe(path: str | Path, spacing_mm: SpacingOption = None, verify: bool = 
     if is_remote(path):
         return _describe_remote(str(path), spacing_mm, verify)
     if shipped(path) is not None or is_segmenter(path):
+        _refuse_unused(path, "an encoder", spacing_mm, verify)
         return _checkpoint(path)
     path = Path(path)
     if not path.exists():
@@ -51,27 +53,42 @@ def describe(path: str | Path, spacing_mm: SpacingOption = None, verify: bool = 
     if path.is_file() and is_archive(path.name):
         raise UsageError(f"{path} is an archive: {how_to_expand(path.name)}")
     if path.is_file() and path.suffix.lower() in _LISTS:
+        _refuse_unused(path, "a list of scans", spacing_mm, verify)
         return {"kind": "source", **audit([path]).to_json()}
     if path.is_file() and path.suffix != ".safetensors":
+        _refuse_unused(path, "a scan", verify=verify)
         return {**describe_file(path, spacing_mm), "personal_data": _personal(path)}
     if (path / "store.json").is_file():
+        _refuse_unused(path, "a store", spacing_mm)
         return _store(path, verify)
     if (path / "run.json").is_file():
+        _refuse_unused(path, "a run", spacing_mm, verify)
         return _run(path)
     if (path / "head").is_dir() and (task_folder := _task_folder(path)) is not None:
+        _refuse_unused(path, "the result of a training", spacing_mm, verify)
         return task_folder
     if path.is_file() or any((path / name).is_file() for name in ("manifest.json", "model.safetensors")):
+        _refuse_unused(path, "a checkpoint", spacing_mm, verify)
         return _checkpoint(path)
     if path.is_dir() and recognise(path) is not None:
+        _refuse_unused(path, "a scan", verify=verify)
         return describe_file(path, spacing_mm)
     if not path.is_dir():
         raise UsageError(f"{path} is neither a file nor a folder: give a scan file, a store, a run or a checkpoint")
+    _refuse_unused(path, "a folder of scans", spacing_mm, verify)
     try:
         return {"kind": "source", **audit([path]).to_json()}
     except UsageError as error:
         raise UsageError(
             f"{path} holds no store (store.json), run (run.json) or checkpoint (manifest.json), and {error}"
         ) from None
+
+
+def _refuse_unused(path: str | Path, kind: str, spacing_mm: SpacingOption = None, verify: bool = False) -> None:
+    """Raises UsageError if the user gave an option that has no effect on a path of this `kind`."""
+    for use, is_given in (("--spacing is for a scan", spacing_mm is not None), ("--verify is for a store", verify)):
+        if is_given:
+            raise UsageError(f"{use}, and {path} is {kind}: leave the option out")
 
 
 def _personal(path: Path) -> dict[str, str]:
@@ -87,12 +104,16 @@ def _describe_remote(url: str, spacing_mm: SpacingOption, verify: bool) -> dict[
     from octjepa.read.reader import describe_file
 
     if has_file(url, "store.json"):
+        _refuse_unused(url, "a store", spacing_mm)
         return _store(url, verify)
     if url.endswith(".safetensors") or has_file(url, "manifest.json"):
+        _refuse_unused(url, "a checkpoint", spacing_mm, verify)
         return _checkpoint(url)
     if parse(url).key and info(url) is not None:
+        _refuse_unused(url, "a scan", verify=verify)
         with local_copy(url) as path:
             return {**describe_file(path, spacing_mm), "personal_data": _personal(path)}
+    _refuse_unused(url, "a folder of scans", spacing_mm, verify)
     from octjepa.ingest.audit import audit
 
     return {"kind": "source", **audit([url]).to_json()}

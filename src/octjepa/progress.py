@@ -43,23 +43,32 @@ class Lines:
     def advance(self, steps: int) -> None:
         """Counts `steps`, and prints a line if the last line is old enough."""
         self._done += steps
+        self._print_if_due()
+
+    def say(self, note: str) -> None:
+        """Keeps a note for the next line, and prints a line if the last line is old enough.
+
+        So a single long step, which reports only notes, does not look stuck.
+        """
+        self._note = note
+        self._print_if_due()
+
+    def _print_if_due(self) -> None:
         now = time.monotonic()
         if now - self._printed < SECONDS_PER_LINE:
             return
         self._printed = now
         rate = (self._done - self._done_at_start) / (now - self._started)
         of_total = "" if self._total is None else f" of {self._total}"
-        left = ""
-        if self._total is not None and rate > 0:
-            left = f", about {max(self._total - self._done, 0) / rate:.0f} s left"
+        speed = f" ({rate:.2g} {self._unit}/s)"
+        if rate == 0:  # no step is done, so the speed is unknown
+            speed = ""
+        elif self._total is not None:
+            speed = f" ({rate:.2g} {self._unit}/s, about {max(self._total - self._done, 0) / rate:.0f} s left)"
         note = f", {self._note}" if self._note else ""
-        text = f"{self._what}: {self._done}{of_total} ({rate:.2g} {self._unit}/s{left}){note}"
+        text = f"{self._what}: {self._done}{of_total}{speed}{note}"
         with suppress(OSError):  # the reader of the log may have stopped
             print(text, file=sys.stderr, flush=True)
-
-    def say(self, note: str) -> None:
-        """Keeps a note for the next line."""
-        self._note = note
 
 
 class Bar:

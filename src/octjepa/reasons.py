@@ -34,14 +34,14 @@ REASONS: dict[str, Reason] = {
         "an image of another kind (photograph, en face, flow, height map, segmentation)", "nothing to do", lost=False
     ),
     "not_retina": Reason(
-        "by its header, shape or layers something else than a human retina",
+        "header, shape or layers are not those of a human retina",
         "none; correct the header if it is a human retina",
         lost=False,
     ),
     "no_pixel_data": Reason("a header without pixel data", "export the images together with the header"),
     "truncated": Reason("the file ends before its pixel data do", "copy or download it again"),
     "frames_missing": Reason(
-        "fewer frames in the data than its header, or the numbers in the names of its images, promise",
+        "the data have fewer frames than the header or the numbers in the image names state",
         "copy or export it again",
     ),
     "frames_broken": Reason("too many or neighbouring frames do not decode", "export it again; try another syntax"),
@@ -56,7 +56,9 @@ REASONS: dict[str, Reason] = {
     "no_decoder": Reason(
         "no installed library reads this transfer syntax or format", "install octjepa with the extra that is named"
     ),
-    "unsupported_pixels": Reason("values that are not greyscale scan", "export the scan itself, as intensities"),
+    "unsupported_pixels": Reason(
+        "values that are not the intensities of one scan", "export the scan itself, as intensities"
+    ),
     "axes_ambiguous": Reason(
         "neither spacing nor content tells which axis is slice, depth and column",
         'state the order in a JSON file next to it ("axes": "slice,depth,column"), or give its spacing',
@@ -109,11 +111,14 @@ REASONS: dict[str, Reason] = {
         "an archive: the scans in it are not read", "run `octjepa expand` and ingest its result"
     ),
     "unreadable_folder": Reason("a folder whose files cannot be listed", "check permissions and the disk"),
-    "reader_failed": Reason("the reader met something it does not know", "report it with the detail"),
+    "reader_failed": Reason("the reader failed on unexpected content", "report it with the detail"),
     "worker_died": Reason(
         "the process that read it crashed or was killed, twice", "ingest it alone (memory?), then report it"
     ),
-    "timed_out": Reason("it was not read within the time for one file", "give it more time, or copy it nearer"),
+    "timed_out": Reason(
+        "it was not read within the time for one file",
+        "raise --seconds-per-file of ingest, or copy the file to a faster disk",
+    ),
 }
 
 

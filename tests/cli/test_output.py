@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from octjepa.cli.output import comparison_lines, print_probe, print_result
+from command_line import call
+from octjepa.cli.output import check_parquet_file, comparison_lines, print_probe, print_result
 from octjepa.errors import counted
 
 
@@ -87,3 +88,15 @@ def test_verbose_prints_everything(capsys: pytest.CaptureFixture[str]) -> None:
 def test_plurals() -> None:
     assert [counted(count, "test person") for count in (0, 1, 2)] == ["0 test people", "1 test person", "2 test people"]
     assert [counted(count, "entry") for count in (1, 2000)] == ["1 entry", "2,000 entries"]
+
+
+@pytest.mark.parametrize("name", ["e.csv", "e.TSV", "e.json", "e.npz"])
+def test_a_parquet_table_is_not_written_under_the_suffix_of_another_format(tmp_path: Path, name: str) -> None:
+    outcome = call("embed", "phantom-unet", "--store", tmp_path / "store", "--out", tmp_path / name)
+    assert outcome.code == 2
+    assert f"would hold a Parquet table, not {Path(name).suffix}: give --out {tmp_path / 'e.parquet'}" in outcome.err
+
+
+@pytest.mark.parametrize("name", ["e.parquet", "e", "run.v2"])
+def test_other_names_of_a_parquet_table_are_taken(tmp_path: Path, name: str) -> None:
+    check_parquet_file(tmp_path / name)

@@ -146,3 +146,30 @@ def test_a_store_of_one_person_names_how_many_people_a_split_and_a_run_need(
     planned = call("plan", "tiny_cpu", "--store", tmp_path / "store")
     assert "has 1 person, and pretraining needs at least 20" in planned.out
     assert "split" not in planned.out.partition("verdict")[2]
+
+
+@pytest.mark.parametrize("by", ["recommended", "stratified"])
+def test_a_split_of_one_person_warns_that_val_and_test_are_empty(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, by: str
+) -> None:
+    person = [{"person_id": "1001", "recommended_split": "train"}]
+    store_of(tmp_path / "store", [index_entry(0), index_entry(1)], person)
+    outcome = call("split", tmp_path / "store", "--by", by, "--json")
+    assert (outcome.code, outcome.json["train"], outcome.json["val"], outcome.json["test"]) == (0, 1, 0, 0)
+    assert "no person is in val or test" in caplog.text
+    assert "Add scans of at least 3 people to the store" in caplog.text
+
+
+def test_a_recommended_split_without_val_names_the_stratified_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    people = [{"person_id": str(1001 + number), "recommended_split": "train"} for number in range(5)]
+    store_of(tmp_path / "my store", [index_entry(2 * number) for number in range(5)], people)
+    assert call("split", tmp_path / "my store").code == 0
+    assert "no person is in val or test" in caplog.text
+    assert f"`octjepa split '{tmp_path / 'my store'}' --by stratified` assigns people" in caplog.text
+
+
+def test_a_share_of_zero_is_intended(store: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert call("split", store, "--by", "stratified", "--shares", "0.5,0,0.5").code == 0
+    assert "no person is in" not in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,7 @@ def test_what_is_read_back_is_what_was_converted(form: str, scans: Path, tmp_pat
     made = convert(scans, "--to", form, "--out", tmp_path)
     assert made.code == 0, made.err
     assert [one["scan"] for one in made.json["scans"]] == sorted(DEVICES)
+    assert made.json["files"] == [one["file"] for one in made.json["scans"]]
     for one in made.json["scans"]:
         source = read_volume(scans / f"{one['scan']}.dcm")
         written = read_volume(one["file"])
@@ -205,6 +207,71 @@ def test_refused_scans_and_wrong_folders(scans: Path, tmp_path: Path) -> None:
     inside = call("convert", scans, "--to", "dicom", "--out", tmp_path / "conv", "--layers")
     assert inside.code == 2
     assert "holds scans" in inside.err
+
+
+def write_two_people(folder: Path) -> tuple[Path, Path]:
+    """Scans of two people with the same file name, in a folder for each."""
+    for person in ("patA", "patB"):
+        (folder / person).mkdir()
+    pixels = retina()
+    return save(make_dataset(pixels), folder / "patA" / "eye.dcm"), save(
+        make_dataset(np.ascontiguousarray(pixels[:, :, ::-1])), folder / "patB" / "eye.dcm"
+    )
+
+
+def test_only_conversions_of_the_same_scan_are_replaced(tmp_path: Path) -> None:
+    scan, other = write_two_people(tmp_path)
+    original = other.read_bytes()
+    refused = convert(scan, "--to", "dicom", "--out", other.parent)
+    assert refused.code == 2
+    (entry,) = refused.json["refused"]
+    assert entry["reason"] == "output_exists"
+    assert "holds eye.dcm, and octjepa has no record of writing it" in entry["detail"]
+    assert "--out" in entry["to_do"]
+    assert other.read_bytes() == original
+    assert not (other.parent / "eye.json").exists()
+    (other.parent / "eye.json").write_text("{}")  # stated for the user's own scan
+    assert convert(scan, "--to", "tiff", "--out", other.parent).code == 2
+    assert (other.parent / "eye.json").read_text() == "{}"
+    for form in FORMS:
+        for _ in range(2):  # the same command again
+            assert convert(scan, "--to", form, "--out", tmp_path / "out").code == 0
+        refused = convert(other, "--to", form, "--out", tmp_path / "out")
+        assert refused.code == 2
+        assert "results of another scan called eye" in refused.json["refused"][0]["detail"]
+        assert np.array_equal(read_volume(tmp_path / "out" / f"eye{ENDINGS[form]}").pixels, read_volume(scan).pixels)
+
+
+def test_conversions_below_the_scans_are_not_converted_again(tmp_path: Path) -> None:
+    write_two_people(tmp_path)
+    for _ in range(2):
+        made = convert(tmp_path, "--to", "tiff", "--out", tmp_path / "conv")
+        assert made.code == 0, made.err
+        assert [one["scan"] for one in made.json["scans"]] == ["patA_eye", "patB_eye"]
+
+
+def test_layers_without_highdicom_are_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan, _ = write_two_people(tmp_path)
+    monkeypatch.setitem(sys.modules, "highdicom", None)
+    outcome = call("convert", scan, "--to", "dicom", "--layers", "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "highdicom" in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_layers_replace_no_file_and_are_not_read_as_scans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan, _ = write_two_people(tmp_path)
+    monkeypatch.setattr("octjepa.convert.scans._layer_codes", lambda: lambda volume: volume.pixels // 64)
+    (tmp_path / "other" / "layers").mkdir(parents=True)
+    (tmp_path / "other" / "layers" / "classes.json").write_text("{}")
+    outcome = call("convert", scan, "--to", "nifti", "--layers", "--out", tmp_path / "other")
+    assert outcome.code == 2
+    assert "layers holds classes.json, and octjepa has no record" in outcome.err
+    for _ in range(2):
+        assert convert(scan, "--to", "nifti", "--layers", "--out", tmp_path / "conv").code == 0
+    found = discover([tmp_path / "conv"])
+    assert [file.name for file in found.files] == ["eye.nii.gz"]
+    assert found.ignored["folder with results of octjepa"] == 1
 
 
 def test_a_scan_that_cannot_be_segmented_leaves_no_file(

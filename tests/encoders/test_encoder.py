@@ -92,7 +92,7 @@ def test_validation_chooses_the_better_encoder(accuracy, better, tmp_path, monke
     (tmp_path / "run" / "summary.json").unlink()  # killed between the last checkpoint and the summary
     again = pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run", resume=True)
     assert again.encoder == better
-    with pytest.raises(RecipeError, match="asks the monitor"):
+    with pytest.raises(RecipeError, match="needs the monitor"):
         small_recipe(checkpoint={"export": "validation"}, monitor={"every_updates": None})
 
 

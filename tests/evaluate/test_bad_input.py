@@ -41,7 +41,7 @@ def split_of(frame: pd.DataFrame, split: str) -> pd.Series:
 
 REFUSED: dict[str, tuple[Change, str]] = {
     "no label meets a scan": (people(lambda one: f"X{one}"), "none of its 120 labels of lesion0 meets one of the 120"),
-    "one class": (lambda f, t: lesion(f, t, slice(None), 1), "lesion0: all 120 labelled volumes have one value"),
+    "one class": (lambda f, t: lesion(f, t, slice(None), 1), "lesion0: all 120 labelled volumes have the same value"),
     "only NaN": (lambda f, t: lesion(f, t, slice(None), "NaN"), "lesion0 holds no label at all"),
     "a class that train lacks": (
         lambda f, t: lesion(f, t, split_of(f, "train"), 0),

@@ -61,3 +61,30 @@ def test_ids_are_read_without_the_decimals_of_a_spreadsheet(tmp_path: Path) -> N
     path.write_text("person_id\ttarget\nNA\t3\n2\t4\n", encoding="utf-8")
     with pytest.raises(UsageError, match="1 of 2 rows have no person_id"):
         read_labels(path, ["target"])
+
+
+def message(path: Path, text: str) -> str:
+    """The message that refuses a label table with this text."""
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError) as refused:
+        read_labels(path, ["target"])
+    return str(refused.value)
+
+
+def test_labels_that_disagree_are_counted_by_rows_and_the_first_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    two = message(path, "person_id,target\n1,a\n\n2,b\n1,c\n")  # line 3 is empty
+    assert "different values for 1 of 2 people, first in row 5; keep" in two
+    eyes = message(path, "person_id,eye,target\n1,OD,a\n1,OS,a\n1,OS,b\n")
+    assert "different values for 1 of 2 eyes, first in row 4; keep" in eyes
+    one = message(path, "#classes: na\nperson_id,target\n1,a\n1,c\n")
+    assert "different values for 1 of 1 person, first in row 4; keep" in one
+
+
+def test_rows_in_messages_are_lines_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    eye = message(path, 'person_id,eye,note,target\n1,OD,"two\nlines",a\n1,X,,a\n')
+    assert "eye holds 'X' in row 4: expected OD" in eye
+    eyes = message(path, "sep=;\nperson_id;eye;target\n1;OD;a\n\n2;X;a\n3;Y;a\n")
+    assert "eye holds 'X', 'Y' in 2 rows, first in row 5: expected OD" in eyes
+    assert "'#REF!' in row 4" in message(path, "person_id,target\n1,1\n\n2,#REF!\n")

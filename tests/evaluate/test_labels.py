@@ -118,6 +118,9 @@ def test_no_file_and_no_table(tmp_path: Path) -> None:
     (tmp_path / "empty.tsv").write_text("")
     with pytest.raises(UsageError, match="not a readable TSV or CSV"):
         read_labels(tmp_path / "empty.tsv", ["a"])
+    (tmp_path / "labels.xlsx").write_bytes(b"PK\x03\x04\xff")
+    with pytest.raises(UsageError, match=r"labels\.xlsx is an Excel file .*: save the table as CSV"):
+        read_labels(tmp_path / "labels.xlsx", ["a"])
     (tmp_path / "some.tsv").write_text("person_id\ta\n1\t2\n")
     with pytest.raises(UsageError, match="no target"):
         read_labels(tmp_path / "some.tsv", [])

@@ -202,7 +202,7 @@ def test_each_use_of_the_test_people_is_counted_before_they_are_predicted(
 
     monkeypatch.setattr(lesion_tasks, "fit_draws", refuse)
     ledger.write_text("damaged", encoding="utf-8")
-    with pytest.raises(UsageError, match="is damaged: looks at this test set can no longer be counted"):
+    with pytest.raises(UsageError, match="is damaged, so the uses of this test set can no longer be counted"):
         list(decoys(eyes, eye_features(truth, 1.0)))
 
 

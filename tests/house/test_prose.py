@@ -15,7 +15,10 @@ from benchmarks.prose import (
     limits,
     page_texts,
     source_texts,
+    unreleased,
     vague_names,
+    web_files,
+    web_texts,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,6 +55,17 @@ def test_docstrings_messages_comments_and_pages_are_read_but_not_code() -> None:
     page = "# Title\n\nA `beside` B\nand more.\n\n    beside\n\n```sh\nbeside\n```\n| one | [two](beside) |\n"
     paragraphs = [text.words for text in page_texts(ROOT / "docs" / "page.md", page)]
     assert paragraphs == ["Title", "A X B and more.", "one", "[two]"]
+
+
+def test_templates_scripts_and_the_unreleased_changes_are_read() -> None:
+    html = "<style>a b</style>\n{# a note #}<p>The <b>two</b> {{ words }}.</p><td>one</td>"
+    texts = [(text.line, text.words) for text in web_texts(ROOT / "page.html.j2", html)]
+    assert texts == [(2, "The two X.")]
+    script = 'const a = 1; // a comment\nsay(`${count} of all`, "one");\n'
+    texts = [(text.line, text.words) for text in web_texts(ROOT / "page.js", script)]
+    assert texts == [(1, "a comment"), (2, "X of all")]
+    assert unreleased("# C\n\n## [Unreleased]\n- new\n\n## [0.1.0]\n- old\n") == "# C\n\n## [Unreleased]\n- new\n\n"
+    assert {"report.html.j2", "index.html", "viewer.js"} <= {path.name for path in web_files()}
 
 
 def test_every_pattern_has_a_limit_and_every_exception_a_reason() -> None:

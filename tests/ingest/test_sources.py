@@ -93,6 +93,20 @@ def test_side_files_are_left_out_and_false_dicom_goes_to_the_quarantine(tmp_path
     assert found.ignored == {"hidden": 1, ".txt": 1, ".html": 1, "truth of phantoms": 1, "store of octjepa": 1}
 
 
+def test_results_of_octjepa_next_to_scans_are_left_out_and_counted(tmp_path: Path) -> None:
+    save(make_dataset(PIXELS), tmp_path / "inner" / "eye.dcm")
+    save(make_dataset(PIXELS), tmp_path / "later.dcm")
+    np.savez(tmp_path / "eye_boundaries.npz", rows=PIXELS)
+    for name in ("eye_thickness.csv", "eye.png", "index.html"):
+        (tmp_path / name).write_bytes(b"x")
+    assert "eye_boundaries.npz" in [file.name for file in discover([tmp_path]).files]  # it may be the user's
+    (tmp_path / "classes.json").write_text("{}")
+    for source in (tmp_path, f"{tmp_path}/**/*"):
+        found = discover([source])
+        assert [file.path.name for file in found.files] == ["eye.dcm", "later.dcm"]
+        assert found.ignored["folder with results of octjepa"] == 1
+
+
 def test_what_is_no_source_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no file or folder at"):
         discover([tmp_path / "absent"])

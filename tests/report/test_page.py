@@ -167,6 +167,12 @@ def test_what_cannot_be_reported_on_is_reported(tmp_path: Path) -> None:
         write_report(tmp_path / "nowhere")
     with pytest.raises(UsageError, match=r"expected a run or fine-tuning \(run\.json\), a segmentation \(head\)"):
         write_report(tmp_path)
+    segmented = tmp_path / "segmented"
+    segmented.mkdir()
+    for name in ("index.html", "eye_boundaries.npz"):
+        (segmented / name).touch()
+    with pytest.raises(UsageError, match=r"results of `octjepa segment`, .*: open .*segmented/index\.html"):
+        write_report(segmented)
     (tmp_path / "run.json").write_text("{", encoding="utf-8")
     with pytest.raises(OctjepaError, match=r"run\.json is damaged"):
         write_report(tmp_path)

@@ -49,7 +49,7 @@ def test_a_batch_that_does_not_fit_is_refused_with_what_would(batch, processes, 
         (
             6,
             {"variance_covariance": 0.1},
-            "objective.variance_covariance looks at .* on 3 processes .* Start one process",
+            "objective.variance_covariance needs the whole batch .* 3 processes .* Start one process",
         ),
         (6, {"variance_covariance": 0.1, "sigreg": 0.1}, "set objective.variance_covariance to 0"),
     ],

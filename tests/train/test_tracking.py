@@ -376,7 +376,7 @@ def test_pictures_can_be_switched_off(tmp_path):
     ("given", "message"),
     [
         ({"backends": ["wandb", "wandb_offline"]}, "same run twice"),
-        ({"backends": ["tensorboard", "tensorboard"]}, "named twice"),
+        ({"backends": ["tensorboard", "tensorboard"]}, "listed twice"),
         ({"backends": ["comet"]}, "tracking.backends"),
         ({"send_pictures": True}, "unused"),
         ({"backends": ["mlflow"], "send_pictures": True, "pictures_every_updates": None}, "unused"),

@@ -15,7 +15,9 @@ from octjepa.ingest.build import build_store
 from octjepa.ingest.remembered_sources import remember_sources, sources_of
 from octjepa.phantom import make_eye
 from octjepa.phantom.dicom import write_eye
-from octjepa.viewer.opened_source import opened_source
+from octjepa.viewer import server
+from octjepa.viewer.opened_source import opened_source, scans_without_store
+from octjepa.viewer.scans import Scans
 from octjepa.viewer.server import open_scans
 
 pytest.importorskip("starlette")
@@ -33,8 +35,10 @@ def eyes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_a_scan_and_a_folder_of_scans_are_shown_without_a_store(eyes: Path) -> None:
     for source, count in ((eyes / "OD.dcm", 1), (eyes, 2)):
-        with opened_source(source) as (shown, folders):
-            scans = open_scans(shown, folders)
+        with opened_source(source) as opened:
+            shown = opened.shown
+            scans = open_scans(shown, opened.folders)
+            assert opened.notes == ()
             assert len(scans.ids) == count
             assert {scans.native_about(name).reason for name in scans.ids} == {""}
             assert scans.native(min(scans.ids)).volume.shape[0] > 8
@@ -50,6 +54,28 @@ def test_scans_to_look_at_cause_no_warnings_about_a_store(tmp_path: Path, caplog
         save(dataset, tmp_path / "eyes" / f"{number}.dcm")
     with opened_source(tmp_path / "eyes"):
         assert [record.getMessage() for record in caplog.records if record.name.startswith("octjepa.ingest")] == []
+
+
+def test_refused_files_are_named_on_stderr_and_on_the_page(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = make_dataset(retina(seed=1))
+    dataset.PatientName = "Doe^Jane"
+    (tmp_path / "eyes" / "doe").mkdir(parents=True)
+    save(dataset, tmp_path / "eyes" / "doe" / "a.dcm")
+    content = (tmp_path / "eyes" / "doe" / "a.dcm").read_bytes()
+    (tmp_path / "eyes" / "doe" / "cut.dcm").write_bytes(content[: len(content) // 2])
+    listened: list[Scans] = []
+    monkeypatch.setattr(server, "app", lambda scans, key: listened.append(scans))
+    monkeypatch.setattr(server, "_listen", lambda *_: None)
+    server.serve(tmp_path / "eyes", 0, lambda url: None)
+    (message,) = [record.getMessage() for record in caplog.records if record.name.startswith("octjepa.viewer")]
+    assert message.startswith("1 file not shown:\n")
+    assert "/cut.dcm: truncated: " in message
+    (note,) = listened[0].about().notes
+    assert note.startswith("1 file not shown: ")
+    assert note.endswith("/cut.dcm (truncated)")
+    assert "doe" not in (message + note).lower()
 
 
 def test_a_file_that_is_not_a_scan_is_refused_with_the_reason(tmp_path: Path) -> None:
@@ -68,16 +94,31 @@ def test_a_path_with_nothing_names_a_scan_among_the_sources(tmp_path: Path) -> N
 def test_the_answers_of_segment_are_shown_with_their_scans(eyes: Path, tmp_path: Path) -> None:
     outcome = call("segment", eyes / "OS.dcm", "--out", tmp_path / "answers", "--quiet", "--json")
     assert outcome.code == 0, outcome.err
-    with opened_source(tmp_path / "answers") as (shown, folders):
-        scans = open_scans(shown, folders)
+    with opened_source(tmp_path / "answers") as opened:
+        scans = open_scans(opened.shown, opened.folders)
         (name,) = scans.ids
         central = scans.etdrs(name).sectors["central"]
         assert central == outcome.json["scans"][0]["thickness_um"]["central"]  # the same numbers everywhere
     shutil.move(tmp_path / "answers", tmp_path / "elsewhere")
     with pytest.raises(UsageError, match="--scans"), opened_source(tmp_path / "elsewhere"):
         pass
-    with opened_source(tmp_path / "elsewhere", [str(eyes)]) as (_, folders):
-        assert folders == [str(eyes)]
+    (tmp_path / "elsewhere" / "index.html").write_text("page")
+    with pytest.raises(UsageError, match=r"--scans, or open .*index\.html"), opened_source(tmp_path / "elsewhere"):
+        pass
+    with opened_source(tmp_path / "elsewhere", [str(eyes)]) as opened:
+        assert opened.folders == [str(eyes)]
+
+
+def test_the_results_of_pictures_are_shown_by_their_table(tmp_path: Path) -> None:
+    for name in ("classes.json", "x_boundaries.npz", "images.csv", "x.png"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(UsageError, match=r"the viewer does not show: open the table .*images\.csv") as caught:
+        scans_without_store(tmp_path, ["elsewhere"])
+    assert "index.html" not in str(caught.value)
+    (tmp_path / "images.csv").unlink()
+    with pytest.raises(UsageError, match="name their folder with --scans") as caught:
+        scans_without_store(tmp_path)
+    assert "index.html" not in str(caught.value)
 
 
 def test_a_store_finds_the_scans_that_were_ingested(eyes: Path, tmp_path: Path) -> None:
@@ -85,9 +126,9 @@ def test_a_store_finds_the_scans_that_were_ingested(eyes: Path, tmp_path: Path) 
     assert "--scans" in open_scans(tmp_path / "store").native_about(min(open_scans(tmp_path / "store").ids)).reason
     outcome = call("ingest", eyes, "--store", tmp_path / "store", "--recipe", "tiny_cpu", "--workers", 1, "--quiet")
     assert outcome.code == 0, outcome.err
-    with opened_source(tmp_path / "store") as (shown, folders):
-        assert folders == [str(eyes)]
-        scans = open_scans(shown, folders)
+    with opened_source(tmp_path / "store") as opened:
+        assert opened.folders == [str(eyes)]
+        scans = open_scans(opened.shown, opened.folders)
         assert scans.native_about(min(scans.ids)).reason == ""
     noted = [path for path in (tmp_path / "store").rglob("*") if path.is_file() and b"deep/eyes" in path.read_bytes()]
     assert not noted  # a store holds no path

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from octjepa.cli.options import AllowOutside, Json, MaxLost, Quiet, Spacing, StorePath, Workers
+from octjepa.cli.options import AllowOutside, Json, MaxLost, Quiet, Spacing, StorePath, Workers, used_options
 from octjepa.cli.output import check_output_folder, is_verbose, print_converted, print_demo, print_result
 from octjepa.cli.root import app
 from octjepa.errors import NothingReadError, OctjepaError, TooManyLostError, UsageError, counted
@@ -75,7 +76,12 @@ def phantom(
     processes = worker_count(workers)
     design = CohortDesign(broken, difficulty, group_effect)
     written = write_cohort(out, people, seed, chosen, size, read_shares(shares), processes, design)
-    print_result(written if as_json else {**written, "next": f"octjepa ingest {out} --store STORE"}, as_json)
+    print_result(written if as_json else {**written, "next": _ingest_command(out)}, as_json)
+
+
+def _ingest_command(folder: Path | str) -> str:
+    """The command that follows on a folder of scans, to copy into a shell."""
+    return f"octjepa ingest {shlex.quote(str(folder))} --store STORE"
 
 
 @app.command()
@@ -90,7 +96,10 @@ def expand(
     from octjepa.ingest.archive import expand as run
 
     try:
-        print_result(run(source, target, dry_run).to_json(), as_json)
+        expanded = run(source, target, dry_run).to_json()
+        again = f"octjepa expand {shlex.quote(source)} {shlex.quote(target)}"
+        follows = again if dry_run else _ingest_command(target)
+        print_result(expanded if as_json else {**expanded, "next": follows}, as_json)
     except TooManyLostError as error:
         print_result(error.summary, as_json)
         raise
@@ -118,7 +127,8 @@ def ingest(
         bool,
         typer.Option(
             "--halves",
-            help="Also store each volume from every other B-scan, for recipes with views.halves (a byte a voxel more).",
+            help="Also store the volume made of every second B-scan, for recipes with views.halves. This needs one "
+            "more byte per voxel.",
         ),
     ] = False,
     images: Annotated[
@@ -207,10 +217,9 @@ def inspect(
             print("\n".join([f"{cohort} cohort", *CohortFlow.from_json(stages).lines()]))
     if description.get("damaged"):
         raise OctjepaError(
-            f"{len(description['damaged'])} volumes of {path} are not what was written: delete their folders "
-            "(chunks/aa/ID, "
-            "aa being the first two signs of ID; of a packed store the shards that hold them, which shards.parquet "
-            "names) and run the same ingest again"
+            f"{len(description['damaged'])} volumes of {path} are damaged. Delete the folder chunks/AA/ID of each, "
+            "with AA the first two characters of ID. In a packed store delete the shards that shards.parquet lists for "
+            "them. Then run the same ingest again"
         )
 
 
@@ -256,7 +265,8 @@ def pack(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Packs the volumes of a store into large files. For buckets, and disks that are slow with many small files."""
+    """Packs the volumes of a store into large files. Use it for buckets, and for disks that are slow with many small
+    files."""
     from octjepa.store import Store
     from octjepa.store.shards import pack as pack_store
 
@@ -265,12 +275,13 @@ def pack(
     if packed.damaged:
         raise OctjepaError(
             f"{len(packed.damaged)} volumes of {store} are damaged and were left in place: "
-            f"`octjepa inspect {store} --verify` says what to do"
+            f"`octjepa inspect {shlex.quote(store)} --verify` says what to do"
         )
 
 
 @app.command()
 def split(
+    context: typer.Context,
     store: Annotated[str, typer.Argument(help="The store: a folder, gs://... or s3://...")],
     by: Annotated[
         Literal["recommended", "stratified"],
@@ -296,7 +307,8 @@ def split(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Splits a store by person and checks for leaks. Also against the people an encoder was pretrained on."""
+    """Splits a store by person and checks for leaks. With --against it only counts the people that an encoder was
+    pretrained on, or that another store holds."""
     from octjepa.cohort.split import apply_split, read_shares
     from octjepa.metrics.findings import FEWEST_TEST_PEOPLE
     from octjepa.store import Store
@@ -306,10 +318,12 @@ def split(
     if against is not None:
         from octjepa.embed.leakage import check_leakage
 
-        if by != "recommended" or assign_rest or labels is not None or target is not None:
+        if by != "recommended" or used_options(context, "shares", "seed", "assign_rest", "labels", "target"):
             raise UsageError("--against only counts people and splits nothing: leave out the options of a split")
         print_result(check_leakage(opened, against).to_json(), as_json)
         return
+    if by == "recommended" and not assign_rest and used_options(context, "seed"):
+        raise UsageError("--seed is unused by --by recommended: add --assign-rest, or leave it out")
     values: dict[tuple[str, ...], str] | None = None
     if labels is not None or target is not None:
         from octjepa.evaluate.labels import read_labels
@@ -327,14 +341,26 @@ def split(
             "Layers and thickness need no split: octjepa segment SCAN... --out DIR",
             *(store, counted(people, "person"), len(SPLIT_NAMES), FEWEST_TEST_PEOPLE),
         )
-    result = apply_split(opened, by, seed, read_shares(shares), assign_rest, values)
+    wanted = read_shares(shares)
+    result = apply_split(opened, by, seed, wanted, assign_rest, values)
     counts = {name: int(getattr(result, name)) for name in SPLIT_NAMES}
     if as_json or is_verbose():
         print_result(result.to_json(), as_json)
     else:  # an empty split is a result, so its zero is printed
         shown = {name: value for name, value in result.to_json().items() if name != "strata"}
         print_result(shown | {name: str(count) for name, count in counts.items()}, as_json)
-    if people >= len(SPLIT_NAMES) and counts["test"] < FEWEST_TEST_PEOPLE:
+    is_planned = {name: share > 0 or by == "recommended" for name, share in zip(SPLIT_NAMES, wanted, strict=True)}
+    if empty := [name for name in ("val", "test") if not counts[name] and is_planned[name]]:
+        if people < len(SPLIT_NAMES):
+            remedy = f"Add scans of at least {len(SPLIT_NAMES)} people to the store, then split again"
+        else:
+            remedy = f"`octjepa split {shlex.quote(store)} --by stratified` assigns people to each split"
+        _log.warning(
+            "%s: no person is in %s. Without val no pretraining can be validated, and without test no encoder can be "
+            "evaluated. %s",
+            *(store, " or ".join(empty), remedy),
+        )
+    elif people >= len(SPLIT_NAMES) and counts["test"] < FEWEST_TEST_PEOPLE:
         _log.warning(
             "%s has %s: a probe needs at least %d of them for a conclusion",
             *(store, counted(counts["test"], "test person"), FEWEST_TEST_PEOPLE),

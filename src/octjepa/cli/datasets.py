@@ -24,14 +24,14 @@ def list_data_sets(as_json: Json = False, quiet: Quiet = False) -> None:
     from octjepa.datasets.catalogue import catalogue
 
     if as_json:
-        print_result({"data_sets": [entry.model_dump(mode="json") for entry in catalogue()]}, as_json)
+        print_result({"datasets": [entry.model_dump(mode="json") for entry in catalogue()]}, as_json)
     else:
         print_table([(entry.name, entry.content, entry.title) for entry in catalogue()])
 
 
 @datasets.command()
 def show(name: _Name, as_json: Json = False, quiet: Quiet = False) -> None:
-    """Shows layout, spacing, split, labels, terms, defects and anchors of a data set."""
+    """Shows layout, spacing, split, labels, terms, defects and published results of a data set."""
     from octjepa.datasets.catalogue import find_data_set
 
     entry = find_data_set(name)
@@ -45,7 +45,7 @@ def show(name: _Name, as_json: Json = False, quiet: Quiet = False) -> None:
     for defect in entry.defects:
         print(f"defect: {defect}")
     for anchor in entry.anchors:
-        print(f"anchor: {anchor.metric} {anchor.value} ({anchor.setting}; {anchor.source})")
+        print(f"published result: {anchor.metric} {anchor.value} ({anchor.setting}; {anchor.source})")
     print("These facts were written from documentation; octjepa has not read the data set itself.", flush=True)
 
 

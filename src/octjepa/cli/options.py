@@ -21,6 +21,20 @@ def _set_allowed(allowed: bool) -> bool:
     return allowed
 
 
+def used_options(context: typer.Context, *names: str) -> list[str]:
+    """The options among the parameters `names` that the user gave on the command line, such as `--no-baseline`.
+
+    An option counts even if its value equals the default.
+    """
+    used = []
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if option.name in names and source is not None and source.name == "COMMANDLINE":
+            is_negated = context.params[option.name] is False and option.secondary_opts
+            used.append((option.secondary_opts if is_negated else option.opts)[0])
+    return used
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.", callback=_set_quiet)]
 AllowOutside = Annotated[
@@ -40,7 +54,7 @@ Spacing = Annotated[
     typer.Option(
         "--spacing",
         help="Voxel spacing of all files in mm: slice,depth,column, such as 0.047,0.0026,0.0117. "
-        "'file' returns to the spacing in the files.",
+        "'file' uses the spacing in the files again.",
     ),
 ]
 Labelled = Annotated[

@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 _FIGURE = {"value", "low", "high"}  # keys of a metric with its interval
 _MOST_TARGETS = 8  # lines of a table without -v
+_OTHER_TABLES = {".csv", ".tsv", ".txt", ".xls", ".xlsx", ".ods", ".json", ".jsonl", ".feather", ".arrow", ".orc"}
+_OTHER_TABLES |= {".npy", ".npz", ".h5", ".hdf5", ".mat", ".pkl", ".pickle", ".sqlite", ".db"}
 
 
 def is_verbose() -> bool:
@@ -219,6 +222,16 @@ def check_output_file(out: Path, *inputs: Path | None) -> None:
         raise UsageError(f"{out.parent} may not be written to: give --out a file elsewhere")
 
 
+def check_parquet_file(out: Path, *inputs: Path | None) -> None:
+    """As `check_output_file`, for a Parquet file. Also raises UsageError if the suffix of `out` names another format
+    of tables."""
+    if out.suffix.lower() in _OTHER_TABLES:
+        raise UsageError(
+            f"{out} would hold a Parquet table, not {out.suffix}: give --out {out.with_suffix('.parquet')}"
+        )
+    check_output_file(out, *inputs)
+
+
 def check_output_folder(out: Path, instead: str = "a folder") -> None:
     """Raises UsageError where `out` is a file."""
     if out.exists() and not out.is_dir():
@@ -323,7 +336,7 @@ def print_adapted(adapted: AdaptedFolder, as_json: bool, images: bool = False) -
     for note in adapted.notes:
         print(f"note: {note}")
     what = "PICTURES --images" if images else "SCAN..."
-    print(f"use it: octjepa segment {what} --model {adapted.folder} --out DIR", flush=True)
+    print(f"use it: octjepa segment {what} --model {shlex.quote(str(adapted.folder))} --out DIR", flush=True)
 
 
 def print_segmented_bscans(segmented: SegmentedBScans) -> None:
@@ -336,9 +349,13 @@ def print_segmented_bscans(segmented: SegmentedBScans) -> None:
         print_table(lines)
     if (more := len(segmented.images) - _MOST_TARGETS) > 0:
         print(f"... and {more} more")
-    notes = Counter(note.partition(":")[0] for image in segmented.images for note in image.notes)
-    for note, count in notes.most_common():
-        print(f"note on {count} of {len(segmented.images)}: {note}")
+    texts_of: dict[str, Counter[str]] = {}  # by the words before the colon: the numbers after it differ
+    for image in segmented.images:
+        for note in image.notes:
+            texts_of.setdefault(note.partition(":")[0], Counter())[note] += 1
+    for subject, texts in sorted(texts_of.items(), key=lambda item: -item[1].total()):
+        text = next(iter(texts)) if len(texts) == 1 else subject
+        print(f"note on {texts.total()} of {len(segmented.images)}: {text}")
     for refused in segmented.refused:
         print(f"refused {refused.scan}: {refused.reason}: {refused.detail}; {refused.to_do}")
     print(f"table  {segmented.table}", flush=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from octjepa.cli.options import AllowOutside, Json, Labelled, Ledger, Quiet, StorePath, Subgroups
-from octjepa.cli.output import check_output_file, print_probe, print_result, print_subgroups
+from octjepa.cli.output import check_output_file, check_parquet_file, print_probe, print_result, print_subgroups
 from octjepa.cli.root import app
 from octjepa.errors import UsageError, counted
 
@@ -44,13 +44,13 @@ def embed(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Writes an embedding for every volume of a store. Keyed by person, eye and content. Continues an embedding that
-    was stopped."""
+    """Writes an embedding for every volume of a store. Each row has person, eye and a hash of the pixels. The same
+    command continues an embedding that was stopped."""
     from octjepa.embed.embedding import Division, embed_store, ours_alone
     from octjepa.encoders.external import is_external
     from octjepa.store import Store
 
-    check_output_file(out)
+    check_parquet_file(out)
     if checkpoint == "biomarkers" and not Path(checkpoint).exists():
         if pool or tokens is not None or per_bscan or engine != "local" or workers is not None:
             raise UsageError(
@@ -108,8 +108,9 @@ def visits(
     from octjepa.tables import format_table
 
     table = out.with_suffix(".labels.tsv")
-    for path in (out, *((table,) if labels is not None else ())):
-        check_output_file(path, embeddings, visit_order, labels)
+    check_parquet_file(out, embeddings, visit_order, labels)
+    if labels is not None:
+        check_output_file(table, embeddings, visit_order, labels)
     if (labels is None) == bool(target):
         raise UsageError("--labels and --target belong together: name the file and at least one of its columns")
     paired = pair_visits(read_embeddings(embeddings), read_visit_order(visit_order), pairing)
@@ -167,7 +168,7 @@ def probe(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Evaluates frozen features on labels. With intervals over people, next to trivial baselines."""
+    """Evaluates frozen features on labels. It reports intervals over people and compares with simple baselines."""
     from octjepa.embed.table import check_split, read_embeddings
     from octjepa.embed.token_folder import TokenFolder
     from octjepa.evaluate.case_predictions import write_case_predictions
@@ -181,9 +182,11 @@ def probe(
     from octjepa.locks import file_lock
     from octjepa.metrics.scores import PRIMARY_METRIC
 
-    for path in (out, predictions, attention):
+    if out is not None:
+        check_output_file(out, *embeddings, labels, visit_order)
+    for path in (predictions, attention):
         if path is not None:
-            check_output_file(path, *embeddings, labels, visit_order)
+            check_parquet_file(path, *embeddings, labels, visit_order)
     if predictions is not None and task == "survival":
         raise UsageError("survival predicts a risk and no value for a case: leave out --predictions")
     order = None if visit_order is None else read_visit_order(visit_order)
@@ -352,7 +355,8 @@ def view(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Shows scans with layers and thickness in a local web viewer. For a run also its encoder; stop it with Ctrl-C."""
+    """Shows scans with layers and thickness in a local web viewer. For a run it also shows the encoder. Ctrl-C stops
+    it."""
     from octjepa.viewer import ShownWith, serve
 
     shown_with = ShownWith(scans or (), labels, checkpoint, predictions, embeddings, corrections)

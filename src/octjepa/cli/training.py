@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -123,11 +124,16 @@ def _verdict(timing: Timing | None, validation_volumes: int | None, store: str |
         few = f"{store} has {counted(people, 'person')}, and pretraining needs at least {FEWEST_PEOPLE}"
         return f"the run cannot be validated: {few}. The packaged encoder needs no training: octjepa embed phantom-unet"
     if validation_volumes == 0:
-        return f"the run cannot be validated: no validation people; octjepa split {store} --by stratified"
+        return f"the run cannot be validated: no validation people; octjepa split {_quoted(store)} --by stratified"
     if timing is not None:
         return f"takes {rough_duration(timing.hours)} on this machine"
     how = "add --store STORE" if store is None else "leave out --no-measure"
     return f"no hours: {how} to time a few updates; all values: octjepa -v plan"
+
+
+def _quoted(path: object) -> str:
+    """A path as a shell takes it, for a command to copy."""
+    return shlex.quote(str(path))
 
 
 def rough_duration(hours: float) -> str:
@@ -177,7 +183,7 @@ def pretrain(
         # in the run folder it is relative, to let that move
         summary = replace(summary, checkpoint=str(parse_location(summary.checkpoint, within=out)))
     result = summary.to_json()
-    follows = f"octjepa embed {out} --store {store} --out embeddings.parquet"
+    follows = f"octjepa embed {_quoted(out)} --store {_quoted(store)} --out embeddings.parquet"
     print_result(result if as_json else {**result, "next": follows}, as_json)
 
 
@@ -188,7 +194,7 @@ def _warn_of_few_people(store: Store) -> None:
         _log.warning(
             "%s has %s, and an encoder needs at least %d to learn anything and to be validated. Add scans, or use "
             "the packaged encoder: octjepa embed phantom-unet --store %s --out embeddings.parquet",
-            *(store.location, counted(people, "person"), FEWEST_PEOPLE, store.location),
+            *(store.location, counted(people, "person"), FEWEST_PEOPLE, _quoted(store.location)),
         )
 
 

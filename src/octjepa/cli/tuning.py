@@ -20,6 +20,7 @@ from octjepa.cli.options import (
     StorePath,
     Subgroups,
     Workers,
+    used_options,
 )
 from octjepa.cli.output import check_output_folder, is_verbose, print_result, print_segmented, print_subgroups
 from octjepa.cli.root import app
@@ -50,7 +51,8 @@ def finetune(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fine-tunes an encoder on labels. In stages, and compared with the frozen encoder; also runs under torchrun."""
+    """Fine-tunes an encoder on labels. It trains in stages, compares with the frozen encoder and can run under
+    torchrun."""
     from octjepa.distributed.runtime import distributed_context
     from octjepa.evaluate.label_fractions import parse_counts
     from octjepa.evaluate.subgroups import parse_subgroups
@@ -165,8 +167,8 @@ def _segment(
     files = discover(sources, images).files
     if away := [file for file in files if isinstance(file.location, str) or file.member]:
         raise UsageError(
-            f"{len(away)} of {len(files)} scans are in a bucket or one of several in a file: copy them to a folder, a "
-            "file each"
+            f"{len(away)} of {len(files)} scans are in a bucket, or share a file with other scans: copy each scan to a "
+            "separate local file"
         )
     _apply_head(head, checkpoint, [file.path for file in files], out, ("nifti", "dicom"), spacing, images, as_json)
 
@@ -194,6 +196,7 @@ def _apply_head(
 
 @app.command()
 def segment(
+    context: typer.Context,
     scans: Annotated[
         list[str],
         typer.Argument(
@@ -243,9 +246,10 @@ def segment(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Segments layers and fluid of any scan. With the packaged network; writes files, tables, pictures and a page.
+    """Segments layers and fluid of any scan. The packaged network needs no labels. The output folder holds files,
+    tables, pictures and an HTML page.
 
-    adapt SCAN... --labels FOLDER --out MODEL learns from your labels; --model MODEL then uses them.
+    adapt SCAN... --labels FOLDER --out MODEL trains the network on your labels. --model MODEL uses the result.
     With a recipe instead of scans: trains and evaluates a head on an encoder. With the folder of a head: applies it.
     """
     from octjepa.tasks.segment.folder import is_head
@@ -256,28 +260,35 @@ def segment(
     of_recipe = {"--from": checkpoint, "--store": store, "--labels": labels, "--classes": classes, "--ledger": ledger}
     head = is_head(first)
     if first == "adapt":
-        if unused := [name for name, value in {**of_recipe, "--scan": scan}.items() if value and name != "--labels"]:
+        unused = [name for name, value in {**of_recipe, "--scan": scan}.items() if value and name != "--labels"]
+        if unused := [*unused, *used_options(context, "form", "max_lost")]:
             raise UsageError(f"adapt takes scans and --labels, not {', '.join(unused)}")
         _adapt(overrides, labels, out, model, spacing, baseline, images, as_json)
         return
     if (images and not head) or _are_pictures(scans):
-        if unused := [name for name, value in {**of_recipe, "--scan": scan}.items() if value]:
+        unused = [name for name, value in {**of_recipe, "--scan": scan}.items() if value]
+        if unused := [*unused, *used_options(context, "form", "baseline")]:
             raise UsageError(f"single B-scans do not take {', '.join(unused)}")
         _segment_bscans(scans, out, spacing, max_lost, as_json, model)
         return
     if not head and not _names_recipe(first, any(value is not None for value in of_recipe.values())):
         if scan:
             raise UsageError("--scan is for a head; name the scans as arguments: octjepa segment SCAN... --out DIR")
+        if unused := used_options(context, "baseline"):
+            raise UsageError(f"{unused[0]} is for octjepa segment adapt: leave it out")
         _segment_scans(scans, out, forms, spacing, max_lost, as_json, model)
         return
     if model is not None:
         raise UsageError("--model is for scans: a head and a recipe bring their networks")
     if spacing is not None and not head:
         raise UsageError("--spacing is for scans; a recipe takes the spacing of its --store")
+    if unused := used_options(context, "baseline", "max_lost", *(() if head else ("form",))):
+        raise UsageError(f"a {'trained head' if head else 'recipe'} does not take {', '.join(unused)}")
     if head:
         if any(option is not None for option in (store, labels, classes, ledger)) or overrides:
             raise UsageError(
-                "a head is applied to --scan files as it is: --store, --labels, --classes, --ledger make a new one"
+                f"{first} is a trained head, which segments only --scan files: leave out --store, --labels, --classes, "
+                "--ledger and further arguments, or name a recipe instead of the folder to train a new head"
             )
         images = images or (bool(scan) and _are_pictures(list(map(str, scan or ()))))
         files = _bscans_in(scan or []) if images else scan or []

@@ -6,6 +6,7 @@ random sample of `max_samples` is a function of the seed and the ids, not of the
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -72,7 +73,9 @@ def check_not_empty(selection: Selection, store: Store, split: str) -> None:
         return
     if store.table.empty:
         refused = len(store.quarantine)
-        why = f"; refused files: {refused} (`octjepa report {store.location}` lists why)" if refused else ""
+        why = (
+            f"; refused files: {refused} (`octjepa report {shlex.quote(store.location)}` lists why)" if refused else ""
+        )
         raise UsageError(f"the store {store.location} holds no volume{why}")
     stages = selection.flow.stages
     emptied = next((stage for stage in stages if not stage.left.volumes), stages[-1])

@@ -3,7 +3,8 @@
 In: paths of scans. Out: for each scan a file, a JSON file with what the format cannot hold, and with `layers` a label
 file of the packaged segmenter. Every written file is read with octjepa's own reader, and kept only if its pixels are
 equal to the bit and spacing, eye, scan pattern, person, device and protocol agree. A conversion that loses something
-is refused, not written.
+is refused, not written. A scan is also refused if its file would replace one that octjepa convert did not write, or the
+conversion of another scan.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from octjepa.errors import OctjepaError, VolumeRejected
 from octjepa.files import write_json
 from octjepa.ingest.output_names import OutputNames, check_apart
 from octjepa.ingest.refused_scan import RefusedScan, lost_share
+from octjepa.ingest.results_record import OutputExists, ResultsRecord
 from octjepa.ingest.source_file import SourceFile
 from octjepa.ingest.sources import discover
 from octjepa.locks import writer_lock
 from octjepa.progress import bar
 from octjepa.read.personal_data import StatedPerson
 from octjepa.read.reader import SpacingOption, read_volume
+from octjepa.read.written_results import CONVERTED, LAYERS
 from octjepa.record import Record
 from octjepa.tasks.nifti import write_nifti
 from octjepa.volume import OCTVolume
@@ -59,10 +62,16 @@ class ConvertedScan(Record):
 
 @dataclass
 class ConvertedScans(Record):
-    """All scans of a call. `lost_share` counts the refused scans that are not rightly left out."""
+    """All scans of a call. `files`: the converted scans on disk. `lost_share` does not count scans rightly left out."""
 
+    KEYS = ("files", "scans", "refused")
     scans: list[ConvertedScan] = field(default_factory=list)
     refused: list[RefusedScan] = field(default_factory=list)
+
+    @property
+    def files(self) -> list[str]:
+        """Paths of the converted scans."""
+        return [scan.file for scan in self.scans]
 
     @property
     def lost_share(self) -> float:
@@ -72,12 +81,24 @@ class ConvertedScans(Record):
 
 @dataclass(frozen=True)
 class _Job:
-    """Settings for every scan. `layers` gives the codes of the layers, or is None."""
+    """Settings for every scan. `layers` gives the codes of the layers, or is None.
+
+    `record` lists the converted files, `layer_record` those of layers.
+    """
 
     out: Path
     form: Form
     spacing_mm: tuple[float, float, float] | None
     layers: Callable[[OCTVolume], UInt8[np.ndarray, "D H W"]] | None
+    record: ResultsRecord
+    layer_record: ResultsRecord
+
+    def claim(self, name: str, volume: OCTVolume, file: Path) -> None:
+        """Records the files to write for a scan. Raises OutputExists: one is there that is not of this scan."""
+        files = [file.name] if self.form == "zarr" else [file.name, f"{name}.json"]
+        if self.layers is not None:
+            self.layer_record.check(name, volume.content_hash, [file.name])
+        self.record.claim(name, volume.content_hash, files)
 
 
 def convert_sources(
@@ -86,18 +107,27 @@ def convert_sources(
     """Converts every scan of `sources` into the folder `out`; with `layers` also writes the layers of each scan.
 
     `spacing_mm` (slice, depth, column) takes precedence over the files. Raises UsageError: no such path, no scan found,
-    or `out`, or with `layers` its folder "layers", holds a scan of `sources`.
+    or `out`, or with `layers` its folder "layers", holds a scan of `sources` or other files; highdicom is missing.
     """
+    if layers and form == "dicom":
+        from octjepa.tasks.segment.dicom_seg import check_highdicom
+
+        check_highdicom()
     discovery = discover(sources)
+    files = _without_own(discovery.files, out)
     for folder in (out, *([out / LAYERS_FOLDER] if layers else [])):
-        check_apart(discovery.files, folder)
+        check_apart(files, folder)
     results = ConvertedScans()
-    names = OutputNames(discovery.files)
+    names = OutputNames(files)
     for refused in discovery.refused:
         results.refused.append(RefusedScan.of(names.shown(refused.source, []), refused.reason, refused.detail))
-    job = _Job(out, form, None if spacing_mm == "file" else spacing_mm, _layer_codes() if layers else None)
-    with writer_lock(out), bar("convert", len(discovery.files), "scan") as progress:
-        for source in discovery.files:
+    codes = _layer_codes() if layers else None
+    with writer_lock(out), bar("convert", len(files), "scan") as progress:
+        record, layer_record = ResultsRecord(out, CONVERTED), ResultsRecord(out / LAYERS_FOLDER, LAYERS)
+        if layers:
+            _check_layers_folder(out / LAYERS_FOLDER, layer_record)
+        job = _Job(out, form, None if spacing_mm == "file" else spacing_mm, codes, record, layer_record)
+        for source in files:
             people: list[StatedPerson] = []
             try:
                 results.scans.append(_convert(source, names, people, job))
@@ -106,6 +136,8 @@ def convert_sources(
             except NotPreserved as error:
                 shown, to_do = names.shown(source, people), "choose another format with --to"
                 results.refused.append(RefusedScan(shown, NOT_PRESERVED, str(error), to_do))
+            except OutputExists as error:
+                results.refused.append(error.refusal(names.shown(source, people)))
             except MemoryError:
                 what = "it does not fit into memory"
                 results.refused.append(RefusedScan.of(names.shown(source, people), "size_implausible", what))
@@ -113,8 +145,28 @@ def convert_sources(
     return results
 
 
+def _without_own(files: Sequence[SourceFile], out: Path) -> list[SourceFile]:
+    """`files` without those that an earlier call wrote into `out`, unless there are no others.
+
+    They are among the sources if `out` lies below a folder of scans.
+    """
+    record = ResultsRecord(out, CONVERTED)
+    others = [file for file in files if not (isinstance(file.location, Path) and record.lists(file.location))]
+    return others or list(files)
+
+
+def _check_layers_folder(folder: Path, record: ResultsRecord) -> None:
+    """Raises OutputExists if the folder of layers holds files, and octjepa did not write them."""
+    if record.is_empty and folder.is_dir():
+        others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+        if others:
+            raise OutputExists(folder, f"holds {others[0]}, and octjepa has no record of writing it")
+
+
 def _convert(source: SourceFile, names: OutputNames, people: list[StatedPerson], job: _Job) -> ConvertedScan:
-    """Raises VolumeRejected: the scan cannot be read or segmented. NotPreserved: the format cannot hold it."""
+    """Raises VolumeRejected: the scan cannot be read or segmented. NotPreserved: the format cannot hold it.
+    OutputExists: a file would be replaced that is not of this scan.
+    """
     with source.local() as path:
         volume = read_volume(
             path, source.row, job.spacing_mm, dataset_path=source.dataset_path, member=source.member, people=people
@@ -122,6 +174,7 @@ def _convert(source: SourceFile, names: OutputNames, people: list[StatedPerson],
     name = names.of(source, people)
     file = job.out / f"{name}{ENDINGS[job.form]}"
     description = file / "geometry.json" if job.form == "zarr" else job.out / f"{name}.json"
+    job.claim(name, volume, file)
     _write(file, volume.pixels, volume, job.form)
     write_json(description, describe(volume, "" if job.form == "dicom" else AXES_OF_ARRAYS))
     try:
@@ -235,6 +288,7 @@ def _write_layers(codes: UInt8[np.ndarray, "D H W"], volume: OCTVolume, file: Pa
     folder = job.out / LAYERS_FOLDER
     folder.mkdir(exist_ok=True)
     path = folder / file.name
+    job.layer_record.claim(file.name.removesuffix(ENDINGS[job.form]), volume.content_hash, [path.name])
     if job.form == "dicom":
         write_segmentation(path, codes, LAYER_NAMES, volume.spacing_mm, file)
         return path

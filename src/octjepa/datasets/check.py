@@ -50,9 +50,14 @@ class DataSetCheck:
     ok: bool
     kinds: tuple[FoundFiles, ...]
 
+    @property
+    def found(self) -> int:
+        """Documented files that are there."""
+        return sum(kind.files for kind in self.kinds)
+
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
-        return asdict(self)
+        return {**asdict(self), "found": self.found}
 
 
 def check_folder(data_set: DataSet, folder: Path) -> DataSetCheck:

@@ -158,8 +158,8 @@ def _choose(requested: str, recorded: str | None, runtime: Runtime) -> tuple[str
         faster, measured = bf16_is_faster(runtime.device)
         if not faster:
             _log.warning(
-                "precision bf16, in which this run began, is kept, though updates on %s take longer than in fp32 (%s). "
-                "A new run would be in fp32",
+                "the run keeps bf16, the precision that it began with. On %s, updates in bf16 are slower than in fp32 "
+                "(%s). A new run would use fp32",
                 runtime.device,
                 measured,
             )

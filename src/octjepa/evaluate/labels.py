@@ -41,6 +41,7 @@ _PERSON_LIKE = re.compile(
 )
 # As spreadsheets save the line: in quotes, and with the separators of empty cells behind it.
 _DECLARED_CLASSES = re.compile(r"\"?#\s*classes\s*:\s*([^\"\r\n]*)\"?[,;\t\s]*", re.IGNORECASE)
+_ZIP_START = b"PK\x03\x04"  # of an .xlsx, which is a ZIP file
 _CLASSES = "classes"  # the attribute of a table that holds them
 _QUANTITY = 5  # a column with at least so many different numbers is a quantity, not classes
 
@@ -121,9 +122,10 @@ def read_labels(path: str | Path, targets: Sequence[str]) -> LabelTable:
     nameless = int(people.map(lambda person: person == "" or names_nobody(person)).sum())
     if nameless:
         raise UsageError(f"{path}: {nameless} of {len(frame)} rows have no {person}; fill it in or remove them")
-    eyes = pd.Series([""] * len(frame)) if eye is None else _eyes(frame[eye], path, str(eye))
+    no_text = pd.Series("", index=frame.index)
+    eyes = no_text if eye is None else _eyes(frame[eye], path, str(eye))
     notes: list[str] = []
-    cells = pd.Series([""] * len(frame)) if visit is None or visit in targets else frame[visit].str.strip()
+    cells = no_text if visit is None or visit in targets else frame[visit].str.strip()
     cells = cells.mask(cells.str.lower().isin(MISSING), "")
     classes = frame.attrs[_CLASSES]
     columns = {name: _without_placeholders(frame[name].str.strip(), name, path, notes, classes) for name in targets}
@@ -192,7 +194,7 @@ def _without_placeholders(
         column = column.mask(column.str.lower().isin(no_value), "")
     strange = [
         (row, text)
-        for row, text in enumerate(column, start=2)
+        for row, text in column.items()
         if (text.startswith("#") and text.lower() not in classes)
         or (is_quantity and text and text.lower() not in classes and text not in numbers)
     ]
@@ -220,27 +222,37 @@ def label_columns(path: str | Path) -> list[str]:
 def read_table(path: Path) -> pd.DataFrame:
     """The cells of a TSV or CSV as text; a row that ends early has empty cells. Empty rows are left out.
 
+    The index is the line of the file in which each row begins, for messages.
+
     Between the cells are tabs, or semicolons or commas where the header has no tab. Semicolons come from where decimals
     have a comma: 0,5 is then 0.5. A first line `#classes: unknown, na` declares words that otherwise stand for a
     missing value to be classes. Raises UsageError: no such file, not a table, a row longer than the header.
     """
     if not path.is_file():
         raise UsageError(f"no label file at {path}: expected a TSV or CSV with person_id and a column per target")
+    with path.open("rb") as file:
+        if file.read(len(_ZIP_START)) == _ZIP_START:
+            raise UsageError(f"{path} is an Excel file (.xlsx) or another ZIP file: save the table as CSV")
     try:
         text = io.StringIO(path.read_text(encoding="utf-8-sig"), newline="")
         first = text.readline()
-        classes, start = frozenset[str](), 0
+        classes, start, before = frozenset[str](), 0, 0  # `before`: lines that the reader of rows does not see
         if declared := _DECLARED_CLASSES.fullmatch(first):
             classes = frozenset(word.strip().lower() for word in re.split(r"[,;\t]", declared[1]) if word.strip())
-            start = text.tell()
+            start, before = text.tell(), 1
             first = text.readline()
         delimiter = "\t" if "\t" in first else ";" if first.count(";") > first.count(",") else ","
         if separator := re.fullmatch(r"sep=(.)", first.strip(), re.IGNORECASE):  # spreadsheets write it for themselves
-            delimiter = separator[1]
+            delimiter, before = separator[1], before + 1
         else:
             text.seek(start)
         reader = csv.reader(text, delimiter=delimiter, strict=True)  # a quote that nothing ends would swallow rows
-        header, *rows = [row for row in reader if any(cell.strip() for cell in row)]
+        numbered, line = [], before + 1
+        for row in reader:
+            numbered.append((line, row))
+            line = before + reader.line_num + 1  # a cell in quotes may span several lines
+        (_, header), *body = [(line, row) for line, row in numbered if any(cell.strip() for cell in row)]
+        rows = [row for _, row in body]
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not a readable TSV or CSV of UTF-8 text ({error}): save it as UTF-8") from None
     except csv.Error as error:
@@ -258,7 +270,8 @@ def read_table(path: Path) -> pd.DataFrame:
     cells = [[plain_cell(cell) for cell in (row + [""] * len(header))[: len(header)]] for row in rows]
     if delimiter == ";":
         cells = [[re.sub(r"^\s*(-?\d+),(\d+)\s*$", r"\1.\2", cell) for cell in row] for row in cells]
-    frame = pd.DataFrame(cells, columns=[plain_cell(name).strip() for name in header], dtype=str)
+    lines = [line for line, _ in body]
+    frame = pd.DataFrame(cells, lines, [plain_cell(name).strip() for name in header], dtype=str)
     frame.attrs[_CLASSES] = classes
     return frame
 
@@ -315,8 +328,10 @@ def _eyes(column: pd.Series, path: Path, name: str) -> pd.Series:
     mapped = text.map(lambda value: "" if value in MISSING else _EYES.get(value))
     unknown = sorted(set(column[mapped.isna()]))
     if unknown:
+        where = column.index[mapped.isna()]
+        rows = f"row {where[0]}" if len(where) == 1 else f"{len(where)} rows, first in row {where[0]}"
         raise UsageError(
-            f"{path}: {name} holds {', '.join(map(repr, unknown[:5]))} in {int(mapped.isna().sum())} rows, "
+            f"{path}: {name} holds {', '.join(map(repr, unknown[:5]))} in {rows}: "
             "expected OD, OS, R, L, right, left, or OU, both or empty for both eyes"
         )
     return mapped
@@ -330,26 +345,30 @@ def _unique(
     Raises UsageError where two labels of a key differ.
     """
     label_of: dict[tuple[str, str, str], str] = {}
-    disagreeing: set[tuple[str, str, str]] = set()
+    disagreeing: dict[tuple[str, str, str], int] = {}  # the key of a row: the first row that contradicts another one
+    row_keys: set[tuple[str, str, str]] = set()
     repeated = missing = 0
-    for (person, eye, visit), value in zip(rows.itertuples(index=False, name=None), column, strict=True):
+    for (line, person, eye, visit), value in zip(rows.itertuples(name=None), column, strict=True):
         if not value:
             missing += 1
             continue
         # Volumes of unknown laterality ("") take a label only from a row that speaks of the whole person.
         keys = [(person, side, visit) for side in ((eye,) if eye else ("OD", "OS", ""))]
+        row_keys.add((person, eye, visit))
         repeated += any(key in label_of for key in keys)
         for key in keys:
             if key in label_of:
                 if label_of[key] != value and not _same_number(label_of[key], value):
-                    disagreeing.add(key)
+                    disagreeing.setdefault((person, eye, visit), line)
             else:
                 label_of[key] = value
     if disagreeing:
+        has_visits, has_eyes = any(visit for *_, visit in row_keys), any(eye for _, eye, _ in row_keys)
+        noun = "visit" if has_visits else "eye" if has_eyes else "person"
         raise UsageError(
-            f"{path}: {target} is given twice with different values for {len(disagreeing)} of {len(label_of)} "
-            "person-eye "
-            "keys; keep one row per person and eye, or name the visit of each row in a column visit"
+            f"{path}: {target} is given twice with different values for {len(disagreeing)} of "
+            f"{counted(len(row_keys), noun)}, first in row {min(disagreeing.values())}; keep one row per person and "
+            "eye, or name the visit of each row in a column visit"
         )
     if repeated:
         notes.append(

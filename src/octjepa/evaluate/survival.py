@@ -59,7 +59,10 @@ def default_probes(task: str) -> tuple[str, ...]:
 def check_survival(task: str, event: str | None, probes: Sequence[str]) -> None:
     """Raises UsageError: a survival task without an event or the other way round, or another probe than linear."""
     if (task == TASK) != (event is not None):
-        raise UsageError("a survival task needs both: --task survival and --event COLUMN, the targets being times")
+        raise UsageError(
+            "a survival task needs --task survival and --event COLUMN, and its targets are times: give both options or "
+            "neither"
+        )
     if task == TASK and tuple(probes) != ("linear",):
         raise UsageError("only the linear probe takes survival, as Cox regression: --probe linear")
 

@@ -43,7 +43,9 @@ def task_of(texts: list[str], target: str, task: str) -> tuple[Task, tuple[str, 
         several = "multiclass" if few or task == "classification" else "regression"
         task = "binary" if len(classes) <= 2 else several
     if len(classes) < 2:
-        raise UsageError(f"{target}: all {len(texts)} labelled volumes have one value, there is nothing to tell apart")
+        raise UsageError(
+            f"{target}: all {len(texts)} labelled volumes have the same value; expected at least two different values"
+        )
     if task in ("regression", "survival"):
         if numbers is None:
             raise UsageError(f"{target} holds text ({len(classes)} values), a {task} needs numbers")

@@ -31,7 +31,11 @@ def write_maps(store: Store, explained: ExplainedEyes, folder: Path, attention: 
     UsageError: no eye to map, attention of other eyes.
     """
     if not explained.eyes:
-        raise UsageError("no held-out eye of the store can be mapped: octjepa split sets people aside")
+        raise UsageError(
+            "the store has no raster scan in val or test to map: run `octjepa split`"
+            if explained.tuned is None
+            else "the fine-tuning has no labelled test scan of its first target to map"
+        )
     maps: dict[str, list[TokenAttention]] = {}
     if attention is not None:
         maps = read_attention(attention, [eye.row.volume_id for eye in explained.eyes])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octjepa.errors import VolumeRejected
-from octjepa.ingest.sources import SourceFile, discover
+from octjepa.ingest.sources import Discovery, SourceFile, discover
 from octjepa.progress import bar
 from octjepa.read.devices import stated_device
 from octjepa.read.dicom import has_dicom_magic, known_modality
@@ -51,12 +51,12 @@ def _header_facts(path: Path, name: str) -> FileFacts:
             identity = str(header.get("PatientName", "")), str(header.get("PatientBirthDate", ""))
             return FileFacts(
                 kind=f"dicom {_modality(str(header.get('Modality') or ''))}",
-                device=stated_device(
-                    *(
-                        "" if repeats_personal_text(text, *identity, [str(header.get("PatientID") or "")]) else text
-                        for text in (str(header.get(name) or "") for name in ("Manufacturer", "ManufacturerModelName"))
-                    )
-                )[0],
+                device=_stated_device(
+                    str(header.get("Manufacturer") or ""),
+                    str(header.get("ManufacturerModelName") or ""),
+                    *identity,
+                    [str(header.get("PatientID") or "")],
+                ),
                 personal=personal_fields(header),
                 path_is_personal=mask_path(name, *identity) != name,
             )
@@ -64,6 +64,12 @@ def _header_facts(path: Path, name: str) -> FileFacts:
         return FileFacts("unreadable")
     except Exception:  # pydicom raises what a damaged header made of its parser; ingest will name the reason
         return FileFacts("dicom with a damaged header")
+
+
+def _stated_device(manufacturer: str, model: str, name: str, birth_date: str, also: Sequence[str]) -> str:
+    """The device that a header states, "" for none. A text that repeats personal data is left out."""
+    texts = (manufacturer, model)
+    return stated_device(*("" if repeats_personal_text(text, name, birth_date, also) else text for text in texts))[0]
 
 
 def _other(path: Path) -> FileFacts:
@@ -74,7 +80,11 @@ def _other(path: Path) -> FileFacts:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return FileFacts(format, personal=read_scan(path, format).personal)
+            scan = read_scan(path, format)
+        header = scan.header
+        personal = header.person_name, header.birth_date, [*header.also_personal, header.person_id]
+        device = _stated_device(header.manufacturer, header.model, *personal)
+        return FileFacts(format, device, scan.personal)
     except Exception:  # a damaged file may raise anything, as in `read_volume`; ingest will name the reason
         return FileFacts(f"{format}, refused")
 
@@ -90,12 +100,14 @@ def personal_fields_in_file(path: Path) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class SourceAudit(Record):
-    """Files by kind and device, those that were ignored, and where personal data is.
+    """Files by kind and device, those that were ignored or refused, and where personal data is.
 
+    refused: {file: why ingest would refuse it unopened}; names of people are masked in it.
     personal_data: {field: {files, kind, direct}}.
     """
 
     files: int
+    refused: Mapping[str, str]
     by_kind: Mapping[str, int]
     by_device: Mapping[str, int]
     ignored: Mapping[str, int]
@@ -116,6 +128,7 @@ def audit(sources: Sequence[str | Path]) -> SourceAudit:
     direct = {field for field, about in fields.items() if about["direct"]}
     return SourceAudit(
         files=len(facts),
+        refused=_refused(discovery),
         by_kind=dict(sorted(Counter(fact.kind for fact in facts).items())),
         by_device=dict(sorted(Counter(fact.device or "unknown" for fact in facts).items())),
         ignored=dict(sorted(discovery.ignored.items())),
@@ -123,6 +136,15 @@ def audit(sources: Sequence[str | Path]) -> SourceAudit:
         files_with_direct_data=sum(bool(direct & set(fact.personal)) for fact in facts),
         paths_with_personal_data=sum(fact.path_is_personal for fact in facts),
     )
+
+
+def _refused(discovery: Discovery) -> dict[str, str]:
+    """{name of the file, masked as in the quarantine: reason and detail} of files that ingest would refuse unread."""
+    found = {}
+    for source, reason, detail in discovery.refused:
+        person = source.stated_person()
+        found[mask_path(source.name, person.name, person.birth_date)] = f"{reason}: {detail}"
+    return found
 
 
 def _look(file: SourceFile) -> FileFacts:

@@ -7,6 +7,7 @@ names, so that which of two duplicates is accepted depends on neither speed nor 
 from __future__ import annotations
 
 import logging
+import shlex
 import shutil
 import time
 from collections import Counter
@@ -365,15 +366,15 @@ def _warn_of_copies(store: Store, pairs: Sequence[tuple[str, str, int]], copies:
     groups = sorted(sorted(files[name] for name in group) for group in connected([(a, b) for a, b, _ in pairs]))
     shown = "; ".join(", ".join(group[:4]) + (", ..." if len(group) > 4 else "") for group in groups[:3])
     _log.warning(
-        "%s of volumes with the same eye under two person ids: copies without their name, or people with two ids. They "
-        "are %d volumes in %s: %s%s. Give the files of one eye one person_id in a manifest.tsv "
-        "and ingest again; until then `octjepa split %s --assign-rest` says which are in two splits (near_duplicate).",
+        "Found %s of volumes with the same eye under two person ids. Either a copy lacks its person id, or a person "
+        "has two ids. %d volumes in %s: %s%s. Give the files of one eye one person_id in a manifest.tsv and ingest "
+        "again. Until then `octjepa split %s --assign-rest` lists those in two splits (near_duplicate).",
         counted(len(pairs), "pair"),
         sum(map(len, groups)),
         counted(len(groups), "group"),
         shown,
         "; ..." if len(groups) > 3 else "",
-        store.location,
+        shlex.quote(store.location),
     )
 
 

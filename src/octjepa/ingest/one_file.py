@@ -85,7 +85,7 @@ def ingest_one(
                     seconds=math.inf,  # the limit is that of the whole ingest of a file
                 )
         if before is None:
-            raise rejection("unreadable_file", "the file came back while it was read")
+            raise rejection("unreadable_file", "the file was not accessible when its read began: ingest again")
         if state(source, spacing_mm) != before:  # two halves of different files would look like a scan
             raise rejection("unreadable_file", "it changed while it was read: ingest again when it is complete")
         stage = "canonicalise"

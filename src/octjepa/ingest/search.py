@@ -44,10 +44,12 @@ from octjepa.read.manifest import (
     parse_manifest,
     parse_participants,
 )
+from octjepa.read.written_results import LAYERS, result_files
 
 TABLES = {".tsv", ".csv"}
 _ABSENT = "listed, but not there"
 _ABSOLUTE = "an absolute path that leads out of the manifest's root: write it relative to that, or list it in a .txt"
+_RESULTS = "folder with results of octjepa"
 LINK_OUT = "a link that leads out of the folder: name the file itself as a source, or in a list (.txt)"
 _log = logging.getLogger(__name__)
 
@@ -62,6 +64,7 @@ class Search:
         self._usable_manifest = cache(self._read_usable_manifest)  # one warning a table
         self._images_in = cache(self._find_images_in)
         self._series_in = cache(self._find_series_in)
+        self._results_in = cache(self._find_results_in)
         self._series_of_rows: set[tuple[str, str]] = set()  # (folder, member) of scans that a row of a manifest added
 
     def add(self, source: str) -> None:
@@ -108,6 +111,8 @@ class Search:
             located = self._listing.locate(path)
             if located and located[1] == "folder":
                 self._add_tree(path)
+            elif basename(path) in self._results_in(dirname(path)):
+                continue
             elif self._listing.leads_out(path, base):
                 self._refuse_link(path, relative(path, base) or basename(path))
             elif is_archive(path) or self._is_candidate(path):
@@ -140,6 +145,10 @@ class Search:
                 self._found.ignored[origin] += 1
                 folder.subfolders.clear()
                 continue
+            if results := result_files(folder.names):
+                self._found.ignored[_RESULTS] += 1
+                names = tuple(name for name in folder.names if name not in results)
+                folder = replace(folder, names=names)  # scans may lie next to results, or below
             if is_zarr(folder.names):
                 above = manifest_of[dirname(folder.path)]
                 row = above.row_at(relative(folder.path, above.root) or "") if above else None
@@ -367,6 +376,13 @@ class Search:
         number = number_of.get(basename(path))
         return {} if number is None else {number: scans[number]}
 
+    def _find_results_in(self, folder: str) -> frozenset[str]:
+        """The files of a folder that octjepa wrote as results; the folder is counted."""
+        names = self._files_in(folder)
+        results = frozenset(names) if LAYERS in names else result_files(names)
+        self._found.ignored[_RESULTS] += bool(results)
+        return results
+
     def _find_images_in(self, folder: str) -> tuple[str, ...]:
         """The images of a folder of B-scans; () for another folder."""
         names = [name for name, kind in self._listing.entries(folder) if kind in {"file", "link"}]
@@ -424,4 +440,6 @@ def written_by_octjepa(folder: str, names: Collection[str]) -> str:
     """
     if "store.json" in names:
         return "store of octjepa"
+    if LAYERS in names:
+        return _RESULTS
     return "truth of phantoms" if folder == "truth" and "eyes.tsv" in names else ""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from octjepa import remote
 from octjepa.errors import OctjepaError, ResourceError, UsageError, VolumeRejected
-from octjepa.ingest.listing import BScanListing, BucketListing, LocalListing, suffix_of
+from octjepa.ingest.listing import IMAGES, BScanListing, BucketListing, LocalListing, suffix_of
 from octjepa.ingest.search import LINK_OUT, Search
 from octjepa.ingest.source_file import Discovery, SourceFile, printable
 from octjepa.progress import bar
@@ -63,7 +63,7 @@ def discover(sources: Sequence[str | Path], single_bscans: bool = False) -> Disc
             (bucket if remote.is_remote(source) else disk).add(source)
     _sort(discovery)
     discovery.files = _split_multi_scan_files(discovery.files)
-    _report(sources, discovery)
+    _report(sources, discovery, single_bscans)
     return discovery
 
 
@@ -143,7 +143,7 @@ def named_as_copy(name: str) -> bool:
     return any(_COPY.search(part.rpartition(".")[0] or part) for part in name.split("/"))
 
 
-def _report(sources: Sequence[str | Path], discovery: Discovery) -> None:
+def _report(sources: Sequence[str | Path], discovery: Discovery, single_bscans: bool) -> None:
     """Warns of what a person must act on before all can be read. Raises UsageError if there is nothing to read."""
     messages = {
         code: f"{count} {code}: {REASONS[code].meaning}; {REASONS[code].action}"
@@ -153,6 +153,8 @@ def _report(sources: Sequence[str | Path], discovery: Discovery) -> None:
         where = ", ".join(printable(str(source)) for source in sources)
         ignored = ", ".join(f"{count} {kind}" for kind, count in discovery.ignored.most_common(5))
         why = f" (left out: {ignored})" if ignored else "" if messages else ": it is empty"
+        if not single_bscans and any(kind in IMAGES for kind in discovery.ignored):
+            why += ": if the pictures are single B-scans, add --images to `octjepa segment` or `octjepa ingest`"
         raise UsageError("\n  ".join([f"no OCT scan in {where}{why}", *messages.values()]))
     for code in _WARNED:
         if code in messages:

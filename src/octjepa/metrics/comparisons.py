@@ -79,7 +79,7 @@ class SeedSpread:
 def seed_spread(estimates: Sequence[Estimate]) -> SeedSpread:
     """How far the trainings differ. Raises UsageError if none is given."""
     if not estimates:
-        raise UsageError("an arm has no training to summarise")
+        raise UsageError("no training was given to summarise")
     values = [estimate.value for estimate in estimates]
     sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return SeedSpread(len(values), sd, min(values), max(values))
@@ -92,7 +92,7 @@ def mean_over_seeds(estimates: Sequence[Estimate]) -> Estimate:
     """
     seed_spread(estimates)
     if len({(estimate.label_hash, estimate.draws_id) for estimate in estimates}) != 1:
-        raise UsageError("the seeds of an arm were measured on different labels or draws: probe them in one run")
+        raise UsageError("the seeds of one recipe were measured on different labels or draws: probe them in one run")
     # A seed with a constant prediction is bounded by 0; the mean is bounded only if every seed has one.
     first = next((estimate for estimate in estimates if estimate.scale != "of_constant"), estimates[0])
     return replace(

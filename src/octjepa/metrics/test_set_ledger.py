@@ -150,6 +150,6 @@ def _read(file: Path) -> list[dict[str, Any]]:
         return [{**use, "measured": list(use["measured"])} for use in uses]
     except (ValueError, KeyError, TypeError):
         raise UsageError(
-            f"the ledger of test uses {file} is damaged: looks at this test set can no longer be counted. Restore it "
-            "from a copy, or move it away and say in your report that the count starts again"
+            f"the ledger of test uses {file} is damaged, so the uses of this test set can no longer be counted. "
+            "Restore the ledger from a copy, or move it away and say in your report that the count starts again"
         ) from None

@@ -212,7 +212,9 @@ def _check_frames(header: Dataset) -> None:
     else:
         placed = integer(header, "InstanceNumber") > 1 or "ImagePositionPatient" in header
     if placed:
-        raise rejection("single_frame_series", f"one frame, with a separate place in a series; {_HOW_TO_ASSEMBLE}")
+        raise rejection(
+            "single_frame_series", f"one frame, which its header places in a series of files; {_HOW_TO_ASSEMBLE}"
+        )
 
 
 def _check_neighbours(path: Path, header: Dataset) -> None:

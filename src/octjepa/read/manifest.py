@@ -193,7 +193,10 @@ def parse_manifest(text: str, folder: str, name: str) -> Manifest:
     column = next((name for name in _FILE_COLUMNS if table and name in table[0]), None)
     if column is None:
         columns_text = ", ".join(table[0]) if table else "nothing"
-        raise UsageError(f"{name} has no column 'filepath' (found {columns_text}): expected an AI-READI manifest.tsv")
+        raise UsageError(
+            f"{name} has no column 'filepath' (found {columns_text}): expected an AI-READI manifest.tsv. A table of "
+            "labels belongs to --labels of octjepa probe or finetune"
+        )
     parent, _, last = folder.rpartition("/")
     inside = last == "retinal_oct" and not parent.endswith("/")  # a bucket may be called that as well
     root = (parent or "/") if inside else folder

@@ -1,4 +1,4 @@
-"""One B-scan of a DICOM file without decoding the others, for who must show something at once.
+"""Decodes a single B-scan of a DICOM file without decoding the rest, so that the viewer can show it immediately.
 
 It is the file's own frame, unchecked: only `read_volume` decides which frames are B-scans, which way they run, and
 whether the file is what it was. So a frame is read only if nothing of that was changed when the file was ingested.

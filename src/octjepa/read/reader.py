@@ -19,7 +19,7 @@ from octjepa.notes import unique_notes
 from octjepa.read.anatomy import other_part
 from octjepa.read.devices import check_images_retina, describe_device
 from octjepa.read.formats import is_experimental, read_scan, recognise
-from octjepa.read.formats.sequence import MIN_FRAMES
+from octjepa.read.formats.sequence import IMAGE_SUFFIXES, MIN_FRAMES
 from octjepa.read.geometry import Geometry, SpacingSources, is_plausible, resolve_geometry, stated_spacing_fault
 from octjepa.read.identity import identify
 from octjepa.read.manifest import ManifestRow, find_row
@@ -91,7 +91,13 @@ def _recognise_format(path: Path) -> str:
         raise rejection("unknown_format", "a folder that holds no sequence of B-scan images")
     if path.stat().st_size == 0:
         raise rejection("empty_file", "zero bytes")
-    raise rejection("unknown_format", "its first bytes and its suffix are those of no format, or of a single image")
+    if path.suffix.lower() in IMAGE_SUFFIXES:
+        raise rejection(
+            "unknown_format",
+            "a single picture, not a volume: if it is a B-scan, name only pictures and add --images to `octjepa "
+            "segment` or `octjepa ingest`",
+        )
+    raise rejection("unknown_format", "its first bytes and its suffix are those of no format")
 
 
 def assemble(

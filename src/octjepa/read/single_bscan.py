@@ -32,6 +32,7 @@ from octjepa.read.manifest import ManifestRow, find_row
 from octjepa.read.orientation import is_upside_down
 from octjepa.read.personal_data import StatedPerson, mask_path
 from octjepa.read.raw_scan import HeaderFields
+from octjepa.read.written_results import LAYERS, result_files
 from octjepa.reasons import error_origin, rejection
 from octjepa.time_limit import SECONDS_PER_FILE, time_limit
 from octjepa.volume import OCTVolume
@@ -198,8 +199,8 @@ def is_picture(path: Path) -> bool:
 def find_bscans(source: Path) -> list[Path]:
     """The files of single B-scans: `source` itself, or the pictures and DICOM files below a folder, in natural order.
 
-    Masks next to their pictures, hidden files, and links that lead out of the folder are left out. Raises UsageError:
-    no such path, or none below it.
+    Masks next to their pictures, results of octjepa, hidden files, and links that lead out of the folder are left out.
+    Raises UsageError: no such path, or none below it.
     """
     if source.is_file():
         return [source]
@@ -208,6 +209,10 @@ def find_bscans(source: Path) -> list[Path]:
     files: list[Path] = []
     for folder in sorted({source, *(item for item in source.rglob("*") if item.is_dir())}):
         names = [file.name for file in folder.iterdir() if file.is_file() and not file.name.startswith(".")]
+        if LAYERS in names:
+            continue
+        results = result_files(names)
+        names = [name for name in names if name not in results]
         names = [name for name in without_masks(names) if name.lower().endswith(BSCAN_SUFFIXES)]
         files += [folder / name for name in sorted(names, key=natural_key) if not leads_out(folder / name, source)]
     if not files:

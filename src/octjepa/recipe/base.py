@@ -25,9 +25,9 @@ Item = TypeVar("Item")
 
 
 def without_repeats(items: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The items as they are. Raises ValueError if one is named twice."""
+    """The items as they are. Raises ValueError if a value is listed twice."""
     if len(set(items)) < len(items):
-        raise ValueError("something is named twice")
+        raise ValueError("a value is listed twice: remove one")
     return items
 
 

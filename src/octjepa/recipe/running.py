@@ -160,7 +160,10 @@ class Recipe(Section):
                 "teacher itself, and the student is exported"
             )
         if self.checkpoint.export == "validation" and self.monitor.every_updates is None:
-            raise ValueError("checkpoint.export: validation asks the monitor, which monitor.every_updates: null omits")
+            raise ValueError(
+                "checkpoint.export=validation needs the monitor, which monitor.every_updates=null turns off: set a "
+                "number of updates, or set checkpoint.export to target or student"
+            )
         return self
 
     @model_validator(mode="after")

@@ -236,6 +236,10 @@ def _kind(root: Path, shown: Path) -> Kind:
         return "demo"
     if (root / "head").is_dir():
         return "segmentation"
+    if (root / "index.html").is_file() and any(root.glob("*_boundaries.npz")):
+        raise UsageError(
+            f"{shown} holds results of `octjepa segment`, which already wrote their page: open {shown / 'index.html'}"
+        )
     raise UsageError(
         f"{shown} holds nothing to show: expected a run or fine-tuning (run.json), a segmentation (head), a store "
         f"(store.json) or a demo ({', '.join(DEMO_PARTS)})"

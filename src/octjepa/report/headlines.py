@@ -69,7 +69,7 @@ TUNED = Contrast(
 HEAD_OVER_PRIOR = Contrast(
     "Head minus position prior",
     "The head has a Dice {0} than",
-    "the commonest class of each position, which sees no picture,",
+    "the most frequent class of each position (it does not use the image)",
     "the head and the position prior",
     "looking at the scan",
 )
@@ -308,7 +308,7 @@ def strongest_baseline_headline(
     sentence += (
         "No interval of their difference was measured, so it shows nothing."
         if beats
-        else f"What {name} reads needs no pretraining: the encoder does not beat it on these people."
+        else f"The encoder is not better than {name} on these people, and {name} needs no pretraining."
     )
     return [Headline(title, signed(difference), "open" if beats else "bad", sentence)]
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 from octjepa.files import write_atomic
 from octjepa.report.html import render_template
 from octjepa.tasks.segment.thickness import SECTORS
-from octjepa.tasks.segmenter.scan_segmentation import SegmentedScans
+from octjepa.tasks.segmenter.scan_segmentation import PAGE, SegmentedScans, recorded_scans
 
 
 def write_page(segmented: SegmentedScans, out: Path) -> Path:
-    """Writes `index.html` into `out`; the pictures are embedded, so the page needs no other file."""
+    """Writes `index.html` into `out`; the pictures are embedded, so the page needs no other file.
+
+    Scans that earlier calls segmented into `out` follow those of this call, so that the page lists all results there.
+    """
+    segmented = replace(segmented, scans=recorded_scans(segmented.scans, out))
     pictures = {
         scan.scan: "data:image/png;base64," + base64.b64encode(Path(scan.files["picture"]).read_bytes()).decode()
         for scan in segmented.scans
@@ -26,6 +31,6 @@ def write_page(segmented: SegmentedScans, out: Path) -> Path:
         files={scan.scan: {kind: Path(path).name for kind, path in scan.files.items()} for scan in segmented.scans},
         version=version("octjepa"),
     )
-    path = out / "index.html"
+    path = out / PAGE
     write_atomic(path, lambda file: file.write(page.encode()))
     return path

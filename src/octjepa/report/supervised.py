@@ -31,7 +31,7 @@ _TUNING_REFERENCES = {
 _SEGMENTATION_REFERENCES = {
     "untrained": "the same head on the untrained encoder",
     "intensity": "the same head on intensities only",
-    "position_prior": "the commonest class of each position, which sees no picture",
+    "position_prior": "the most frequent class of each position (it does not use the image)",
 }
 
 

@@ -8,6 +8,7 @@ the page shows below.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -127,17 +128,18 @@ def _next_answer(
     contents: Contents, verdict: OverallVerdict, training: Answer, headlines: Sequence[Headline]
 ) -> Answer:
     """The next step of a user, with its commands: fix, measure, add people, train longer, or compare."""
-    question, run = "What to do next?", contents.root.name or "RUN"
+    question, root = "What to do next?", contents.root.name or "RUN"
+    run, table, probe = map(shlex.quote, (root, f"{root}/embeddings.parquet", f"{root}/probe.json"))
     if verdict.word == "broken":
         return Answer(question, "Fix the problems above, then make this page again.")
     if contents.embeddings is None:
-        commands: tuple[str, ...] = (f"octjepa embed {run} --store STORE --out {run}/embeddings.parquet",)
+        commands: tuple[str, ...] = (f"octjepa embed {run} --store STORE --out {table}",)
         return Answer(
             question, "Embed the store, so that a probe can compare the encoder with baselines.", (), commands
         )
     if contents.probe is None:
         commands = (
-            f"octjepa probe {run}/embeddings.parquet --labels LABELS --target TARGET --out {run}/probe.json",
+            f"octjepa probe {table} --labels LABELS --target TARGET --out {probe}",
             f"octjepa report {run}",
         )
         return Answer(question, "Compare the encoder with baselines on your labels.", (), commands)

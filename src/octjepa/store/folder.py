@@ -16,6 +16,7 @@ needs no decoder. docs/decisions/0003-store-format.md has the measurements.
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -179,7 +180,9 @@ class Store:
         storage = _storage_at(path)
         folder = storage.snapshot()
         if folder is None:
-            raise UsageError(f"no store at {path}: make one with `octjepa ingest SOURCE --store {path}`")
+            raise UsageError(
+                f"no store at {path}: make one with `octjepa ingest SOURCE --store {shlex.quote(str(path))}`"
+            )
         return cls(storage, folder)
 
     @classmethod

@@ -203,8 +203,8 @@ def _newest(out: Path, checkpoint_dir: Location, load: Callable[[Location], _Loa
     last = last_saved(out)
     if last is not None:
         raise UsageError(
-            f"{out} wrote {last['checkpoint']}, but {checkpoint_dir} holds no checkpoint: bring it back, name its "
-            "folder by checkpoint.dir, or start a new run with another --out"
+            f"run {out} wrote checkpoint {last['checkpoint']}, but {checkpoint_dir} holds no checkpoint: restore it, "
+            "set checkpoint.dir to its folder, or start a new run with another --out"
         )
     _log.warning("%s was stopped before its first checkpoint was written: it starts at its first update", out)
     return Start()

@@ -71,9 +71,8 @@ def batch_shares(recipe: Recipe, processes: int) -> BatchShares:
     batch, regulariser = recipe.train.global_batch, recipe.objective.regulariser
     if regulariser is not None and processes > 1:
         raise UsageError(
-            f"objective.{regulariser} looks at the spread within what it is given: on {processes} processes each would "
-            "only see its share of the batch, which is another objective. Start one process, or set "
-            f"objective.{regulariser} to 0 (a meter) or null"
+            f"objective.{regulariser} needs the whole batch in one process, but {processes} processes would divide it. "
+            f"Start one process, or set objective.{regulariser} to 0 (measured, not trained) or null"
         )
     if batch % processes:
         divisors = [n for n in range(1, batch + 1) if batch % n == 0]

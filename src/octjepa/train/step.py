@@ -198,8 +198,7 @@ def micro_batch_too_large(recipe: Recipe, micro_batch: int, where: str) -> str:
     if regulariser is None:
         return f"{micro_batch} volumes at once do not fit into {where}: lower machine.micro_batch"
     return (
-        f"{micro_batch} volumes at once do not fit into {where}, and objective.{regulariser} looks at the spread "
-        "within what it is given, so fewer at once would be another objective. Use machine.recompute=true or a device "
-        f"with more memory (octjepa plan says how much), or another run: a smaller train.global_batch, or "
-        f"objective.{regulariser}=0 (a meter)"
+        f"{micro_batch} volumes at once do not fit into {where}, and objective.{regulariser} needs all of them at "
+        "once. Use machine.recompute=true or a device with more memory (octjepa plan says how much), or start another "
+        f"run with a smaller train.global_batch or with objective.{regulariser}=0 (measured, not trained)"
     )

@@ -56,7 +56,7 @@ class SupervisedTask(ABC, Generic[Batch]):
         return {}
 
     def unreadable_count(self, batch: Batch) -> int:
-        """How many volumes of the batch could not be read, so that others stood in."""
+        """How many volumes of the batch could not be read and were replaced by others."""
         return 0
 
 
@@ -126,7 +126,9 @@ def train_supervised(
             metrics.push(update, steps, ([learner for learner, _ in trained], values))
             update += 1
             if flags.unreadable:
-                _log.warning("update %d: %d volumes could not be read, others stood in", update, flags.unreadable)
+                _log.warning(
+                    "update %d: %d volumes cannot be read and were replaced by others", update, flags.unreadable
+                )
 
             # Validation with early stopping; saved state.
             if update in settings.validations:

@@ -1,45 +1,82 @@
 """The objects that `octjepa view SOURCE` opens: a store or run as it is, or scans, which are read into a store for the
 moment.
 
-In: SOURCE as the user names it. Out: the store or run that the viewer shows, and the folders of its scans. A scan, a
-folder of scans, or a folder that `octjepa segment` wrote has no store. Its scans are then read into a temporary store,
-which is deleted when the viewer ends, so that no copy of a scan stays behind.
+In: SOURCE as the user names it. Out: the store or run that the viewer shows, the folders of its scans, and a note on
+files that were refused. A scan, a folder of scans, or a folder that `octjepa segment` wrote has no store. Its scans
+are then read into a temporary store, which is deleted when the viewer ends, so that no copy of a scan stays behind.
 """
 
 from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from octjepa.config import load_recipe
-from octjepa.errors import UsageError
+from octjepa.errors import UsageError, counted
 from octjepa.ingest.build import build_store
 from octjepa.ingest.remembered_sources import sources_of
 from octjepa.ingest.sources import discover
+from octjepa.reasons import REASONS
 from octjepa.remote import is_remote
 from octjepa.report.contents import holds_contents
+from octjepa.store import Store
 
 _ANSWERS = "classes.json"  # next to *_boundaries.npz: a folder that `octjepa segment` wrote
+_PICTURES = "images.csv"  # in such a folder: the results of single B-scans
+_PAGE = "index.html"  # in such a folder: the page of volumes
+_MOST_WARNED: Final = 20  # refused files that are listed on stderr
+_MOST_NOTED: Final = 5  # refused files that the page names
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class OpenedSource:
+    """The store or run that the viewer shows, the folders of its scans, and notes for the page."""
+
+    shown: str | Path
+    folders: Sequence[str]
+    notes: tuple[str, ...] = ()
 
 
 @contextmanager
-def opened_source(source: str | Path, scans: Sequence[str] = ()) -> Iterator[tuple[str | Path, Sequence[str]]]:
-    """(what the viewer shows, its folders of scans), valid while the context is open.
+def opened_source(source: str | Path, scans: Sequence[str] = ()) -> Iterator[OpenedSource]:
+    """The source as the viewer shows it, valid while the context is open.
 
-    Raises UsageError: none of the scans of `source` can be read, with the reasons, or their place is unknown.
+    Files that are refused are listed on stderr, and the notes name them for the page. Raises UsageError: none of the
+    scans of `source` can be read, with the reasons, or their place is unknown.
     """
     named = scans_without_store(source, scans)
     if not named:
-        yield source, scans or ([] if is_remote(source) else sources_of(source))
+        yield OpenedSource(source, scans or ([] if is_remote(source) else sources_of(source)))
         return
     with tempfile.TemporaryDirectory(prefix="octjepa-view-") as folder:
         store = Path(folder) / "store"
         with _without_warnings():
             build_store(named, store, load_recipe("tiny_cpu").preprocessing, max_lost=1.0)
-        yield store, named
+        yield OpenedSource(store, named, _report_refused(Store.open(store).quarantine))
+
+
+def _report_refused(quarantine: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
+    """Warns of the refused files with the reasons, and returns the note for the page. Names in paths are masked."""
+    if not quarantine:
+        return ()
+    count = f"{counted(len(quarantine), 'file')} not shown"
+    lines = [
+        f"  {entry['file']}: {entry['reason']}: {entry['detail']}; {REASONS[entry['reason']].action}"
+        for entry in quarantine[:_MOST_WARNED]
+    ]
+    if (more := len(quarantine) - _MOST_WARNED) > 0:
+        lines.append(f"  and {more} more")
+    _log.warning("%s:\n%s", count, "\n".join(lines))
+    named = [f"{entry['file']} ({entry['reason']})" for entry in quarantine[:_MOST_NOTED]]
+    if (more := len(quarantine) - _MOST_NOTED) > 0:
+        named.append(f"and {more} more")
+    return (f"{count}: {', '.join(named)}",)
 
 
 @contextmanager
@@ -57,13 +94,18 @@ def _without_warnings() -> Iterator[None]:
 def scans_without_store(source: str | Path, scans: Sequence[str] = ()) -> list[str]:
     """The scans that `source` stands for if it is a scan, a folder of scans or of answers; [] for anything else.
 
-    Raises UsageError: nothing is at `source`, or it holds answers, and neither `scans` nor this machine's notes say
-    where the scans are.
+    Raises UsageError: nothing is at `source`, `scans` are named with scans, or it holds answers, and neither `scans`
+    nor this machine's notes say where the scans are. Also for the answers about pictures, which
+    the viewer does not show.
     """
     if is_remote(source):
         return []
     path = Path(source)
     if path.is_file():
+        if scans:
+            raise UsageError(
+                f"--scans is for a store, a run or a result of segment, and {source} is a scan: leave the option out"
+            )
         return [str(path)]
     if not path.exists():
         raise UsageError(
@@ -72,10 +114,24 @@ def scans_without_store(source: str | Path, scans: Sequence[str] = ()) -> list[s
     if not path.is_dir() or holds_contents(path):
         return []
     if (path / _ANSWERS).is_file() and any(path.glob("*_boundaries.npz")):
+        has_page = (path / _PAGE).is_file()
+        if (path / _PICTURES).is_file() and not has_page:
+            raise UsageError(
+                f"{source} holds the results of single B-scans, which the viewer does not show: open the table "
+                f"{path / _PICTURES} and the picture NAME.png of each B-scan next to it"
+            )
         if named := list(scans) or sources_of(path):
             return named
+        page = f", or open {path / _PAGE}" if has_page else ""
         raise UsageError(
-            f"{source} holds segmentations, and it is not known where their scans are: name their folder with --scans, "
-            f"or open {path / 'index.html'}"
+            f"{source} holds segmentations, and it is not known where their scans are: name their folder with "
+            f"--scans{page}"
         )
-    return [str(path)] if discover([str(path)]).files else []
+    if not discover([str(path)]).files:
+        return []
+    if scans:
+        raise UsageError(
+            f"--scans is for a store, a run or a result of segment, and {source} is a folder of scans: leave the "
+            "option out"
+        )
+    return [str(path)]

@@ -177,6 +177,10 @@ class Scans:
         self.colours = TokenColours(self.store, self.volumes, recipe, self.encoder)
         self.grid_png = lru_cache(_CACHED)(self._grid_png)
 
+    def add_notes(self, notes: Sequence[str]) -> None:
+        """Adds notes that the page shows."""
+        self._notes.extend(notes)
+
     def about(self) -> SourceFacts:
         """The facts that all volumes share."""
         preprocessing, recipe, choices = self.store.preprocessing, self.colours.recipe, self.volumes.choices()

@@ -121,9 +121,18 @@ def serve(source: str | Path, port: int, ready: Callable[[str], None], shown_wit
         raise UsageError(f"the viewer needs the libraries of an extra: {install_command('viewer')}") from None
     named = shown_with
     corrections = None if named.corrections is None else Corrections(named.corrections)
-    with opened_source(source, named.scans) as (shown, folders):
+    with opened_source(source, named.scans) as from_source:
         model = None if is_remote(source) else model_of(source)
-        opened = open_scans(shown, folders, named.labels, named.encoder, named.predictions, named.embeddings, model)
+        opened = open_scans(
+            from_source.shown,
+            from_source.folders,
+            named.labels,
+            named.encoder,
+            named.predictions,
+            named.embeddings,
+            model,
+        )
+        opened.add_notes(from_source.notes)
         opened.corrections = corrections
         key = "" if corrections is None else secrets.token_urlsafe(16)
         _listen(app(opened, key), port, ready, f"?key={key}" if key else "")

@@ -94,7 +94,7 @@ def band_in_view(
     Either may be outside the view. Raises ValueError where the transform rotates or zooms: that needs `tissue_mask`.
     """
     if not transform.moves_whole_voxels:
-        raise ValueError("a band is not a band any more after a rotation or zoom: use tissue_mask")
+        raise ValueError("a rotated or zoomed view has no first and last tissue index per A-scan: use tissue_mask")
     (a, b, c), (d, h, w) = transform.corner, size
     slow, fast = (-1 if flip else 1 for flip in (transform.flip_slow, transform.flip_fast))
     first, last = band[:, a : a + d, c : c + w][:, ::slow, ::fast].astype(np.int32)

@@ -30,5 +30,5 @@ def test_three_equal_channels_are_one_intensity(tmp_path: Path, axis: int, suffi
 
 def test_channels_that_differ_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "scan.npy", np.stack([PIXELS, PIXELS, 255 - PIXELS], 1))
-    with pytest.raises(VolumeRejected, match="unsupported_pixels: three channels that differ"):
+    with pytest.raises(VolumeRejected, match="unsupported_pixels: three different channels"):
         read_volume(tmp_path / "scan.npy", spacing_mm=SPACING)

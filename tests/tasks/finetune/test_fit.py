@@ -292,7 +292,7 @@ GOOD = [str(1000 + number) for number in range(40)]
     [
         ({}, {"target": "drusen"}, "has no column drusen"),
         ({}, {"target": ()}, "name a column|no target was named"),
-        ({"mark": 1}, {}, "have one value, there is nothing to tell apart"),
+        ({"mark": 1}, {}, "have the same value; expected at least two different values"),
         ({"mark": ["NaN"] * 40}, {}, "mark holds no label at all"),
         ({"person_id": [f"AB-{name}" for name in GOOD]}, {}, "ids look like 'AA-9999' there and '9999' here"),
         ({"mark": [int(n >= 28) for n in range(40)]}, {}, "split train has no volume of class 1"),

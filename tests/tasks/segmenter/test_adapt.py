@@ -15,15 +15,17 @@ from PIL import Image
 import octjepa
 from command_line import call
 from octjepa.cli.output import print_adapted
-from octjepa.errors import OctjepaError, UsageError
+from octjepa.errors import OctjepaError, UsageError, VolumeRejected
+from octjepa.ingest.sources import discover
 from octjepa.notes import Note
 from octjepa.phantom import make_eye
 from octjepa.phantom.dicom import write_eye
-from octjepa.phantom.random_scene import BOUNDARY_SURFACES
-from octjepa.tasks.segment.label_files import LabelVolume
+from octjepa.phantom.random_scene import BOUNDARIES, BOUNDARY_SURFACES
+from octjepa.tasks.segment.label_files import LabelFolder, LabelVolume
 from octjepa.tasks.segment.layer_names import ANY_CLASS, FLUID
 from octjepa.tasks.segmenter import adapt_scans
 from octjepa.tasks.segmenter.adapt import (
+    Adaptation,
     AdaptSettings,
     HeldOut,
     LabelledScan,
@@ -37,7 +39,7 @@ from octjepa.tasks.segmenter.adapt import (
 from octjepa.tasks.segmenter.adapt_scans import AdaptedFolder, allowed_classes, labelled_scan
 from octjepa.tasks.segmenter.image_formation import Draws
 from octjepa.tasks.segmenter.inference import load_segmenter, with_calibration
-from octjepa.volume import OCTVolume
+from octjepa.volume import OCTVolume, volume_id
 
 SPACING_MM = (0.06, 0.0078, 0.0234)
 SHAPE = (5, 192, 160)
@@ -287,7 +289,7 @@ def test_a_folder_of_pictures_with_masks(tmp_path: Path, monkeypatch: pytest.Mon
     assert (message["scans"], message["training_bscans"], message["held_out_bscans"]) == (4, 3, 1)
     assert message["networks"][0]["score"]["mean_um"] < 40
     notes = "\n".join(message["notes"])
-    assert "not used, because unreadable: 1 labelled picture (frames_broken)" in notes
+    assert "not used, because unreadable: 1 labelled picture: P3/broken.png: " in notes
     assert "not used: 1 label file without a picture of that name" in notes
     assert "spacing unknown: pictures are taken to be 2 x 6 mm" in notes
     stated = call(*words, "--spacing", "0.0078,0.04", "--out", tmp_path / "stated")
@@ -302,6 +304,64 @@ def test_a_folder_of_pictures_with_masks(tmp_path: Path, monkeypatch: pytest.Mon
     refused = call(*words, "--out", out)
     assert refused.code == 2
     assert "middle.png belongs to two pictures, P0/middle.png and P1/middle.png" in refused.err
+
+
+def test_only_scans_with_labels_are_read_and_a_refused_scan_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, labels = tmp_path / "scans", tmp_path / "labels"
+    folder.mkdir()
+    labels.mkdir()
+    write_eye(folder / "eye.dcm", make_eye(11, 41, "OD", "heidelberg_spectralis"), 11)
+    write_eye(tmp_path / "another.dcm", make_eye(12, 41, "OS", "heidelberg_spectralis"), 12)
+    content = (tmp_path / "another.dcm").read_bytes()
+    for name in ("cut.dcm", "other.dcm"):
+        (folder / name).write_bytes(content[: len(content) // 2])
+    (folder / "more.zip").write_bytes(b"PK\x03\x04")
+    volume = octjepa.read_volume(folder / "eye.dcm")
+    rows = np.full((8, volume.shape[0], volume.shape[2]), 60, np.float32)
+    np.savez(labels / "eye_boundaries.npz", rows=rows, names=np.array(BOUNDARIES))
+    read: list[str] = []
+
+    def read_volume(path: Path, *arguments: object, **options: object) -> OCTVolume:
+        read.append(path.name)
+        return octjepa.read_volume(path, *arguments, **options)  # type: ignore[arg-type]
+
+    def notes() -> str:
+        read.clear()
+        made: list[str] = []
+        scans = adapt_scans._labelled_volumes(discover([folder]), [LabelFolder(labels)], None, made)
+        assert [scan.name for scan in scans] == ["eye.dcm"]
+        return "\n".join(made)
+
+    monkeypatch.setattr(adapt_scans, "read_volume", read_volume)
+    assert "2 of 3 scans have no labels and are not used" in notes()
+    assert read == ["eye.dcm"]
+    (labels / "eye_boundaries.npz").rename(labels / f"{volume.sop_instance_uid}.npz")
+    assert "cut.dcm" not in notes()
+    assert read == ["eye.dcm"]
+    (labels / f"{volume.sop_instance_uid}.npz").rename(labels / f"{volume_id(volume.content_hash)}.npz")
+    assert "not read: cut.dcm: " in notes()  # only a scan that is read tells this id
+    (labels / f"{volume_id(volume.content_hash)}.npz").rename(labels / "eye.npz")
+    shutil.copy(labels / "eye.npz", labels / "cut.npz")
+    assert "not used, because unreadable: 1 labelled scan: cut.dcm: " in notes()
+    (labels / "eye.npz").unlink()
+    request = adapt_scans.AdaptRequest([str(folder)], [labels])
+    with pytest.raises(VolumeRejected, match=r"truncated: cut\.dcm: "):
+        adapt_scans.adapt_sources(request, tmp_path / "network")
+
+
+def test_an_archive_among_the_sources_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "eye.npz").write_bytes(b"PK\x03\x04")
+    (tmp_path / "more.zip").write_bytes(b"PK\x03\x04")
+    (tmp_path / "labels").mkdir()
+    np.savez(tmp_path / "labels" / "eye.npz", layers=np.zeros((8, 3, 3)))
+    monkeypatch.setattr(adapt_scans, "_labelled_volumes", lambda *_: [drawn_scan()])
+    monkeypatch.setattr(adapt_scans, "adapt", lambda *_: Adaptation(load_segmenter(), (), 1, 0, ()))
+    sources = [str(tmp_path / "eye.npz"), str(tmp_path / "more.zip")]
+    request = adapt_scans.AdaptRequest(sources, [tmp_path / "labels"])
+    made = adapt_scans.adapt_sources(request, tmp_path / "network")
+    assert any(note.startswith("not read: more.zip: ") and "octjepa expand" in note for note in made.notes)
 
 
 def test_wrong_requests_of_the_command(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from command_line import call, run
 from oct_dicom import make_dataset, save
+from octjepa.ingest.sources import discover
 from octjepa.notes import unique_notes
 from octjepa.phantom import DEVICES, make_eye
 from octjepa.phantom.dicom import write_eye
@@ -126,6 +127,36 @@ def test_nothing_personal_is_written(tmp_path: Path) -> None:
         content = path.read_bytes().lower()
         assert b"doe^jane" not in content
         assert b"jane_doe" not in content
+
+
+def test_results_of_another_scan_stay_and_results_are_not_read_as_scans(tmp_path: Path) -> None:
+    scans, pixels = tmp_path / "my scans", make_eye(11, 41, "OS", "topcon_maestro2").pixels[::4]
+    save(make_dataset(pixels, 0.3), scans / "patA" / "eye.dcm")
+    save(make_dataset(np.ascontiguousarray(pixels[:, :, ::-1]), 0.3), tmp_path / "patB" / "eye.dcm")
+    save(make_dataset(np.ascontiguousarray(pixels[::-1]), 0.3), tmp_path / "patC" / "third.dcm")
+    for _ in range(2):  # the same command again
+        outcome = call("segment", scans, "--out", scans, "--json", "--quiet")
+        assert outcome.code == 0, outcome.err
+        assert [one["scan"] for one in outcome.json["scans"]] == ["eye"]
+    found = discover([scans])
+    assert [file.name for file in found.files] == ["patA/eye.dcm"]
+    assert found.ignored["folder with results of octjepa"] == 1
+    boundaries = (scans / "eye_boundaries.npz").read_bytes()
+    outcome = call(
+        "segment", tmp_path / "patB", tmp_path / "patC", "--out", scans, "--json", "--quiet", "--max-lost", 0.6
+    )
+    assert outcome.code == 0, outcome.err
+    assert [one["scan"] for one in outcome.json["scans"]] == ["third"]
+    assert [one["reason"] for one in outcome.json["refused"]] == ["output_exists"]
+    assert "results of another scan called eye" in outcome.json["refused"][0]["detail"]
+    assert (scans / "eye_boundaries.npz").read_bytes() == boundaries
+    page = (scans / "index.html").read_text()
+    assert all(f"thickness map, of {name}" in page for name in ("third", "eye"))
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "index.html").write_text("the user's page")
+    refused = call("segment", tmp_path / "patB", "--out", tmp_path / "site", "--quiet")
+    assert refused.code == 2
+    assert "site holds index.html, and octjepa has no record of writing it: choose another --out" in refused.err
 
 
 @pytest.mark.slow

@@ -13,10 +13,14 @@ from PIL import Image
 import octjepa
 from command_line import call
 from oct_dicom import make_dataset, save
+from octjepa.cli.output import print_segmented_bscans
 from octjepa.errors import UsageError, VolumeRejected
+from octjepa.ingest.sources import discover
 from octjepa.phantom import make_eye
 from octjepa.phantom.random_scene import BOUNDARY_SURFACES
 from octjepa.read.single_bscan import find_bscans, is_picture, parse_bscan_spacing, read_bscan
+from octjepa.tasks.segmenter import single_bscans
+from octjepa.tasks.segmenter.inference import Segmentation, Segmenter
 
 pytestmark = pytest.mark.timeout(400)
 EYE = make_eye(11, 41, "OD", "heidelberg_spectralis")
@@ -73,6 +77,47 @@ def test_files_of_a_picture(segmented: tuple[Path, dict[str, Any]]) -> None:
         assert np.asarray(classes).max() <= 3
     with Image.open(files["picture"]) as picture:
         assert (picture.mode, picture.size) == ("RGB", EYE.pixels.shape[:0:-1])
+
+
+def test_results_of_another_picture_are_not_replaced_and_the_table_lists_all(tmp_path: Path) -> None:
+    for person, bscan in (("patA", MIDDLE), ("patB", MIDDLE + 1)):
+        (tmp_path / person).mkdir()
+        Image.fromarray(EYE.pixels[bscan]).save(tmp_path / person / "eye.png")
+        Image.fromarray(EYE.pixels[bscan]).save(tmp_path / person / f"{person}.png")
+    out = tmp_path / "out"
+    for _ in range(2):  # the same command again
+        assert call("segment", tmp_path / "patA" / "eye.png", "--out", out, "--json").code == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    refused = call("segment", tmp_path / "patB" / "eye.png", "--out", out, "--json")
+    assert refused.code == 2
+    assert [one["reason"] for one in refused.json["refused"]] == ["output_exists"]
+    assert "results of another scan called eye" in refused.json["refused"][0]["detail"]
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.suffix != ".jsonl"} == {
+        name: content for name, content in before.items() if not name.endswith(".jsonl")
+    }
+    outcome = call("segment", tmp_path / "patB" / "patB.png", "--out", out, "--json")
+    assert [one["image"] for one in outcome.json["images"]] == ["patB"]
+    with (out / "images.csv").open() as file:
+        assert [row["image"] for row in csv.DictReader(file)] == ["patB", "eye"]
+    own = call("segment", tmp_path / "patA" / "eye.png", "--out", tmp_path / "patB", "--json")
+    assert [one["reason"] for one in own.json["refused"]] == ["output_exists"]
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels" / "classes.json").write_text("{}")
+    labels = call("segment", tmp_path / "patA" / "eye.png", "--out", tmp_path / "labels")
+    assert labels.code == 2
+    assert "labels holds classes.json, and octjepa has no record of writing it: choose another --out" in labels.err
+
+
+def test_results_below_the_pictures_are_not_read_as_pictures(tmp_path: Path) -> None:
+    (tmp_path / "pics").mkdir()
+    Image.fromarray(EYE.pixels[MIDDLE]).save(tmp_path / "pics" / "eye.png")
+    for _ in range(2):
+        outcome = call("segment", tmp_path / "pics", "--images", "--out", tmp_path / "pics" / "results", "--json")
+        assert outcome.code == 0, outcome.err
+        assert [one["image"] for one in outcome.json["images"]] == ["eye"]
+    assert [file.name for file in discover([tmp_path / "pics"], single_bscans=True).files] == ["eye.png"]
+    (tmp_path / "pics" / "results" / "octjepa_segmented.jsonl").unlink()  # as an earlier version wrote them
+    assert [file.name for file in find_bscans(tmp_path / "pics")] == ["eye.png"]
 
 
 def test_with_a_spacing_results_are_in_um(tmp_path: Path) -> None:
@@ -135,6 +180,42 @@ def test_spacing_of_single_bscans() -> None:
     for text in ("0.12,0.0039,0.0117", "a,b", "3.9,11.7"):
         with pytest.raises(UsageError, match="expected depth,column in mm"):
             parse_bscan_spacing(text)
+
+
+def predict_half(
+    self: Segmenter, pixels: np.ndarray, spacing_mm: tuple[float, float, float], sparse: bool
+) -> Segmentation:
+    """A flat retina of 40 rows with fluid in all columns. The boundaries of the left half are unsure."""
+    _, height, width = pixels.shape
+    rows = np.repeat(np.linspace(100, 140, 8, dtype=np.float32)[:, None, None], width, -1)
+    classes = np.zeros((1, height, width), np.uint8)
+    classes[0, 110:120] = 1
+    error = np.full((8, 1, width), 5, np.float32)
+    error[:, :, : width // 2] = 100
+    shares = np.ones(classes.shape, np.float32)
+    return Segmentation(rows, error, classes, shares, shares, spacing_mm)
+
+
+def test_fluid_is_counted_only_in_measured_ascans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.fromarray(EYE.pixels[MIDDLE]).save(tmp_path / "middle.png")
+    monkeypatch.setattr(Segmenter, "predict", predict_half)
+    (made,) = single_bscans.segment_bscans([str(tmp_path / "middle.png")], tmp_path / "out").images
+    width = EYE.pixels.shape[2]
+    assert made.measured_share == 0.5
+    assert made.fluid_share == pytest.approx(10 / 40)
+    assert made.area["intraretinal_fluid"] == 10 * (width - width // 2)
+
+
+def test_notes_on_bscans_keep_their_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    unknown = "spacing unknown: results in pixels (--spacing states it)"
+    images = [
+        single_bscans.SegmentedBScan("x", {}, (9, 9), None, "px", {"retina": 4.0}, {}, 0.0, 1.0, 1.0, (unknown, note))
+        for note in ("low confidence: in 30% of the A-scans", "low confidence: in 40% of the A-scans")
+    ]
+    print_segmented_bscans(single_bscans.SegmentedBScans("images.csv", images))
+    printed = capsys.readouterr().out.splitlines()
+    assert f"note on 2 of 2: {unknown}" in printed
+    assert "note on 2 of 2: low confidence" in printed  # with another number in each
 
 
 @pytest.mark.slow

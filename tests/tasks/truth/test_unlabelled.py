@@ -153,7 +153,7 @@ def test_a_resumed_combined_run_has_the_weights_of_an_uninterrupted_one(
         ("--with mae --store store --weight 0", "error: a weight of 0.0 for mae: expected a positive number"),
         (
             "--with mae --store store tokens.patch_size=[4,8,16]",
-            "error: tokens.patch_size=[4,8,16] does not belong to the loss of mae: the encoder and the options of the ",
+            "error: tokens.patch_size=[4,8,16] does not change the loss of mae: the encoder and the options of this ",
         ),
     ],
 )
@@ -175,7 +175,7 @@ def test_a_wrong_second_loss_is_one_line(
     ],
 )
 def test_keys_that_the_second_loss_does_not_use_are_refused(override: str) -> None:
-    with pytest.raises(UsageError, match=rf"{override} does not belong to the loss of mae: .* leave it out$"):
+    with pytest.raises(UsageError, match=rf"{override} does not change the loss of mae: .* Leave it out, or use keys"):
         unlabelled_recipe(RECIPE, "mae", 2, [override])
 
 

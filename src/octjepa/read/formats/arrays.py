@@ -245,7 +245,7 @@ def array_scan(format: str, values: np.ndarray, metadata: ArrayMetadata, layout:
     if _has_channels(values.shape):
         first, *others = np.moveaxis(values, 1 if values.shape[1] == 3 else 3, 0)  # three times [D, H, W]
         if not all(np.array_equal(first, other) for other in others):
-            raise rejection("unsupported_pixels", "three channels that differ: colours, and no intensities")
+            raise rejection("unsupported_pixels", "three different channels: a colour image, not intensities")
         values = first
         notes.append("rgb_to_grey")
     if values.ndim != 3:

@@ -75,16 +75,16 @@ def _parse_header(head: bytes) -> Nifti1Header:
 
     length = next((n for n in _HEADER_BYTES for order in ("little", "big") if head[:4] == n.to_bytes(4, order)), 0)
     if not length and len(head) >= 348:
-        raise rejection("broken_header", "no NIfTI header: its first number, the length of the header, is another")
+        raise rejection("broken_header", "not a NIfTI header: its first number must be 348 or 540")
     if not length and len(head) >= 4:
-        raise rejection("unknown_format", "no NIfTI: the length of the header, its first number, is another")
+        raise rejection("unknown_format", "not a NIfTI file: its first number must be 348 or 540")
     if len(head) < length or not length:
         raise rejection("truncated", f"{len(head)} bytes; its header needs {length or 348}")
     mark = head[_MARK_AT[length] : _MARK_AT[length] + 4]
     if mark == _TWO_FILES[length]:
         raise rejection("unknown_format", "NIfTI of two files (.hdr and .img); expected one file")
     if mark != _SINGLE_FILE[length]:
-        raise rejection("broken_header", "no NIfTI header: its mark is absent, as in Analyze files")
+        raise rejection("broken_header", "not a NIfTI header: the NIfTI mark is absent, as in Analyze files")
     kind = Nifti1Header if length == 348 else Nifti2Header
     order = "<" if head[:4] == length.to_bytes(4, "little") else ">"
     return kind(head[:length], endianness=order, check=False)

@@ -35,8 +35,8 @@ def check_teacher(teacher: FrozenEncoder, student: Preprocessing) -> tuple[int, 
         of_teacher, of_student = getattr(teacher.preprocessing, key), getattr(student, key)
         if of_teacher != of_student:
             raise UsageError(
-                f"teacher {teacher.name} reads volumes with {key} {of_teacher}, the student with {of_student}: a place "
-                "would not be the same in both"
+                f"teacher {teacher.name} reads volumes with {key} {of_teacher}, but the student reads {of_student}, so "
+                f"their positions do not match: give a teacher with the same {key}"
             )
     return teacher.grid
 

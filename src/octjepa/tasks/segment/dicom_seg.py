@@ -303,6 +303,11 @@ def _unreadable(path: Path, error: Exception) -> UsageError:
     return UsageError(f"{path} cannot be read as a DICOM Segmentation ({type(error).__name__})")
 
 
+def check_highdicom() -> None:
+    """Raises UsageError naming the extra if highdicom is missing."""
+    _highdicom()
+
+
 def _highdicom() -> Any:
     """highdicom. Raises UsageError naming the extra."""
     try:

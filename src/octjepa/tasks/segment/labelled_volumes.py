@@ -208,7 +208,7 @@ class LabelledVolumes:
         for volume in self.in_split("train"):
             present[np.unique(self.stored[volume.volume_id])] = True
         if not present[: len(self.classes) + 1].sum() > 1:
-            raise UsageError("the training labels hold one class only: nothing can be told apart")
+            raise UsageError("the training labels hold fewer than two classes, background included: label more classes")
         if self.in_split("val") and not any(self.counts()["val"].holding.values()):
             self.notes.append("no class is in the labels of val: nothing is chosen, as without people in val")
         absent = [name for code, name in enumerate(self.classes, start=1) if not present[code]]
@@ -225,7 +225,10 @@ def frames_reversed(notes: Sequence[Note]) -> bool:
     if "frames_unordered" in notes and "order_by_correlation" not in notes:
         moved.append("frames_unordered")
     if moved:
-        raise UsageError(f"ingest turned or sorted its voxels ({', '.join(moved)}): nothing can be laid on the file's")
+        raise UsageError(
+            f"ingest turned or sorted the voxels of this scan ({', '.join(moved)}), so labels, segmentations and maps "
+            "cannot be placed on the B-scans of the file"
+        )
     return "frames_reversed" in notes
 
 

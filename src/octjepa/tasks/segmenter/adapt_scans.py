@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,14 +23,16 @@ from safetensors.torch import save
 from octjepa.checkpoint.boundary_unet import PACKAGED
 from octjepa.errors import UsageError, VolumeRejected, counted
 from octjepa.files import write_atomic
-from octjepa.ingest.source_file import SourceFile
+from octjepa.ingest.output_names import OutputNames
+from octjepa.ingest.source_file import Discovery, SourceFile
 from octjepa.ingest.sources import discover
 from octjepa.locks import writer_lock
+from octjepa.read.dicom_file import read_header
 from octjepa.read.formats.images import frame_names
 from octjepa.read.reader import SpacingOption, read_volume
 from octjepa.read.single_bscan import ASSUMED_NOTE, read_bscan_volume
 from octjepa.record import Record
-from octjepa.tasks.segment.label_files import UNLABELLED, LabelFolder, LabelVolume, ScanNames, joined
+from octjepa.tasks.segment.label_files import UNLABELLED, LabelFolder, LabelVolume, ScanNames, joined, label_key
 from octjepa.tasks.segment.labelled_volumes import frames_reversed
 from octjepa.tasks.segment.layer_names import ANY_CLASS, KNOWN_NAMES, class_set
 from octjepa.tasks.segmenter.adapt import AdaptSettings, Candidate, LabelledScan, adapt, as_record
@@ -38,6 +41,9 @@ from octjepa.volume import OCTVolume, volume_id
 
 WEIGHTS: Final = "segmenter.safetensors"
 RECORD: Final = "segmenter.json"
+_MOST_NAMED: Final = 5  # refused files in a note
+_SOP_INSTANCE_UID: Final = 0x00080018  # no later tag of the header is needed
+_ID: Final = re.compile(r"[0-9a-f]{16}|[0-9]+(\.[0-9]+){3,}")  # the id of a volume in a store, or a DICOM UID
 
 
 @dataclass(frozen=True)
@@ -77,19 +83,21 @@ def adapt_sources(
     """Adapts the network to labelled scans and writes it into the folder `out`.
 
     Raises UsageError: no scan, no label, a label that does not fit its scan, names that are neither layers nor fluid.
-    Raises VolumeRejected for a scan that cannot be read, and OctjepaError if `start` is not a network. A labelled
-    picture that cannot be read is left out with a note, because a folder holds many.
+    Raises VolumeRejected if none of the labelled scans can be read, and OctjepaError if `start` is not a network. A
+    file that cannot be read is left out with a note that names it, because a folder holds many.
     """
     settings = settings or AdaptSettings()
     start = load_segmenter(request.start)
     discovery = discover(request.sources, request.single_bscans)
-    if discovery.refused:
-        refused = discovery.refused[0]
-        raise VolumeRejected(refused.reason, refused.detail)
     folders = [LabelFolder(path, request.single_bscans) for path in request.labels]
     notes: list[str] = []
-    scans = _labelled_bscans if request.single_bscans else _labelled_volumes
-    labelled = scans(discovery.files, folders, request.spacing_mm, notes)
+    if discovery.refused:
+        entries = [_named(source, VolumeRejected(reason, detail)) for source, reason, detail in discovery.refused]
+        notes.append(f"not read: {_listed(entries)}")
+    if request.single_bscans:
+        labelled = _labelled_bscans(discovery.files, folders, request.spacing_mm, notes)
+    else:
+        labelled = _labelled_volumes(discovery, folders, request.spacing_mm, notes)
     with writer_lock(out):
         adaptation = adapt(labelled, settings, start, request.baseline, say)
         save_segmenter(
@@ -124,24 +132,77 @@ def _origin(request: AdaptRequest) -> dict[str, str]:
     return {"network": "packaged" if request.start is None else "adapted before", "sha256": weights}
 
 
-def _labelled_volumes(
-    sources: Sequence[SourceFile], folders: Sequence[LabelFolder], spacing_mm: SpacingOption, notes: list[str]
-) -> list[LabelledScan]:
-    """The scans that have labels. Adds to `notes`. Raises UsageError: none has. VolumeRejected: one is refused."""
-    scans, used = [], set[Path]()
+def _named(source: SourceFile, error: VolumeRejected) -> VolumeRejected:
+    """The refusal of a file with the file's name in front of its detail; the name of a person in it is masked."""
+    return VolumeRejected(error.reason, f"{OutputNames.shown(source, ())}: {error.detail}")
+
+
+def _listed(refused: Sequence[VolumeRejected]) -> str:
+    """The first refused files with the reasons, in one line."""
+    more = f"; and {len(refused) - _MOST_NAMED} more" if len(refused) > _MOST_NAMED else ""
+    return "; ".join(f"{error.detail} ({error.reason})" for error in refused[:_MOST_NAMED]) + more
+
+
+def _stated_uid(source: SourceFile) -> str:
+    """The SOP Instance UID that the manifest or the header of a DICOM file on a disk states; "" without one."""
+    if source.row is not None and source.row.sop_instance_uid:
+        return source.row.sop_instance_uid
+    if isinstance(source.location, str) or not source.location.is_file():
+        return ""
+    try:
+        return str(read_header(source.location, ("SOPInstanceUID",), _SOP_INSTANCE_UID).get("SOPInstanceUID", ""))
+    except Exception:  # not DICOM, or damaged; pydicom raises what a damaged header made of its parser
+        return ""
+
+
+def _sources_to_read(
+    sources: Sequence[SourceFile], folders: Sequence[LabelFolder]
+) -> tuple[list[SourceFile], set[str]]:
+    """(the scans that may have labels, the keys of those that certainly have), from names and headers only.
+
+    Labels may also be called after an id that only the whole scan tells. If there are such labels, all scans may have
+    them.
+    """
+    labelled, used = set[str](), set[Path]()
     for source in sources:
-        with source.local() as path:
-            volume = read_volume(
-                path,
-                source.row,
-                None if spacing_mm == "file" else spacing_mm,
-                dataset_path=source.dataset_path,
-                member=source.member,
-            )
-            bscans = frame_names(path) if path.is_dir() else []
+        names = ScanNames(_stated_uid(source), source.name, "")
+        if files := {file for folder in folders if (file := folder.file_for(names)) is not None}:
+            labelled.add(source.key)
+            used |= files
+    is_id_left = any(
+        _ID.fullmatch(label_key(key)) for folder in folders for key, file in folder.files.items() if file not in used
+    )
+    return [source for source in sources if is_id_left or source.key in labelled], labelled
+
+
+def _labelled_volumes(
+    discovery: Discovery, folders: Sequence[LabelFolder], spacing_mm: SpacingOption, notes: list[str]
+) -> list[LabelledScan]:
+    """The scans that have labels. Only these are read, because a folder may hold many others.
+
+    Adds to `notes`. Raises UsageError: none has labels. VolumeRejected: all with labels are refused.
+    """
+    sources = discovery.files
+    is_only = len(sources) == 1 and not discovery.refused
+    to_read, with_labels = _sources_to_read(sources, folders)
+    scans, used, refused, others = [], set[Path](), list[VolumeRejected](), list[VolumeRejected]()
+    for source in sources if is_only else to_read:
+        try:
+            with source.local() as path:
+                volume = read_volume(
+                    path,
+                    source.row,
+                    None if spacing_mm == "file" else spacing_mm,
+                    dataset_path=source.dataset_path,
+                    member=source.member,
+                )
+                bscans = frame_names(path) if path.is_dir() else []
+        except VolumeRejected as error:
+            (refused if is_only or source.key in with_labels else others).append(_named(source, error))
+            continue
         names = ScanNames(volume.sop_instance_uid, source.name, volume_id(volume.content_hash))
         files = [folder.file_for(names) for folder in folders]
-        if len(sources) == 1:  # labels of other names are those of the only scan
+        if is_only:  # labels of other names are those of the only scan
             only = f"the only scan, {Path(source.name).name}"
             files = [file or folder.only_file(only) for folder, file in zip(folders, files, strict=True)]
         pairs = [(folder, file) for folder, file in zip(folders, files, strict=True) if file is not None]
@@ -150,8 +211,11 @@ def _labelled_volumes(
             labels = joined(parts)
             notes += labels.notes
             scans.append(labelled_scan(volume, labels, source.name))
-    _check_and_note(len(scans), len(sources), "scans", notes)
-    if len(sources) > 1:
+    if others:
+        notes.append(f"not read: {_listed(others)}")
+    _check_refused(refused, bool(scans), "scan", notes)
+    _check_and_note(len(scans), len(sources) - len(refused) - len(others), "scans", notes)
+    if not is_only:
         _note_unused(folders, len(used), "scan", notes)
     return scans
 
@@ -184,21 +248,25 @@ def _labelled_bscans(
         try:
             volume = read_bscan_volume(source.path, source.row, stated_mm, source.dataset_path)
         except VolumeRejected as error:
-            refused.append(error)
+            refused.append(_named(source, error))
             continue
         labels = joined([_read_labels(folder, file, volume, (), notes) for folder, file in pairs])
         notes += labels.notes
         scans.append(labelled_scan(volume, labels, source.name))
-    if refused and not scans:
-        raise refused[0]
-    if refused:
-        shown = ", ".join(sorted({error.reason for error in refused}))
-        notes.append(f"not used, because unreadable: {counted(len(refused), 'labelled picture')} ({shown})")
+    _check_refused(refused, bool(scans), "picture", notes)
     _check_and_note(len(scans), len(sources) - len(refused), "pictures", notes)
     _note_unused(folders, len(used), "picture", notes)
     if any(ASSUMED_NOTE in scan.volume.notes for scan in scans):
         notes.append("spacing unknown: pictures are taken to be 2 x 6 mm (--spacing depth,column states it)")
     return scans
+
+
+def _check_refused(refused: Sequence[VolumeRejected], is_any_read: bool, noun: str, notes: list[str]) -> None:
+    """Adds a note that names the labelled files that were refused. Raises the first refusal if no other was read."""
+    if refused and not is_any_read:
+        raise refused[0]
+    if refused:
+        notes.append(f"not used, because unreadable: {counted(len(refused), f'labelled {noun}')}: {_listed(refused)}")
 
 
 def _check_and_note(labelled: int, total: int, noun: str, notes: list[str]) -> None:

@@ -3,18 +3,19 @@
 In: files, folders, globs or lists of scans. Out, in one folder, for every scan: `NAME_boundaries.npz`,
 `NAME_classes.nii.gz`, `NAME_classes.dcm` (a DICOM Segmentation), `NAME_thickness.csv`, `NAME_fluid.csv` and `NAME.png`.
 NAME is the scan's file name, with what identifies the person masked. Scans are read, segmented and written one after
-the other, so memory holds one scan. A scan that is refused does not stop the others.
+the other, so memory holds one scan. A scan that is refused does not stop the others. A scan is refused if its results
+would replace those of another scan, or a file that octjepa did not write.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from octjepa.errors import OctjepaError, UsageError, VolumeRejected, install_com
 from octjepa.files import write_atomic, write_json
 from octjepa.ingest.output_names import OutputNames, check_apart
 from octjepa.ingest.refused_scan import RefusedScan, lost_share
+from octjepa.ingest.results_record import SHARED, OutputExists, ResultsRecord
 from octjepa.ingest.source_file import SourceFile
 from octjepa.ingest.sources import discover
 from octjepa.locks import writer_lock
@@ -31,6 +33,8 @@ from octjepa.phantom.random_scene import BOUNDARIES, CLASSES
 from octjepa.progress import Bar, bar
 from octjepa.read.personal_data import StatedPerson, mask_path
 from octjepa.read.reader import SpacingOption, read_volume
+from octjepa.read.written_results import CLASSES as CLASSES_FILE
+from octjepa.read.written_results import SCAN_ENDINGS, SEGMENTED
 from octjepa.recipe import Preprocessing
 from octjepa.record import Record
 from octjepa.tables import format_table
@@ -45,6 +49,8 @@ from octjepa.tasks.segmenter.scan_picture import draw_scan
 from octjepa.volume import OCTVolume
 
 Forms = Sequence[Literal["nifti", "dicom"]]
+PAGE = "index.html"
+_KIND = "scan"  # of the results in the record of the output folder
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,7 @@ def segment_sources(
 
     `spacing_mm` (slice, depth, column) takes precedence over the files. `model` is the folder of an adapted network.
     Raises OctjepaError if it is none. Raises UsageError: no such path, no scan found,
-    or `out` is a folder that holds a scan of `sources`.
+    or `out` is a folder that holds a scan of `sources`, or a page or `classes.json` that octjepa did not write.
     """
     found = discover(sources)
     check_apart(found.files, out)
@@ -135,23 +141,46 @@ def segment_sources(
     names = OutputNames(found.files)
     with writer_lock(out), bar("segment", len(found.files), "scan") as progress:
         made_by = f"made automatically by octjepa {version('octjepa')}{'' if model is None else ', adapted network'}"
-        write_json(out / "classes.json", {**{str(k): name for k, name in enumerate(CLASSES) if k}, SOURCE: made_by})
+        record = ResultsRecord(out, SEGMENTED)
+        record.claim(SHARED, SHARED, (PAGE, CLASSES_FILE))
+        write_json(out / CLASSES_FILE, {**{str(k): name for k, name in enumerate(CLASSES) if k}, SOURCE: made_by})
         for source in found.files:
             people: list[StatedPerson] = []
             try:
                 volume, preparation = _read(source, spacing_mm, people)
                 name = names.of(source, people)
+                record.check(name, volume.content_hash, _result_names(name))
                 if "dicom" in forms and volume.format == "dicom" and not made.notes and not _has_highdicom():
                     made.notes.append(f"no DICOM Segmentations: they need highdicom: {install_command('segment')}")
-                made.scans.append(_segment(segmenter, volume, preparation, source, _Output(out, name, forms, progress)))
+                output = _Output(out, name, forms, progress, record)
+                made.scans.append(_segment(segmenter, volume, preparation, source, output))
             except VolumeRejected as error:
                 made.refused.append(_refusal(names.shown(source, people), error.reason, error.detail))
+            except OutputExists as error:
+                made.refused.append(error.refusal(names.shown(source, people)))
             except MemoryError:
                 made.refused.append(
                     _refusal(names.shown(source, people), "size_implausible", "it does not fit into memory")
                 )
             progress.advance()
     return made
+
+
+def recorded_scans(current: Sequence[SegmentedScan], out: Path) -> list[SegmentedScan]:
+    """`current` and the scans of earlier calls whose results are still in `out`, with the paths of their files."""
+
+    def parse(stated: Mapping[str, Any]) -> SegmentedScan:
+        scan = SegmentedScan.from_json(stated)
+        files = {kind: out / Path(path).name for kind, path in scan.files.items()}
+        if any(path.is_symlink() for path in files.values()) or not files["picture"].is_file():
+            raise UsageError("its files are not there")
+        return replace(scan, files={kind: str(path) for kind, path in files.items()})
+
+    return ResultsRecord(out, SEGMENTED).merged(_KIND, {scan.scan: scan for scan in current}, parse)
+
+
+def _result_names(name: str) -> list[str]:
+    return [f"{name}{ending}" for ending in SCAN_ENDINGS]
 
 
 def _refusal(scan: str, reason: str, detail: str, source: SourceFile | None = None) -> RefusedScan:
@@ -187,6 +216,7 @@ class _Output:
     name: str
     forms: Forms
     progress: Bar
+    record: ResultsRecord
 
     def path(self, ending: str) -> Path:
         """The file of this scan that ends with `ending`."""
@@ -205,12 +235,14 @@ def _segment(
     except OctjepaError as error:
         raise VolumeRejected("size_implausible", str(error)) from None
     made = measure(volume, found, preparation)
+    to.record.claim(to.name, volume.content_hash, _result_names(to.name))
     files, notes = _write_labels(volume, found, source, to)
     result = SegmentedScan.of(to.name, volume, made, files, notes)
     files["thickness"] = str(_write_thickness(to.path("_thickness.csv"), result, made))
     files["fluid"] = str(_write_fluid(to.path("_fluid.csv"), result))
     title = f"{to.name}{', ' + result.eye if result.eye else ''}"
     files["picture"] = str(draw_scan(to.path(".png"), title, volume, found, made))
+    to.record.add(to.name, _KIND, result.to_json())
     return result
 
 

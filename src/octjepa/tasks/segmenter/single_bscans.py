@@ -1,8 +1,8 @@
 """Segment single B-scans: pictures and one-frame DICOM files, a table row for each.
 
 In: files or folders of B-scans. Out: for each B-scan its boundaries (`.npz`), its classes (an indexed PNG) and a
-picture, and `images.csv` with a row for each. With a known spacing lengths are in um and areas in mm2, without one in
-pixels.
+picture, and `images.csv` with a row for each, also for those of earlier calls into the same folder. With a known
+spacing lengths are in um and areas in mm2, without one in pixels.
 
 The network needs a physical scale. Without a spacing a picture is taken to be 2 mm deep and 6 mm wide. On eight phantom
 B-scans of 2.0 x 6.0 mm the boundaries hardly depended on that: with 1.7 to 2.2 mm by 4 to 9 mm the mean error was at
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from jaxtyping import Bool, Float
 from PIL import Image, ImageColor
 
 from octjepa.canonical.plausibility import DOUBTFUL_NOTE
@@ -28,12 +29,15 @@ from octjepa.errors import OctjepaError, VolumeRejected
 from octjepa.files import write_atomic
 from octjepa.ingest.output_names import OutputNames, check_apart
 from octjepa.ingest.refused_scan import RefusedScan
+from octjepa.ingest.results_record import SHARED, OutputExists, ResultsRecord
 from octjepa.ingest.source_file import SourceFile
 from octjepa.locks import writer_lock
 from octjepa.phantom.random_scene import BOUNDARIES, CLASSES
 from octjepa.progress import bar
 from octjepa.read.personal_data import StatedPerson
 from octjepa.read.single_bscan import ASSUMED_MM, SLICE_MM, BScan, find_bscans, read_bscan
+from octjepa.read.written_results import BSCAN_ENDINGS, SEGMENTED
+from octjepa.read.written_results import CLASSES as CLASSES_FILE
 from octjepa.reasons import rejection
 from octjepa.recipe import Preprocessing
 from octjepa.record import Record
@@ -42,12 +46,14 @@ from octjepa.tasks.segment.layer_names import LAYERS
 from octjepa.tasks.segmenter.inference import Segmentation, Segmenter, load_segmenter
 from octjepa.tasks.segmenter.measurement import is_unrecognised
 from octjepa.tasks.segmenter.scan_picture import CLASS_COLOURS, LINE_COLOURS
-from octjepa.volume import OCTVolume
+from octjepa.volume import OCTVolume, hash_pixels
 
 _UNKNOWN_UM: Final = 60.0  # an A-scan whose ILM or Bruch's membrane is expected to be this far off is not measured
 _LEAST_MEASURED: Final = 0.1  # share of A-scans; with fewer there is no retina
 _UNSURE_UM: Final = 15.0
 _TINT: Final = 0.45
+_TABLE: Final = "images.csv"
+_KIND: Final = "bscan"  # of the results in the record of the output folder
 _DOUBTFUL: Final = "it may not be a human retina"
 
 
@@ -56,7 +62,8 @@ class SegmentedBScan(Record):
     """A B-scan: files and measurements. `unit` is "um" (areas in mm2) or "px" (areas in pixels).
 
     `thickness` is the mean of each layer, `area` that of each class, and `fluid_share` the share of the retina's area
-    that is intraretinal or subretinal fluid. `measured_share` is the share of A-scans that were measured.
+    that is intraretinal or subretinal fluid. `measured_share` is the share of A-scans that were measured. A-scans that
+    were not measured count neither in `area`, unless the retina is cut off there, nor in `fluid_share`.
     """
 
     image: str
@@ -92,24 +99,32 @@ def segment_bscans(
     """Segments every B-scan of `sources` into the folder `out`.
 
     `spacing_mm` (depth, column) takes precedence over the files. Raises UsageError: no such path, no B-scan found,
-    `model` is not a network, or `out` is a folder that holds a B-scan of `sources`.
+    `model` is not a network, or `out` is a folder that holds a B-scan of `sources`, or a table or `classes.json` that
+    octjepa did not write.
     """
     files = list(_source_files(sources))
     check_apart(files, out)
     segmenter = load_segmenter(model)
     names = OutputNames(files)
-    result = SegmentedBScans(table=str(out / "images.csv"))
+    result = SegmentedBScans(table=str(out / _TABLE))
     with writer_lock(out), bar("segment", len(files), "B-scan") as progress:
+        record = ResultsRecord(out, SEGMENTED)
+        record.claim(SHARED, SHARED, (_TABLE, CLASSES_FILE))
         for source in files:
             people: list[StatedPerson] = []
             try:
                 bscan = read_bscan(source.path)
                 people.append(bscan.person)
-                result.images.append(_segment(segmenter, bscan, spacing_mm, out, names.of(source, people)))
+                name = names.of(source, people)
+                record.check(name, hash_pixels(bscan.pixels), _result_names(name))
+                result.images.append(_segment(segmenter, bscan, spacing_mm, name, _Output(out, record)))
             except VolumeRejected as error:
                 result.refused.append(RefusedScan.of(names.shown(source, people), error.reason, error.detail))
+            except OutputExists as error:
+                result.refused.append(error.refusal(names.shown(source, people)))
             progress.advance()
-        _write_table(Path(result.table), result.images)
+        current = {bscan.image: bscan for bscan in result.images}
+        _write_table(Path(result.table), record.merged(_KIND, current, SegmentedBScan.from_json))
     return result
 
 
@@ -123,8 +138,18 @@ def _source_files(sources: Sequence[str]) -> Iterator[SourceFile]:
                 yield SourceFile(file, file.relative_to(source).as_posix() if source.is_dir() else file.name)
 
 
+def _result_names(name: str) -> list[str]:
+    return [f"{name}{ending}" for ending in BSCAN_ENDINGS]
+
+
+@dataclass(frozen=True)
+class _Output:
+    folder: Path
+    record: ResultsRecord
+
+
 def _segment(
-    segmenter: Segmenter, bscan: BScan, stated_mm: tuple[float, float] | None, out: Path, name: str
+    segmenter: Segmenter, bscan: BScan, stated_mm: tuple[float, float] | None, name: str, to: _Output
 ) -> SegmentedBScan:
     """Segments one B-scan and writes its files. Raises VolumeRejected: no retina, or too large."""
     height, width = bscan.pixels.shape
@@ -147,23 +172,30 @@ def _segment(
     thickness = {
         key: round(float((rows[low] - rows[high])[measured].mean() * length), digits) for key, high, low in LAYERS
     }
-    counts = [int(np.count_nonzero(segmentation.classes[0] == k)) for k in range(len(CLASSES))]
+    # Areas count the same A-scans as the volumes of `measurement.measure`: measured A-scans, and A-scans whose
+    # retina is cut off. The share needs the retina's whole height, so fluid and retina both come from measured A-scans.
+    counted_columns = measured | _cut_off(rows, height)
+    counts = [int(np.count_nonzero(segmentation.classes[0][:, counted_columns] == k)) for k in range(len(CLASSES))]
     retina = float((rows[7] - rows[0])[measured].sum())
-    return SegmentedBScan(
+    fluid = int(np.isin(segmentation.classes[0][:, measured], (1, 2)).sum())
+    to.record.claim(name, hash_pixels(bscan.pixels), _result_names(name))
+    result = SegmentedBScan(
         image=name,
-        files=_write_files(out, name, bscan, segmentation),
+        files=_write_files(to.folder, name, bscan, segmentation),
         shape=(height, width),
         spacing_um=(round(1000 * depth_mm, 4), round(1000 * column_mm, 4)) if known_mm else None,
         unit="um" if known_mm else "px",
         thickness=thickness,
         area={key: round(counts[k] * area, 5) if known_mm else float(counts[k]) for k, key in enumerate(CLASSES) if k},
-        fluid_share=round((counts[1] + counts[2]) / max(retina, 1.0), 4),
+        fluid_share=round(fluid / max(retina, 1.0), 4),
         expected_error=round(
             float(segmentation.expected_error_um[:, 0, measured].mean()) / 1000 / depth_mm * length, digits
         ),
         measured_share=round(float(measured.mean()), 3),
         notes=_notes(bscan, segmentation, measured, known_mm is not None) + ((_DOUBTFUL,) if is_doubtful else ()),
     )
+    to.record.add(name, _KIND, result.to_json())
+    return result
 
 
 def _check_retina(bscan: BScan, depth_mm: float, column_mm: float) -> bool:
@@ -179,6 +211,11 @@ def _check_retina(bscan: BScan, depth_mm: float, column_mm: float) -> bool:
         raise
 
 
+def _cut_off(rows: Float[np.ndarray, "8 W"], height: int) -> Bool[np.ndarray, " W"]:
+    """A-scans whose ILM or Bruch's membrane is at an end of the depth axis."""
+    return (rows[0] < 2) | (rows[7] > height - 3)
+
+
 def _notes(bscan: BScan, segmentation: Segmentation, measured: np.ndarray, is_known: bool) -> tuple[str, ...]:
     notes = []
     if not is_known:
@@ -190,8 +227,7 @@ def _notes(bscan: BScan, segmentation: Segmentation, measured: np.ndarray, is_kn
         notes.append(f"low confidence: in {(error > _UNSURE_UM).mean():.0%} of the A-scans boundaries are unsure")
     if measured.mean() < 0.95:
         notes.append(f"{1 - measured.mean():.0%} of the A-scans are not measured")
-    ilm, bruch = segmentation.boundaries_px[[0, 7], 0]
-    if ((ilm < 2) | (bruch > len(bscan.pixels) - 3)).mean() > 0.02:
+    if _cut_off(segmentation.boundaries_px[:, 0], len(bscan.pixels)).mean() > 0.02:
         notes.append("the retina is cut off above or below")
     return tuple(notes)
 
@@ -203,7 +239,7 @@ def _write_files(out: Path, name: str, bscan: BScan, segmentation: Segmentation)
         "expected_error_px": segmentation.expected_error_um / np.float32(1000 * segmentation.spacing_mm[1]),
         "names": np.array(BOUNDARIES),
     }
-    boundaries, classes, picture = (out / f"{name}{ending}" for ending in ("_boundaries.npz", "_classes.png", ".png"))
+    boundaries, classes, picture = (out / file for file in _result_names(name))
     write_atomic(boundaries, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
     colours = [(0, 0, 0), *(ImageColor.getrgb(CLASS_COLOURS[key]) for key in CLASSES[1:])]
     indexed = Image.fromarray(segmentation.classes[0], "P")
@@ -212,7 +248,7 @@ def _write_files(out: Path, name: str, bscan: BScan, segmentation: Segmentation)
     drawn = Image.fromarray(_drawn(bscan.pixels, segmentation, np.array(colours, np.float32)))
     write_atomic(picture, lambda file: drawn.save(file, "PNG"))
     named = {str(k): key for k, key in enumerate(CLASSES) if k}
-    write_atomic(out / "classes.json", lambda file: file.write(json.dumps(named).encode()))
+    write_atomic(out / CLASSES_FILE, lambda file: file.write(json.dumps(named).encode()))
     return {"boundaries": str(boundaries), "classes": str(classes), "picture": str(picture)}
 
 

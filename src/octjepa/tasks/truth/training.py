@@ -172,7 +172,7 @@ class TruthTask(SupervisedTask[TruthBatch]):
             yield replace(self.batch(update), unlabelled=unlabelled)
 
     def unreadable_count(self, batch: TruthBatch) -> int:
-        """Volumes of the store that could not be read, so that others stood in."""
+        """Volumes of the store that could not be read and were replaced by others."""
         return 0 if batch.unlabelled is None else len(batch.unlabelled.unreadable)
 
     def batch(self, update: int) -> TruthBatch:

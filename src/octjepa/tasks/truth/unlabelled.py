@@ -51,8 +51,8 @@ def unlabelled_recipe(recipe: Recipe, objective: str, batch: int, overrides: Seq
         key = override.partition("=")[0].strip()
         if not f"{key}.".startswith(tuple(f"{used}." for used in _OF_THE_LOSS)):
             raise UsageError(
-                f"{override} does not belong to the loss of {objective}: the encoder and the options of the command "
-                f"settle {key}. Expected keys of {', '.join(_OF_THE_LOSS)}: leave it out"
+                f"{override} does not change the loss of {objective}: the encoder and the options of this command fix "
+                f"{key}. Leave it out, or use keys of {', '.join(_OF_THE_LOSS)}"
             )
     if combined.objective.teacher is not None:
         raise UsageError("objective.teacher is not possible next to the truth: --keep has a teacher for both")

@@ -1,4 +1,4 @@
-// Lists of scans to open: the test cases that a probe or a fine-tuned network misread, the nearest neighbours of an eye.
+// Lists of scans to open: the test cases with a wrong prediction, and the nearest neighbours of an eye.
 import { at, make, plain, titleOf } from "/parts.js";
 import { say, Shown } from "/shown.js";
 
@@ -23,8 +23,8 @@ export function misread(targets, open) {
 function listMisread(found, open) {
   const more = found.misread > found.volumes.length ? `, the first ${found.volumes.length} listed` : "";
   at("misread-state").textContent = found.classes
-    ? `${found.misread} of ${found.cases} test cases, by the score of the predicted class${more}.`
-    : `${found.cases} test cases, by the size of the error${more}.`;
+    ? `${found.misread} of ${found.cases} test cases, highest score of the predicted class first${more}.`
+    : `${found.cases} test cases, largest error first${more}.`;
   at("misread-list").replaceChildren(...found.volumes.map((one) => {
     const score = found.classes ? `score ${one.score.toFixed(2)}` : `error ${one.score}`;
     return entry(one, `true ${plain(one.true)}, predicted ${plain(one.predicted)}`, [score, one.eye, one.id], [["Open", open]]);
@@ -52,7 +52,7 @@ export class Nearest {
   list(found) {
     const own = found.own.filter((one) => one.eye && one.eye !== found.eye)[0];
     const rank = own ? ` ${own.nearer} of ${found.people} people have an eye that is nearer than this person’s own other eye (${own.cosine.toFixed(3)}).` : "";
-    at("near-state").textContent = `Cosine of the ${plain(found.pool)} embeddings of ${found.encoder}, one eye a person.${rank}`;
+    at("near-state").textContent = `Cosine of the ${plain(found.pool)} embeddings of ${found.encoder}, one eye per person.${rank}`;
     const listed = [...(own ? [{ ...own, own: true }] : []), ...found.others].sort((one, other) => other.cosine - one.cosine);
     at("near-list").replaceChildren(...listed.map((one) => entry(
       one, `${one.cosine.toFixed(3)} ${titleOf(one)}${one.own ? " (own other eye)" : ""}`, [one.id], [["Open", this.open], ["Side by side", this.compare]],

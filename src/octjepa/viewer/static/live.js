@@ -1,4 +1,4 @@
-// A run while it trains: its curves, asked for every few seconds.
+// A run while it trains: its curves, requested every few seconds.
 import { at, make } from "/parts.js";
 import { Reading } from "/shown.js";
 

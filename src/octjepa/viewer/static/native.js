@@ -123,7 +123,7 @@ export class NativePane {
     for (const field of [this.slider, this.layer, this.plane, this.thick]) field.disabled = true;
   }
 
-  // The B-scan that can be had before the whole file is read and checked, if there is one.
+  // The B-scan that is available before the whole file is read and checked, if there is one.
   first() {
     return this.panels.bscan.fill(async (read) => {
       const { row } = this;
@@ -257,7 +257,7 @@ export class NativePane {
   }
 
   // The chosen layer over the chosen B-scan. With `anew` what is drawn is cleared at once. With `pick` the token at the
-  // chosen place is the one that others are compared with.
+  // chosen place is compared with the others.
   overlay(anew = true, pick = false) {
     const [layer, { slice, depth, column }] = [this.layer.value, this.place];
     if (!layer || !this.facts?.layers) return this.panels.overlay.empty("empty");

@@ -65,7 +65,7 @@ export class Corrections {
 
   get draftName() { return `${this.pane.row.id}/${this.pane.held.bscan.slice}`; }
 
-  // The boundaries that are drawn: changed ones, or those of the server. Null before all eight are found.
+  // The boundaries that are drawn: those that the user changed, or those of the server. Null before all eight are found.
   get lines() {
     const { bscan } = this.pane.held;
     if (!bscan || bscan.lines.length !== this.pane.about.boundaries.length) return null;

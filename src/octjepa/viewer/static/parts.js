@@ -1,4 +1,4 @@
-// What all parts of the page use: elements, words and lines on a canvas.
+// Helpers for all parts of the page: elements, words and lines on a canvas.
 export const at = (id) => document.getElementById(id);
 
 export function make(name, text, className) {
@@ -11,7 +11,7 @@ export function make(name, text, className) {
 export const plain = (text) => (text || "unknown").replaceAll("_", " ");
 export const titleOf = (row) => `${plain(row.device)}, ${row.eye || "eye unknown"}`;
 
-// What can be shown beside the B-scan.
+// Views that can be shown next to the B-scan.
 export const PLANES = [["thickness", "thickness map"], ["face", "en face: lowest 0.25 mm of the tissue band"], ["depth", "plane at the chosen depth"], ["localizer", "picture of the fundus in the file"]];
 
 export function blank(canvas) {

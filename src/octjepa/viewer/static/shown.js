@@ -8,9 +8,9 @@ import { at, make } from "/parts.js";
 
 const ANSWER_OF = "X-Octjepa-Volume"; // the header in which the server names the volume of an answer
 const MOST_PICTURES = 120;
-const pictures = new Map(); // url -> picture, the last ones used
+const pictures = new Map(); // url -> picture, the pictures used last
 
-// Thrown instead of an answer that is no longer wanted. Nobody has to be told.
+// Thrown instead of an answer that is no longer wanted. The page shows no message.
 export class Superseded extends Error {}
 
 // Tells an error of the page as a whole; `null` removes it.

@@ -143,7 +143,7 @@ function facts(row) {
     table.append(line);
   }
   const more = make("table");
-  more.append(make("caption", "What is known of it", "soft"));
+  more.append(make("caption", "Facts about this volume", "soft"));
   const known = {
     protocol: row.protocol, pattern: row.pattern, region: row.region, site: row.site, split: row.split,
     quality: good(row), stored: row.mirrored ? "mirrored, as a right eye" : "as scanned",
