@@ -220,7 +220,7 @@ def test_one_bad_target_of_several_is_left_out_and_alone_is_an_error(cohort: Coh
     assert {row["target"] for row in result.rows} == {"lesion0"}
     assert any("target never is left out" in note for note in result.notes)
     assert result.paired["target"] == "lesion0"
-    with pytest.raises(UsageError, match="one value"):
+    with pytest.raises(UsageError, match="have the same value"):
         _run(saved, frame, labels, ["never"])
     with pytest.raises(UsageError, match="none of the 2 targets"):
         _run(saved, frame, labels.assign(always=1), ["never", "always"])

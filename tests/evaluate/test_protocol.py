@@ -91,5 +91,5 @@ def test_of_several_targets_those_that_cannot_be_measured_are_left_out(cohort: C
     assert [target.name for target in evaluation.targets] == ["lesion0"]
     assert evaluation.test_sets.keys() == {"lesion0"}
     assert evaluation.left_out.keys() == {"same"}
-    with pytest.raises(UsageError, match="one value"):
+    with pytest.raises(UsageError, match="have the same value"):
         prepare_evaluation(frame, table, ["same"], ProtocolSettings(), Findings())

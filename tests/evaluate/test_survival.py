@@ -135,8 +135,8 @@ def test_a_planted_risk_is_found_and_the_baselines_stand_beside_it(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"task": "survival"}, "needs both"),
-        ({"event": "converted"}, "needs both"),
+        ({"task": "survival"}, "needs --task survival and --event"),
+        ({"event": "converted"}, "needs --task survival and --event"),
         ({"task": "survival", "event": "converted", "probes": ["knn"]}, "only the linear probe takes survival"),
         ({"task": "survival", "event": "years", "probes": ["linear"]}, "an event is 1"),
     ],

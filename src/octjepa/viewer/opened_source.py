@@ -94,9 +94,9 @@ def _without_warnings() -> Iterator[None]:
 def scans_without_store(source: str | Path, scans: Sequence[str] = ()) -> list[str]:
     """The scans that `source` stands for if it is a scan, a folder of scans or of answers; [] for anything else.
 
-    Raises UsageError: nothing is at `source`, `scans` are named with scans, or it holds answers, and neither `scans`
-    nor this machine's notes say where the scans are. Also for the answers about pictures, which
-    the viewer does not show.
+    Raises UsageError: nothing is at `source`, or it holds answers, and neither `scans` nor this machine's notes say
+    where the scans are. Also for the answers about pictures, which the viewer does not show, and if `scans` has no
+    effect, because `source` is a scan or a folder of scans.
     """
     if is_remote(source):
         return []

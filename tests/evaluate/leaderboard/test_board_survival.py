@@ -55,8 +55,8 @@ def test_what_knows_the_risk_stands_higher_and_baselines_are_there(followed: Any
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"event": None}, "needs both"),
-        ({"task": "auto"}, "needs both"),
+        ({"event": None}, "needs --task survival and --event"),
+        ({"task": "auto"}, "needs --task survival and --event"),
         ({"probes": ("linear", "knn")}, "only the linear probe takes survival"),
         ({"event": "years"}, "an event is 1"),
     ],

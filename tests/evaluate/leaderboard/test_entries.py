@@ -146,7 +146,7 @@ def test_labels_that_fit_nothing_are_reported_before_anything_is_embedded(
     monkeypatch.setattr(MemoryStore, "read", lambda self, name: pytest.fail("a volume was read"))
     text = labels.read_text().replace("\t1\n", "\t0\n")
     labels.write_text(text)
-    with pytest.raises(UsageError, match="one value"):
+    with pytest.raises(UsageError, match="have the same value"):
         board_with([str(run)], labels, ["sick"], store, tmp_path / "kept", bootstrap=50)
 
 

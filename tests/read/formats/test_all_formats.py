@@ -162,7 +162,7 @@ def test_an_html_page_is_called_one(suffix: str, tmp_path: Path) -> None:
 def test_a_short_file_that_is_no_nifti(tmp_path: Path) -> None:
     path = tmp_path / "P8_OD.nii"
     path.write_text("not found")
-    with pytest.raises(VolumeRejected, match="unknown_format: no NIfTI"):
+    with pytest.raises(VolumeRejected, match="unknown_format: not a NIfTI file"):
         read_volume(path)
 
 

@@ -133,7 +133,7 @@ def test_teachers_that_cannot_teach_are_refused_in_one_line(layouts, tmp_path: P
     ):
         Pairs(store, RECIPE, without)
     flat = prepare_external(teacher.external, STUDENT.model_copy(update={"flatten": "none"}))
-    with pytest.raises(UsageError, match="reads volumes with flatten none, the student with quadratic"):
+    with pytest.raises(UsageError, match="reads volumes with flatten none, but the student reads quadratic"):
         Pairs(store, RECIPE, flat)
     with pytest.raises(UsageError, match="another preprocessing than the teacher reads: give a store"):
         Pairs(store, RECIPE, prepare_external(teacher.external, FINE))
