@@ -146,9 +146,9 @@ def convert_sources(
 
 
 def _without_own(files: Sequence[SourceFile], out: Path) -> list[SourceFile]:
-    """`files` without those that an earlier call wrote into `out`, unless there are no others.
+    """`files` without the results of an earlier call in `out`; all of `files` if they are nothing but such results.
 
-    They are among the sources if `out` lies below a folder of scans.
+    A search finds these results if `out` lies below a folder of scans.
     """
     record = ResultsRecord(out, CONVERTED)
     others = [file for file in files if not (isinstance(file.location, Path) and record.lists(file.location))]

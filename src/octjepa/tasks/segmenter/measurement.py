@@ -119,7 +119,7 @@ def measure(
     slice_mm = _slice_positions(volume)
     column_mm = np.arange(columns) * volume.spacing_mm[2]
     has_area = volume.pattern in ("raster", "unknown")
-    cut = _cut_off(found, volume)
+    cut = cut_off(found.boundaries_px, volume.shape[1])
     known = ~cut & _seen(volume) & (found.expected_error_um[[0, 7]].max(0) < _UNKNOWN_UM)
     um = found.boundaries_um
     layers = np.stack([np.where(known, um[low] - um[high], np.nan) for _, high, low in LAYERS]).astype(np.float32)
@@ -169,9 +169,9 @@ def _slice_positions(volume: OCTVolume) -> Float[np.ndarray, " D"]:
     return np.abs(positions - positions[0])
 
 
-def _cut_off(found: Segmentation | RetainedLayers, volume: OCTVolume) -> Bool[np.ndarray, "D W"]:
-    """A-scans whose ILM or Bruch's membrane is at an end of the depth axis."""
-    return (found.boundaries_px[0] < _CUT_ROWS) | (found.boundaries_px[7] > volume.shape[1] - 1 - _CUT_ROWS)
+def cut_off(boundaries_px: Float[np.ndarray, "8 ... W"], height: int) -> Bool[np.ndarray, "... W"]:
+    """A-scans whose ILM or Bruch's membrane is at an end of the depth axis, which has `height` rows."""
+    return (boundaries_px[0] < _CUT_ROWS) | (boundaries_px[7] > height - 1 - _CUT_ROWS)
 
 
 def _seen(volume: OCTVolume) -> Bool[np.ndarray, "D W"]:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from jaxtyping import Bool, Float
 from PIL import Image, ImageColor
 
 from octjepa.canonical.plausibility import DOUBTFUL_NOTE
@@ -44,7 +43,7 @@ from octjepa.record import Record
 from octjepa.tables import format_table
 from octjepa.tasks.segment.layer_names import LAYERS
 from octjepa.tasks.segmenter.inference import Segmentation, Segmenter, load_segmenter
-from octjepa.tasks.segmenter.measurement import is_unrecognised
+from octjepa.tasks.segmenter.measurement import cut_off, is_unrecognised
 from octjepa.tasks.segmenter.scan_picture import CLASS_COLOURS, LINE_COLOURS
 from octjepa.volume import OCTVolume, hash_pixels
 
@@ -174,7 +173,7 @@ def _segment(
     }
     # Areas count the same A-scans as the volumes of `measurement.measure`: measured A-scans, and A-scans whose
     # retina is cut off. The share needs the retina's whole height, so fluid and retina both come from measured A-scans.
-    counted_columns = measured | _cut_off(rows, height)
+    counted_columns = measured | cut_off(rows, height)
     counts = [int(np.count_nonzero(segmentation.classes[0][:, counted_columns] == k)) for k in range(len(CLASSES))]
     retina = float((rows[7] - rows[0])[measured].sum())
     fluid = int(np.isin(segmentation.classes[0][:, measured], (1, 2)).sum())
@@ -211,11 +210,6 @@ def _check_retina(bscan: BScan, depth_mm: float, column_mm: float) -> bool:
         raise
 
 
-def _cut_off(rows: Float[np.ndarray, "8 W"], height: int) -> Bool[np.ndarray, " W"]:
-    """A-scans whose ILM or Bruch's membrane is at an end of the depth axis."""
-    return (rows[0] < 2) | (rows[7] > height - 3)
-
-
 def _notes(bscan: BScan, segmentation: Segmentation, measured: np.ndarray, is_known: bool) -> tuple[str, ...]:
     notes = []
     if not is_known:
@@ -227,7 +221,7 @@ def _notes(bscan: BScan, segmentation: Segmentation, measured: np.ndarray, is_kn
         notes.append(f"low confidence: in {(error > _UNSURE_UM).mean():.0%} of the A-scans boundaries are unsure")
     if measured.mean() < 0.95:
         notes.append(f"{1 - measured.mean():.0%} of the A-scans are not measured")
-    if _cut_off(segmentation.boundaries_px[:, 0], len(bscan.pixels)).mean() > 0.02:
+    if cut_off(segmentation.boundaries_px[:, 0], len(bscan.pixels)).mean() > 0.02:
         notes.append("the retina is cut off above or below")
     return tuple(notes)
 

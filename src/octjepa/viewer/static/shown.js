@@ -10,7 +10,7 @@ const ANSWER_OF = "X-Octjepa-Volume"; // the header in which the server names th
 const MOST_PICTURES = 120;
 const pictures = new Map(); // url -> picture, the pictures used last
 
-// Thrown instead of an answer that is no longer wanted. The page shows no message.
+// Thrown when the page no longer needs the answer to a request. The page shows no message.
 export class Superseded extends Error {}
 
 // Tells an error of the page as a whole; `null` removes it.
