@@ -41,7 +41,7 @@ def test_a_regulariser_is_given_the_whole_batch_or_nothing(tmp_path, crowded):
         train={"max_updates": 2}, monitor={"every_updates": None}, objective={"variance_covariance": 0.1}
     )
     with pytest.raises(
-        OctjepaError, match=r"update 1: 4 volumes .* objective\.variance_covariance looks .* machine\.recompute=true"
+        OctjepaError, match=r"update 1: 4 volumes .* objective\.variance_covariance needs .* machine\.recompute=true"
     ):
         pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run")
     assert crowded == [4]
