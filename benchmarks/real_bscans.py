@@ -15,7 +15,8 @@ folds of patient groups. Its threshold for Dice is the best one on the learned f
 Task 6: mean and maximum over the tokens of an eye, 32 principal components, logistic regression for each diagnosis.
 `biomarkers` are thickness of layers and shares of fluid by the segmentation network, as `octjepa embed biomarkers`.
 
-Each interval (95 %) resamples patient groups. Differences resample the same groups for both rows.
+Each interval (95 %) resamples patient groups and is Student's (`octjepa.metrics.intervals`), because there are few
+groups. Differences resample the same groups for both rows.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -44,7 +45,6 @@ from benchmarks.exam.tokens import (
     positions_in_view,
 )
 from benchmarks.exam.truth import view_voxels
-from benchmarks.phantom_tokens import Value
 from benchmarks.real_eyes import SHARED, records_of
 from benchmarks.segmenter_features import recorded_features
 from jaxtyping import Bool, Float
@@ -57,6 +57,7 @@ from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.encoders.locate import open_encoder
 from octjepa.errors import UsageError
 from octjepa.files import write_json
+from octjepa.metrics.intervals import Scale, student_interval
 from octjepa.progress import bar
 from octjepa.read.single_bscan import ASSUMED_MM, SLICE_MM
 from octjepa.reasons import VolumeRejected
@@ -277,11 +278,11 @@ def resampled_groups(groups: np.ndarray) -> Iterator[np.ndarray]:
         yield np.concatenate([members[k] for k in rng.integers(len(members), size=len(members))])
 
 
-def interval(whole: float, values: Sequence[float]) -> Value:
-    """`whole` with the percentiles of the values that exist."""
-    finite = np.array(values)[np.isfinite(values)]
-    low, high = np.percentile(finite, [2.5, 97.5]) if len(finite) else (np.nan, np.nan)
-    return Value(round(whole, 3), round(float(low), 3), round(float(high), 3))
+def interval(whole: float, resamples: Float[np.ndarray, " n"], groups: int, scale: Scale) -> dict[str, float | None]:
+    """`whole` with Student's interval from resamples of the `groups`; no ends where all resamples are equal."""
+    found = student_interval(whole, resamples, groups, scale)
+    ends = {"low": found.low, "high": found.high}
+    return {"value": round(whole, 3), **{end: None if at is None else round(at, 3) for end, at in ends.items()}}
 
 
 Outcome = tuple[np.ndarray, np.ndarray]  # scores of all samples, and which are marked
@@ -310,15 +311,17 @@ def compare(outcomes: Mapping[str, Outcome], truth: np.ndarray, groups: np.ndarr
         for name in outcomes:
             drawn[name].append(measured(name, at))
     arrays = {name: np.array(values) for name, values in drawn.items()}
+    count = len(np.unique(groups))
     out: dict[str, object] = {}
     for name in outcomes:
-        row = {kind: asdict(interval(whole[name][0], arrays[name][:, 0]))}
+        row = {kind: interval(whole[name][0], arrays[name][:, 0], count, "share")}
         if kind == "ap":
-            row["dice"] = asdict(interval(whole[name][1], arrays[name][:, 1]))
+            row["dice"] = interval(whole[name][1], arrays[name][:, 1], count, "share")
         for baseline in baselines_of(name):
             if baseline in outcomes:
                 difference = arrays[name][:, 0] - arrays[baseline][:, 0]
-                row[f"less_{baseline}"] = asdict(interval(whole[name][0] - whole[baseline][0], difference))
+                value = whole[name][0] - whole[baseline][0]
+                row[f"less_{baseline}"] = interval(value, difference, count, "difference")
         out[name] = row
     return out
 
@@ -383,7 +386,9 @@ def pooled(values: np.ndarray, sample_eye: Sequence[str]) -> Float[np.ndarray, "
 def page(results: Mapping[str, Any]) -> str:
     """The results as a page of tables."""
 
-    def cell(entry: Mapping[str, float]) -> str:
+    def cell(entry: Mapping[str, float | None]) -> str:
+        if entry["low"] is None:
+            return f"{entry['value']:.2f}"
         return f"{entry['value']:.2f} ({entry['low']:.2f} to {entry['high']:.2f})"
 
     lines = [
