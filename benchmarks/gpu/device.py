@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from octjepa.distributed.precision import wait_for
-from octjepa.train.engine import is_out_of_memory
+from octjepa.errors import is_out_of_memory
 from octjepa.views.loader import Batch
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")

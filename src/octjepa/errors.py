@@ -81,6 +81,19 @@ class VolumeRejected(OctjepaError):
         return (VolumeRejected, (self.reason, self.detail))
 
 
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_cpu")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that memory ran out: MemoryError, or a RuntimeError of torch.
+
+    On an accelerator torch's error has a class of its own. On a CPU only its message tells.
+    """
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _OUT_OF_MEMORY)
+
+
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """`; did you mean 'dme'?` if one of `names` is close to `name`, upper and lower case being equal; otherwise ""."""
     by_lower = {candidate.lower(): candidate for candidate in names}

@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 import typer
 
 from octjepa.cli.options import AllowOutside, Json, MaxLost, Quiet, Spacing, StorePath, Workers, used_options
-from octjepa.cli.output import check_output_folder, is_verbose, print_converted, print_demo, print_result
+from octjepa.cli.output import check_lost, check_output_folder, is_verbose, print_converted, print_demo, print_result
 from octjepa.cli.root import app
-from octjepa.errors import NothingReadError, OctjepaError, TooManyLostError, UsageError, counted
+from octjepa.errors import OctjepaError, TooManyLostError, UsageError, counted
 
 _log = logging.getLogger(__name__)
 
@@ -247,15 +247,7 @@ def convert(
         print_result(converted.to_json(), as_json)
     else:
         print_converted(converted)
-    if not converted.scans:
-        raise NothingReadError(
-            f"none of {counted(len(converted.refused), 'scan')} could be converted", converted.to_json()
-        )
-    if converted.lost_share > max_lost:
-        raise TooManyLostError(
-            f"{converted.lost_share:.0%} of the scans were refused, more than --max-lost {max_lost:.0%}",
-            converted.to_json(),
-        )
+    check_lost(converted, "scan", "converted", max_lost)
 
 
 @app.command()

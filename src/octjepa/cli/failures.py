@@ -15,7 +15,7 @@ from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from octjepa.errors import OctjepaError
+from octjepa.errors import OctjepaError, is_out_of_memory
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _WHAT_TO_DO = {
@@ -56,16 +56,14 @@ def exit_with_message(verb: Callable[[], str | None]) -> Iterator[None]:
         except KeyboardInterrupt as stop:
             what, code = ("terminated", 143) if isinstance(stop, Terminated) else ("interrupted", 130)
             message = f"{what}; {_AFTER_STOP.get(verb() or '', 'nothing is half-written; run the same command again')}"
-        except MemoryError:
-            message, code = _out_of_memory(), 1
         except BrokenExecutor:
             message, code = f"a worker process died. {_out_of_memory()}", 1
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise  # the reader of stdout went away, as `head` does; typer ends quietly
             message, code = _system_error(error)
-        except RuntimeError as error:
-            if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in str(error):
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
                 raise
             message, code = _out_of_memory(), 1
     if code:

@@ -17,14 +17,15 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from octjepa.errors import UsageError, counted
+from octjepa.errors import NothingReadError, TooManyLostError, UsageError, counted
 from octjepa.metrics.findings import BASELINES, FEWEST_TEST_PEOPLE
 
 if TYPE_CHECKING:
     from octjepa.convert.scans import ConvertedScans
     from octjepa.evaluate.results import ColumnScores
+    from octjepa.ingest.refused_scan import RefusedScan
     from octjepa.tasks.segmenter.adapt_scans import AdaptedFolder
     from octjepa.tasks.segmenter.scan_segmentation import SegmentedScans
     from octjepa.tasks.segmenter.single_bscans import SegmentedBScans
@@ -236,6 +237,37 @@ def check_output_folder(out: Path, instead: str = "a folder") -> None:
     """Raises UsageError where `out` is a file."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file: give --out {instead}")
+
+
+class ScanResults(Protocol):
+    """The results of a command on scans: those of `scans`, and what was refused."""
+
+    @property
+    def scans(self) -> Sequence[object]: ...
+
+    @property
+    def refused(self) -> Sequence[RefusedScan]: ...
+
+    @property
+    def lost_share(self) -> float: ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+def check_lost(results: ScanResults, noun: str, done: str, max_lost: float, where: str = "") -> None:
+    """Raises NothingReadError if no scan has a result, and TooManyLostError if more than `max_lost` were lost.
+
+    noun, done: such as "scan" and "segmented". where: the end of the message, which says where the reasons are.
+    """
+    if not results.scans:
+        raise NothingReadError(
+            f"none of {counted(len(results.refused), noun)} could be {done}{where}", results.to_json()
+        )
+    if results.lost_share > max_lost:
+        raise TooManyLostError(
+            f"{results.lost_share:.0%} of the {noun}s were refused, more than --max-lost {max_lost:.0%}{where}",
+            results.to_json(),
+        )
 
 
 def interval(figure: Mapping[str, Any], key: str = "value") -> str:

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from octjepa.errors import OctjepaError
+from octjepa.ingest.refused_scan import RefusedScan, WithoutResult
 from octjepa.volume import AXES, OCTVolume
 
+NOT_PRESERVED = "not_preserved"  # the reason of a scan that the format cannot hold
 DIRECTED = ("positions", "frame_location")  # sources of a slice spacing that also state the direction of the slices
 
 
-class NotPreserved(OctjepaError):
+class NotPreserved(WithoutResult):
     """The format cannot hold the scan without a loss."""
+
+    def refusal(self, scan: str) -> RefusedScan:
+        return RefusedScan(scan, NOT_PRESERVED, str(self), "choose another format with --to")
 
 
 def describe(volume: OCTVolume, axes: str = "") -> dict[str, object]:

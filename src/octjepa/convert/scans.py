@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +25,7 @@ from octjepa.convert.dicom import LONGEST_TEXT, write_dicom
 from octjepa.errors import OctjepaError, VolumeRejected
 from octjepa.files import write_json
 from octjepa.ingest.output_names import OutputNames, check_apart
-from octjepa.ingest.refused_scan import RefusedScan, lost_share
+from octjepa.ingest.refused_scan import RefusedScan, collect_refusals, lost_share
 from octjepa.ingest.results_record import OutputExists, ResultsRecord
 from octjepa.ingest.source_file import SourceFile
 from octjepa.ingest.sources import discover
@@ -40,7 +41,6 @@ from octjepa.volume import OCTVolume
 Form = Literal["nifti", "dicom", "tiff", "zarr"]
 ENDINGS: dict[Form, str] = {"nifti": ".nii.gz", "dicom": ".dcm", "tiff": ".tif", "zarr": ".zarr"}
 LAYERS_FOLDER = "layers"
-NOT_PRESERVED = "not_preserved"  # the reason of a scan that the format cannot hold
 _SAME_SPACING = 1e-5  # relative: readers round the distance of positions to 1e-7 mm
 _SAME_POSITION_MM = 1e-4
 
@@ -119,8 +119,9 @@ def convert_sources(
         check_apart(files, folder)
     results = ConvertedScans()
     names = OutputNames(files)
-    for refused in discovery.refused:
-        results.refused.append(RefusedScan.of(names.shown(refused.source, []), refused.reason, refused.detail))
+    results.refused += [
+        RefusedScan.of(names.shown(one.source, []), one.reason, one.detail) for one in discovery.refused
+    ]
     codes = _layer_codes() if layers else None
     with writer_lock(out), bar("convert", len(files), "scan") as progress:
         record, layer_record = ResultsRecord(out, CONVERTED), ResultsRecord(out / LAYERS_FOLDER, LAYERS)
@@ -129,18 +130,8 @@ def convert_sources(
         job = _Job(out, form, None if spacing_mm == "file" else spacing_mm, codes, record, layer_record)
         for source in files:
             people: list[StatedPerson] = []
-            try:
+            with collect_refusals(results.refused, partial(names.shown, source, people)):
                 results.scans.append(_convert(source, names, people, job))
-            except VolumeRejected as error:
-                results.refused.append(RefusedScan.of(names.shown(source, people), error.reason, error.detail))
-            except NotPreserved as error:
-                shown, to_do = names.shown(source, people), "choose another format with --to"
-                results.refused.append(RefusedScan(shown, NOT_PRESERVED, str(error), to_do))
-            except OutputExists as error:
-                results.refused.append(error.refusal(names.shown(source, people)))
-            except MemoryError:
-                what = "it does not fit into memory"
-                results.refused.append(RefusedScan.of(names.shown(source, people), "size_implausible", what))
             progress.advance()
     return results
 
@@ -181,7 +172,7 @@ def _convert(source: SourceFile, names: OutputNames, people: list[StatedPerson],
         if lost := _differences(volume, file):
             raise NotPreserved(f"read back from {job.form}, it has {lost}")
         layers = "" if job.layers is None else str(_write_layers(job.layers(volume), volume, file, job))
-    except (VolumeRejected, NotPreserved, MemoryError):  # a refused scan leaves nothing
+    except BaseException:  # a refused scan, or an interrupted one, leaves nothing
         _remove(file)
         description.unlink(missing_ok=True)
         raise

@@ -1,10 +1,13 @@
-"""Scans that a command on files could not use: what `convert` and `segment` report of them."""
+"""Scans that a command on files could not use: what `convert`, `segment` and `predict` report of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from octjepa.errors import OctjepaError, VolumeRejected, is_out_of_memory
 from octjepa.reasons import REASONS
 from octjepa.record import Record
 
@@ -22,6 +25,33 @@ class RefusedScan(Record):
     def of(cls, scan: str, reason: str, detail: str) -> RefusedScan:
         """A scan refused for a `reason` of `octjepa.reasons`, which also says what the user can do."""
         return cls(scan, reason, detail, REASONS[reason].action)
+
+
+class WithoutResult(OctjepaError, ABC):
+    """A scan was read, and its result could not be written. The next scan may have one."""
+
+    @abstractmethod
+    def refusal(self, scan: str) -> RefusedScan:
+        """The entry of `scan` among the refused scans."""
+
+
+@contextmanager
+def collect_refusals(refused: list[RefusedScan], shown: Callable[[], str]) -> Iterator[None]:
+    """Work on one scan inside. If it fails, the scan is added to `refused` and the command goes on with the next one.
+
+    shown: the scan's name in lists, without what identifies the person. It is called after the failure. Errors that
+    are no fault of the scan are raised.
+    """
+    try:
+        yield
+    except VolumeRejected as error:
+        refused.append(RefusedScan.of(shown(), error.reason, error.detail))
+    except WithoutResult as error:
+        refused.append(error.refusal(shown()))
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        refused.append(RefusedScan.of(shown(), "size_implausible", "it does not fit into memory"))
 
 
 def lost_share(refused: Sequence[RefusedScan], successes: int) -> float:

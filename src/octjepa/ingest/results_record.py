@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from octjepa.errors import UsageError
 from octjepa.files import Journal, write_atomic
-from octjepa.ingest.refused_scan import RefusedScan
+from octjepa.ingest.refused_scan import RefusedScan, WithoutResult
 from octjepa.read.formats.sequence import natural_key
 
 OUTPUT_EXISTS = "output_exists"  # the reason of a scan whose results would replace a file
@@ -25,7 +25,7 @@ SHARED = ""  # the name, and the hash, under which files of the whole folder are
 T = TypeVar("T")
 
 
-class OutputExists(UsageError):
+class OutputExists(WithoutResult, UsageError):
     """A file of the output folder would be replaced that is not a result of the same scan."""
 
     def __init__(self, folder: Path, detail: str) -> None:
@@ -33,7 +33,6 @@ class OutputExists(UsageError):
         self.detail = f"the output folder {detail}"
 
     def refusal(self, scan: str) -> RefusedScan:
-        """The entry of `scan` among the refused scans."""
         return RefusedScan(scan, OUTPUT_EXISTS, self.detail, "choose another folder with --out")
 
 

@@ -19,10 +19,10 @@ CLASSES: Final = "classes.json"
 _BOUNDARIES: Final = "_boundaries.npz"
 _PICTURE: Final = ".png"
 _ENDINGS: Final = (_BOUNDARIES, "_classes.nii.gz", "_classes.dcm", "_classes.png", "_thickness.csv", "_fluid.csv")
-_OF_HEADS: Final = (".nii.gz", ".dcm", ".svg", ".etdrs.tsv")
 _PICTURE_OF_HEAD: Final = re.compile(r"([0-9a-f]{16})_classes\.png")  # named after the volume id
 _SHARED: Final = frozenset({CLASSES, "index.html", "images.csv", SEGMENTED})
 SCAN_ENDINGS: Final = (*_ENDINGS[:3], *_ENDINGS[4:], _PICTURE)  # of the results of a scan
+HEAD_ENDINGS: Final = (".nii.gz", ".dcm", ".svg", ".etdrs.tsv")  # of the results of a head for a scan
 BSCAN_ENDINGS: Final = (_BOUNDARIES, "_classes.png", _PICTURE)  # of the results of a single B-scan
 
 
@@ -46,7 +46,7 @@ def result_files(names: Collection[str]) -> frozenset[str]:
             if is_scan or is_bscan:
                 results.add(f"{stem}{_PICTURE}")
         elif name.endswith(".etdrs.tsv"):
-            results.update(name.removesuffix(".etdrs.tsv") + ending for ending in _OF_HEADS)
+            results.update(name.removesuffix(".etdrs.tsv") + ending for ending in HEAD_ENDINGS)
         elif match := _PICTURE_OF_HEAD.fullmatch(name):
             results.update((name, f"{match[1]}{_PICTURE}"))
     return present & (results | _SHARED) if results else frozenset()

@@ -31,9 +31,8 @@ from torch import Tensor, nn
 from octjepa.distributed.adamw import skips_on_device
 from octjepa.distributed.runtime import Runtime, full_tensor
 from octjepa.distributed.signals import StepFlags
-from octjepa.errors import OctjepaError
+from octjepa.errors import OctjepaError, is_out_of_memory
 
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_cpu")
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -172,13 +171,6 @@ def _free_gradients(networks: Sequence[nn.Module]) -> None:
     gc.collect()
     if torch.accelerator.is_available():
         torch.accelerator.empty_cache()
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory ran out: a separate class on accelerators, a message on a CPU."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return any(sign in str(error).lower() for sign in _OUT_OF_MEMORY)
 
 
 @dataclass(frozen=True)

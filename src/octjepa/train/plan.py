@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from octjepa.distributed.precision import choose_precision, measured_rates, with_precision
 from octjepa.distributed.runtime import Runtime, check_compiler
-from octjepa.errors import UsageError
+from octjepa.errors import UsageError, is_out_of_memory
 from octjepa.machine import free_memory_bytes
 from octjepa.model import VJEPA3D
 from octjepa.objectives.loss import training_loss
@@ -31,7 +31,7 @@ from octjepa.progress import bar
 from octjepa.recipe import Recipe
 from octjepa.record import Record
 from octjepa.train.data import batch_shares
-from octjepa.train.engine import is_out_of_memory, take_step
+from octjepa.train.engine import take_step
 from octjepa.train.machine import choose_for_machine, compiles, describe_choices, loader_workers
 from octjepa.train.optimizer import (
     build_optimizer,

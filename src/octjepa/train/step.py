@@ -14,12 +14,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from octjepa.distributed.runtime import Runtime
+from octjepa.errors import is_out_of_memory
 from octjepa.model import VJEPA3D
 from octjepa.objectives.base import cosine
 from octjepa.objectives.loss import token_grid_positions, training_loss
 from octjepa.objectives.regularisers import Total, unchanged
 from octjepa.recipe import Recipe
-from octjepa.train.engine import MicroLoss, accumulate_gradients, is_out_of_memory
+from octjepa.train.engine import MicroLoss, accumulate_gradients
 from octjepa.train.guards import check_detached
 from octjepa.views.loader import Batch
 

@@ -104,10 +104,9 @@ def test_predict_refuses_what_a_head_would_ignore(tmp_path: Path) -> None:
     assert refused.code == 2
     assert "a segmentation head does not take --level, --workers" in refused.err
     (tmp_path / "scan.dcm").write_bytes(b"")
-    words = ("segment", head, "--scan", tmp_path / "scan.dcm", "--out", tmp_path / "out", "--spacing", "0.1,0.004,0.01")
-    refused = call(*words)
+    refused = call("segment", head, tmp_path / "scan.dcm", "--out", tmp_path / "out", "--model", head)
     assert refused.code == 2
-    assert "a segmentation head does not take --spacing with volumes" in refused.err
+    assert "--model is for scans, single B-scans and adapt, not for a trained head" in refused.err
 
 
 def test_the_dicom_segmentation_references_its_scan_and_holds_nobodys_name(
@@ -149,15 +148,17 @@ def test_what_cannot_be_segmented_is_reported_and_the_rest_is_done(line: Line, t
     broken = tmp_path / "broken.dcm"
     broken.write_bytes(line.scan("cirrus").read_bytes()[:3000])
     arguments = ("segment", line.out, "--from", line.encoder, "--out", tmp_path / "out", "--format", "nifti", "--json")
-    outcome = call(*arguments, "--scan", broken, "--scan", line.scan("cirrus"))
+    outcome = call(*arguments, "--max-lost", 0.5, "--scan", broken, "--scan", line.scan("cirrus"))
     assert outcome.code == 0
     assert len(outcome.json["scans"]) == 1
-    assert "number 1" in outcome.json["failed"][0]["scan"]
+    assert outcome.json["refused"][0]["scan"] == "broken.dcm"
+    assert outcome.json["refused"][0]["to_do"]
+    assert call(*arguments, broken, line.scan("cirrus")).code == 3  # scans are arguments too
     assert not list((tmp_path / "out").glob("*.dcm"))
     assert call(*arguments, "--scan", broken).code == 2
     nothing = call(*arguments)
     assert nothing.code == 2
-    assert "--scan" in nothing.err
+    assert "name the scans to segment" in nothing.err
 
 
 def test_a_segmentation_of_nothing_or_of_another_scan_is_not_written(line: Line, tmp_path: Path) -> None:
@@ -179,13 +180,14 @@ def test_an_eye_without_any_class_is_a_result_and_has_no_dicom_segmentation(
     made = call("segment", line.out, "--from", line.encoder, "--scan", line.scan("cirrus"), "--out", tmp_path, "--json")
     assert made.code == 0, made.err
     (result,) = made.json["scans"]
-    assert "no class in any voxel" in result["note"]
+    assert "no class was found in any voxel" in result["notes"][0]
     assert "dicom" not in result
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "classes.json",
         "healthy.etdrs.tsv",
         "healthy.nii.gz",
         "healthy.svg",
+        "octjepa_segmented.jsonl",
     ]
     assert json.loads((tmp_path / "classes.json").read_text())["source"].startswith("made automatically by octjepa")
 

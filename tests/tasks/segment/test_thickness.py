@@ -13,12 +13,19 @@ from octjepa.tasks.segment.thickness import (
     ScanOrientation,
     draw_thickness,
     etdrs_means,
-    sector_index,
+    sector_at,
+    sector_means,
     thickness_um,
 )
 
 SHAPE, SPACING = (61, 121), (0.12, 0.06)  # 7.2 x 7.2 mm
 CENTRE = (30 * 0.12, 60 * 0.06)
+
+
+def sector_index(scan: ScanOrientation) -> np.ndarray:
+    up, nasal = scan.signs
+    slice_mm, column_mm = np.arange(SHAPE[0]) * SPACING[0], np.arange(SHAPE[1]) * SPACING[1]
+    return sector_at(up * (slice_mm - CENTRE[0]), nasal * (column_mm - CENTRE[1]), bool(scan.eye))
 
 
 def lie(eye: str, first: str = "inferior") -> ScanOrientation:
@@ -50,7 +57,7 @@ def test_thickness_is_rows_times_spacing_and_nothing_where_nothing_was_labelled(
     ],
 )
 def test_sectors_of_either_eye(eye: str, first: str, location: tuple[int, int], sector: str) -> None:
-    found = sector_index(SHAPE, SPACING, lie(eye, first))
+    found = sector_index(lie(eye, first))
     for mm, ring in ((1.0, "inner"), (2.25, "outer")):
         at = 30 + round(location[0] * mm / SPACING[0]), 60 + round(location[1] * mm / SPACING[1])
         assert SECTORS[found[at]] == f"{ring}_{sector}"
@@ -59,7 +66,7 @@ def test_sectors_of_either_eye(eye: str, first: str, location: tuple[int, int], 
 
 
 def test_areas_and_means_are_those_of_the_circles() -> None:
-    found = sector_index(SHAPE, SPACING, lie("OD"))
+    found = sector_index(lie("OD"))
     areas = [(found == location).sum() * SPACING[0] * SPACING[1] for location in range(9)]
     rings = np.pi * np.diff([0, *np.square(RADII_MM)])
     assert areas[0] == pytest.approx(rings[0], rel=0.05)
@@ -67,6 +74,17 @@ def test_areas_and_means_are_those_of_the_circles() -> None:
     assert areas[5:] == pytest.approx([rings[2] / 4] * 4, rel=0.05)
     means = etdrs_means(np.maximum(found, 0).astype(np.float32)[None], SPACING, lie("OD"))
     assert means[0] == pytest.approx(np.arange(9))
+
+
+def test_a_b_scan_counts_by_the_width_that_it_stands_for() -> None:
+    slice_mm = CENTRE[0] + np.array([-0.4, -0.3, -0.2, -0.1, 0.0, 0.2, 0.4])  # twice as far apart above the fovea
+    column_mm = np.arange(SHAPE[1]) * SPACING[1]
+    maps = np.repeat((slice_mm > CENTRE[0])[:, None], SHAPE[1], axis=1).astype(np.float32)[None]
+    means, measured = sector_means(maps, slice_mm, column_mm, lie("OD"))
+    assert measured[0] == pytest.approx(1, abs=0.1)
+    chords = 2 * np.sqrt(0.5**2 - (slice_mm - CENTRE[0]) ** 2)
+    areas = chords * [0.1, 0.1, 0.1, 0.1, 0.15, 0.2, 0.2]
+    assert means[0, 0] == pytest.approx(areas[5:].sum() / areas.sum(), abs=0.01)
 
 
 def test_a_sector_that_is_hardly_seen_or_an_unknown_eye_has_no_mean() -> None:

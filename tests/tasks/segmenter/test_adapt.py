@@ -382,7 +382,7 @@ def test_wrong_requests_of_the_command(tmp_path: Path) -> None:
     assert "and none has a name that begins with" in message("adapt", scan, "--labels", labels, *out)
     (labels / "b.npz").unlink()
     assert "a.npz holds boundaries of 3 B-scans" in message("adapt", scan, "--labels", labels, *out)
-    assert "adapt takes scans and --labels, not --store" in message("adapt", scan, "--store", labels, *out)
+    assert "--store is for a recipe, not for adapt" in message("adapt", scan, "--store", labels, *out)
     assert "holds no segmentation network" in message(scan, "--model", labels, *out)
     assert not (tmp_path / "network").exists() or not list((tmp_path / "network").glob("*.safetensors"))
 

@@ -1,128 +1,165 @@
-"""`octjepa segment HEAD`: what a head predicts for whole scans, back in the geometry of their files.
+"""`octjepa segment HEAD` and `octjepa predict HEAD`: the prediction of a head for whole scans, in their geometry.
 
-A scan wider than the encoder's view is prepared whole and read window by window. Per scan: NIfTI, DICOM-SEG where the
-scan is DICOM, thickness and ETDRS tables and a picture. Per single B-scan: PNG (`single_bscans`). Names are hashes of
-the scan's pixels, never the file's.
+In: files, folders, globs or lists of scans. A scan wider than the encoder's view is prepared whole and read window by
+window. Out, in one folder, for every scan: NIfTI, a DICOM Segmentation where the scan is DICOM, tables of thickness
+and of ETDRS means, and a picture; for every single B-scan PNG (`single_bscans`). Names are hashes of the scan's pixels,
+never the file's. A scan that is refused does not stop the others.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import ClassVar, Literal
 
 import numpy as np
 
 from octjepa.canonical.native_mapping import NativeMap
 from octjepa.canonical.pipeline import CanonicalisationResult, canonicalise
 from octjepa.canonical.single_bscan import canonicalise_bscan
-from octjepa.errors import UsageError, VolumeRejected
 from octjepa.files import write_json
+from octjepa.ingest.output_names import OutputNames, check_apart
+from octjepa.ingest.refused_scan import RefusedScan, WithoutResult, collect_refusals, lost_share
+from octjepa.ingest.results_record import SHARED, ResultsRecord
+from octjepa.ingest.source_file import SourceFile
+from octjepa.ingest.sources import discover
 from octjepa.locks import writer_lock
 from octjepa.progress import bar
-from octjepa.read.reader import read_volume
+from octjepa.read.personal_data import StatedPerson
+from octjepa.read.reader import SpacingOption, read_volume
 from octjepa.read.single_bscan import read_bscan_volume
+from octjepa.read.written_results import CLASSES, HEAD_ENDINGS, SEGMENTED
 from octjepa.record import Record
-from octjepa.tasks.nifti import write_nifti
-from octjepa.tasks.segment.dicom_seg import write_segmentation
+from octjepa.tasks.segment.class_files import Forms, missing_library, write_classes
 from octjepa.tasks.segment.folder import SavedHead, load_head
-from octjepa.tasks.segment.label_files import SOURCE, UNLABELLED
-from octjepa.tasks.segment.labelled_volumes import frames_reversed, scores_to_scan, whole_scan_preprocessing
+from octjepa.tasks.segment.label_files import SOURCE
+from octjepa.tasks.segment.labelled_volumes import scores_to_scan, whole_scan_preprocessing
 from octjepa.tasks.segment.single_bscans import SegmentedPicture, write_picture
 from octjepa.tasks.segment.thickness import (
     SECTORS,
     ScanOrientation,
     draw_thickness,
-    etdrs_means,
-    scan_centre,
+    sector_means,
+    slice_positions_mm,
     thickness_um,
     write_table,
 )
 from octjepa.volume import OCTVolume
+
+PATTERN_UNKNOWN = "pattern_unknown"  # the reason of a scan whose pattern the encoder was not trained on
+
+
+class PatternUnknown(WithoutResult):
+    """The encoder was trained on scans of other patterns."""
+
+    def refusal(self, scan: str) -> RefusedScan:
+        return RefusedScan(scan, PATTERN_UNKNOWN, str(self), "train a head on an encoder of such scans")
 
 
 @dataclass(frozen=True)
 class SegmentedFile(Record):
     """The files of a segmented scan (nifti, dicom, etdrs, figure) and the mean thickness of each class.
 
-    note: why there is no DICOM Segmentation.
+    scan: the name of its file, with what identifies the person masked. notes: what was not written, and why.
     """
 
+    scan: str
     volume_id: str
     eye: str
+    nifti: str | None
+    dicom: str | None
+    notes: tuple[str, ...]
     etdrs: str
     figure: str
     mean_um: Mapping[str, float]
-    nifti: str | None = None
-    dicom: str | None = None
-    note: str | None = None
-    KEYS: ClassVar[tuple[str, ...]] = ("volume_id", "eye", "nifti", "dicom", "note", "etdrs", "figure", "mean_um")
-    OMITTED: ClassVar[tuple[str, ...]] = ("nifti", "dicom", "note")
+    OMITTED = ("nifti", "dicom")
 
 
-@dataclass(frozen=True)
-class FailedScan(Record):
-    """A scan that could not be segmented, by its number, and why."""
-
-    scan: str
-    why: str
-
-
-@dataclass(frozen=True)
+@dataclass
 class SegmentedFiles(Record):
-    """All scans that a head was applied to."""
+    """All scans that a head was applied to. `notes` are about the whole call, such as a missing library."""
 
     classes: tuple[str, ...]
-    scans: tuple[SegmentedFile | SegmentedPicture, ...]
-    failed: tuple[FailedScan, ...]
+    scans: list[SegmentedFile | SegmentedPicture] = field(default_factory=list)
+    refused: list[RefusedScan] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
-
-Forms = Sequence[Literal["nifti", "dicom"]]
-
-
-@dataclass(frozen=True)
-class SingleBScans:
-    """How files of single B-scans are read: (slice, depth, column) in mm takes precedence over the files."""
-
-    spacing_mm: tuple[float, float, float] | None = None
+    @property
+    def lost_share(self) -> float:
+        """Lost scans divided by lost and segmented scans."""
+        return lost_share(self.refused, len(self.scans))
 
 
 def segment_scans(
     head: str | Path,
     checkpoint: str | None,
-    scans: Sequence[Path],
+    sources: Sequence[str | Path],
     out: Path,
     forms: Forms = ("nifti", "dicom"),
-    single_bscans: SingleBScans | None = None,
+    spacing_mm: SpacingOption = None,
+    single_bscans: bool = False,
 ) -> SegmentedFiles:
-    """Writes the prediction of `head` for each scan into `out`; returns the files and means.
+    """Writes the prediction of `head` for every scan of `sources` into `out`.
 
-    With `single_bscans` each picture or one-frame DICOM file is a separate B-scan. Raises UsageError (no scan, none
-    could be read), ContractError, CheckpointError.
+    `spacing_mm` (slice, depth, column) takes precedence over the files. With `single_bscans` each picture or one-frame
+    DICOM file is a separate B-scan. Raises UsageError: no such path, no
+    scan found, or `out` is a folder that holds a scan of `sources`, or a `classes.json` of other classes, or one that
+    octjepa did not write. Raises ContractError, CheckpointError.
     """
-    if not scans:
-        raise UsageError("no scan was named: give files with --scan, or --store and --labels to make a head")
+    found = discover(sources, single_bscans)
+    check_apart(found.files, out)
     saved = load_head(head, checkpoint)
-    done: list[SegmentedFile | SegmentedPicture] = []
-    failed: list[FailedScan] = []
-    with writer_lock(out), bar("segment", len(scans), "scan") as progress:
-        names = {str(code): name for code, name in enumerate(saved.classes, start=1)}
-        write_json(out / "classes.json", {**names, SOURCE: f"made automatically by octjepa {version('octjepa')}"})
-        for number, scan in enumerate(scans, start=1):
-            try:
-                done.append(
-                    _segment_file(saved, scan, out, forms)
-                    if single_bscans is None
-                    else _segment_bscan(saved, scan, out, single_bscans)
-                )
-            except (VolumeRejected, UsageError) as error:
-                failed.append(FailedScan(f"number {number}", str(error)))
+    names = OutputNames(found.files)
+    result = SegmentedFiles(tuple(saved.classes))
+    result.refused += [RefusedScan.of(names.shown(one.source, []), one.reason, one.detail) for one in found.refused]
+    codes = {str(code): name for code, name in enumerate(saved.classes, start=1)}
+    with writer_lock(out), bar("segment", len(found.files), "scan") as progress:
+        record = ResultsRecord(out, SEGMENTED)
+        record.claim(SHARED, hashlib.sha256("\x1f".join(saved.classes).encode()).hexdigest(), (CLASSES,))
+        write_json(out / CLASSES, {**codes, SOURCE: f"made automatically by octjepa {version('octjepa')}"})
+        for source in found.files:
+            people: list[StatedPerson] = []
+            with collect_refusals(result.refused, partial(names.shown, source, people)):
+                volume = _read(source, spacing_mm, single_bscans, people)
+                to = _Output(out, names.shown(source, people), forms, record)
+                if single_bscans:
+                    result.scans.append(_segment_bscan(saved, volume, to))
+                else:
+                    _check_pattern(volume, saved)
+                    if (note := missing_library(volume.format, forms)) and not result.notes:
+                        result.notes.append(note)
+                    result.scans.append(_segment_volume(saved, volume, source, to))
             progress.advance()
-    if not done:
-        raise UsageError(f"none of {len(scans)} scans could be segmented; the first: {failed[0].why}")
-    return SegmentedFiles(tuple(saved.classes), tuple(done), tuple(failed))
+    return result
+
+
+@dataclass(frozen=True)
+class _Output:
+    folder: Path
+    scan: str
+    forms: Forms
+    record: ResultsRecord
+
+
+def _read(source: SourceFile, spacing_mm: SpacingOption, single_bscans: bool, people: list[StatedPerson]) -> OCTVolume:
+    """Raises VolumeRejected: it cannot be read."""
+    given = None if spacing_mm == "file" else spacing_mm
+    with source.local() as path:
+        if single_bscans:
+            return read_bscan_volume(path, source.row, given, source.dataset_path, people)
+        return read_volume(
+            path, source.row, given, dataset_path=source.dataset_path, member=source.member, people=people
+        )
+
+
+def _check_pattern(volume: OCTVolume, saved: SavedHead) -> None:
+    """Raises PatternUnknown: the encoder knows only scans of other patterns."""
+    patterns = saved.encoder.recipe.data.patterns
+    if volume.pattern not in patterns:
+        raise PatternUnknown(f"its pattern is {volume.pattern}: the encoder knows {', '.join(patterns)}")
 
 
 def segment_volume(saved: SavedHead, volume: OCTVolume) -> tuple[np.ndarray, str]:
@@ -151,40 +188,26 @@ def segment_volume(saved: SavedHead, volume: OCTVolume) -> tuple[np.ndarray, str
     return scores_to_scan(saved.head.scores(prepared), native), prepared.volume_id
 
 
-def _segment_bscan(saved: SavedHead, file: Path, out: Path, how: SingleBScans) -> SegmentedPicture:
-    """Writes the files of one single B-scan. Raises VolumeRejected: refused."""
-    volume = read_bscan_volume(file, spacing_mm=how.spacing_mm)
+def _segment_bscan(saved: SavedHead, volume: OCTVolume, to: _Output) -> SegmentedPicture:
+    """Writes the files of one single B-scan."""
     codes, name = segment_volume(saved, volume)
-    return write_picture(volume, codes, saved.classes, name, out)
+    to.record.claim(name, volume.content_hash, (f"{name}_classes.png", f"{name}.png"))
+    return write_picture(volume, codes, saved.classes, name, to.folder, to.scan)
 
 
-def _segment_file(saved: SavedHead, scan: Path, out: Path, forms: Forms) -> SegmentedFile:
-    """Writes all files of one scan; returns their names, the eye and the mean thickness of each class."""
-    volume = read_volume(scan)
-    patterns = saved.encoder.recipe.data.patterns
-    if volume.pattern not in patterns:
-        raise UsageError(f"its pattern is {volume.pattern}: the encoder knows {', '.join(patterns)}")
-    turned = frames_reversed(volume.notes)
+def _segment_volume(saved: SavedHead, volume: OCTVolume, source: SourceFile, to: _Output) -> SegmentedFile:
+    """Writes all files of one scan."""
     codes, name = segment_volume(saved, volume)
-    in_file_order = np.ascontiguousarray(codes[::-1] if turned else codes)
-    files: dict[str, str] = {}
-    if "nifti" in forms:
-        files["nifti"] = str(out / f"{name}.nii.gz")
-        write_nifti(out / f"{name}.nii.gz", in_file_order, volume.spacing_mm)
-    if "dicom" in forms and volume.format == "dicom":
-        inside = np.where(in_file_order == UNLABELLED, np.uint8(0), in_file_order)
-        if inside.any():
-            files["dicom"] = str(out / f"{name}.dcm")
-            write_segmentation(out / f"{name}.dcm", inside, saved.classes, volume.spacing_mm, scan)
-        else:  # a healthy eye, where the classes are lesions: the standard knows no segmentation without a frame
-            (out / f"{name}.dcm").unlink(missing_ok=True)  # of another head
-            files["note"] = "no class in any voxel, so there is no DICOM Segmentation of it"
+    stem = to.folder / name
+    to.record.claim(name, volume.content_hash, [f"{name}{ending}" for ending in HEAD_ENDINGS])
+    written = write_classes(stem, codes, saved.classes, volume, source, to.forms)
     is_known = volume.provenance["slice"] in ("positions", "frame_location")
     first = "inferior" if is_known else saved.recipe.first_bscan
-    orientation = ScanOrientation(volume.laterality or "", scan_centre(volume.shape, volume.spacing_mm), first)
-    spacing = volume.spacing_mm[0], volume.spacing_mm[2]
+    slice_mm, column_mm = slice_positions_mm(volume), np.arange(volume.shape[2]) * volume.spacing_mm[2]
+    centre = float(slice_mm[[0, -1]].mean()), float(column_mm[[0, -1]].mean())
+    orientation = ScanOrientation(volume.laterality or "", centre, first)
     maps = thickness_um(codes, len(saved.classes), volume.spacing_mm[1])
-    means = etdrs_means(maps, spacing, orientation)
+    means, _ = sector_means(maps, slice_mm, column_mm, orientation)
     vertical = "positions" if is_known else f"assumed {first} first"
     table = [
         (label, sector, float(value), "scan", vertical)
@@ -192,11 +215,16 @@ def _segment_file(saved: SavedHead, scan: Path, out: Path, forms: Forms) -> Segm
         for sector, value in zip(SECTORS, of_class, strict=True)
     ]
     columns = ("class", "sector", "predicted_um", "centre", "vertical")
+    spacing = volume.spacing_mm[0], volume.spacing_mm[2]
+    figure = draw_thickness(to.folder / f"{name}.svg", maps, means, saved.classes, spacing, orientation, name)
     return SegmentedFile(
-        **files,
+        scan=to.scan,
         volume_id=name,
         eye=volume.laterality or "",
-        etdrs=str(write_table(out / f"{name}.etdrs.tsv", columns, table)),
-        figure=str(draw_thickness(out / f"{name}.svg", maps, means, saved.classes, spacing, orientation, name)),
+        nifti=written.nifti,
+        dicom=written.dicom,
+        notes=written.notes,
+        etdrs=str(write_table(to.folder / f"{name}.etdrs.tsv", columns, table)),
+        figure=str(figure),
         mean_um=dict(zip(saved.classes, np.nanmean(maps, axis=(1, 2)).tolist(), strict=True)),
     )

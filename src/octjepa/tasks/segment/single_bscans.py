@@ -36,6 +36,7 @@ class SegmentedPicture(Record):
     `thickness` is the mean over columns in `unit` "um" or "px"; `area` is in mm2, or in pixels without a spacing.
     """
 
+    scan: str
     volume_id: str
     classes: str
     picture: str
@@ -46,9 +47,11 @@ class SegmentedPicture(Record):
 
 
 def write_picture(
-    volume: OCTVolume, codes: UInt8[np.ndarray, "1 R C"], classes: tuple[str, ...], name: str, out: Path
+    volume: OCTVolume, codes: UInt8[np.ndarray, "1 R C"], classes: tuple[str, ...], name: str, out: Path, scan: str
 ) -> SegmentedPicture:
     """Writes `NAME_classes.png` and `NAME.png` into `out`; `codes` are those of `volume`, 255 outside the stored depth.
+
+    scan: the name of the picture for the result.
 
     Raises UsageError: the classes do not fit into a PNG of 8 bit.
     """
@@ -63,6 +66,7 @@ def write_picture(
     files = (out / f"{name}_classes.png", out / f"{name}.png")
     _write(files, volume.pixels[0, ::step], codes[0, ::step], len(classes))
     return SegmentedPicture(
+        scan=scan,
         volume_id=name,
         classes=str(files[0]),
         picture=str(files[1]),

@@ -18,6 +18,7 @@ from jaxtyping import Float, Int, UInt8
 from octjepa.files import write_atomic
 from octjepa.tables import format_table
 from octjepa.tasks.segment.label_files import UNLABELLED
+from octjepa.volume import OCTVolume
 
 SECTORS = (
     "central",
@@ -32,6 +33,7 @@ SECTORS = (
 )
 RADII_MM = (0.5, 1.5, 3.0)
 MIN_AREA_SHARE = 0.5  # of a sector; with less in the scan it has no mean
+REACH_MM = 0.25  # a B-scan stands for no more than this on either side
 _DIRECTION = {"superior": (0, 1), "nasal": (1, 0), "inferior": (0, -1), "temporal": (-1, 0)}  # (nasal, up)
 _RING_RADIUS = {"central": 0.0, "inner": 1.0, "outer": 2.25}  # mm, of the text in the figure
 
@@ -56,18 +58,13 @@ def thickness_um(codes: UInt8[np.ndarray, "N R C"], classes: int, depth_mm: floa
     return np.where(labelled, maps, np.nan).astype(np.float32)
 
 
-def sector_index(shape: tuple[int, int], spacing_mm: tuple[float, float], scan: ScanOrientation) -> np.ndarray:
-    """Index in SECTORS of each A-scan [N, C], -1 outside the grid; without the eye nasal and temporal are -2."""
-    up, nasal = scan.signs
-    v = up * (np.arange(shape[0]) * spacing_mm[0] - scan.centre_mm[0])
-    u = nasal * (np.arange(shape[1]) * spacing_mm[1] - scan.centre_mm[1])
-    return sector_at(v, u, bool(scan.eye))
-
-
 def sector_at(
     up_mm: Float[np.ndarray, " N"], nasal_mm: Float[np.ndarray, " C"], eye_known: bool
 ) -> Int[np.ndarray, "N C"]:
-    """Index in SECTORS at distances from the centre, towards superior and nasal; -1 and -2 as in `sector_index`."""
+    """Index in SECTORS at distances from the centre, towards superior and nasal; -1 outside the grid.
+
+    Without the eye nasal and temporal are -2.
+    """
     v, u = up_mm[:, None], nasal_mm[None, :]
     radius = np.hypot(u, v)
     quarter = np.where(np.abs(v) >= np.abs(u), np.where(v >= 0, 0, 2), np.where(u >= 0, 1, 3))
@@ -78,20 +75,54 @@ def sector_at(
     return sector
 
 
+def sector_means(
+    thickness: Float[np.ndarray, "K N C"],
+    slice_mm: Float[np.ndarray, " N"],
+    column_mm: Float[np.ndarray, " C"],
+    scan: ScanOrientation,
+) -> tuple[Float[np.ndarray, "K 9"], Float[np.ndarray, " 9"]]:
+    """Means in SECTORS, weighted by the area of each A-scan, and the share of each sector's area that was measured.
+
+    An A-scan is measured where all classes have a value. A B-scan stands for at most `REACH_MM` on either side. NaN
+    where less than half of a sector's area is measured, or the eye is unknown.
+    """
+    up, nasal = scan.signs
+    sector = sector_at(up * (slice_mm - scan.centre_mm[0]), nasal * (column_mm - scan.centre_mm[1]), bool(scan.eye))
+    width = np.minimum(slice_widths_mm(slice_mm, 0.0), 2 * REACH_MM)
+    column = float(column_mm[1] - column_mm[0]) if len(column_mm) > 1 else 0.0
+    area = np.broadcast_to((width * column)[:, None], sector.shape)
+    known = np.isfinite(thickness).all(axis=0)
+    means, measured = np.full((len(thickness), len(SECTORS)), np.nan), np.zeros(len(SECTORS))
+    for index, whole in enumerate(sector_areas_mm2()):
+        inside = (sector == index) & known
+        measured[index] = min(float(area[inside].sum()) / whole, 1.0)
+        if measured[index] >= MIN_AREA_SHARE:
+            means[:, index] = np.average(thickness[:, inside], axis=1, weights=area[inside])
+    return means, measured
+
+
 def etdrs_means(
-    thickness: Float[np.ndarray, "classes N C"], spacing_mm: tuple[float, float], scan: ScanOrientation
-) -> Float[np.ndarray, "classes 9"]:
-    """Mean thickness in SECTORS; NaN where less than half of a sector's area is in the scan, or the eye is unknown."""
-    sector = sector_index((thickness.shape[1], thickness.shape[2]), spacing_mm, scan)
-    areas = sector_areas_mm2()
-    means = np.full((len(thickness), len(SECTORS)), np.nan)
-    cell = spacing_mm[0] * spacing_mm[1]
-    for index in range(len(SECTORS)):
-        for number, class_thickness in enumerate(thickness):
-            values = class_thickness[(sector == index) & np.isfinite(class_thickness)]
-            if len(values) * cell >= MIN_AREA_SHARE * areas[index]:
-                means[number, index] = values.mean()
-    return means
+    thickness: Float[np.ndarray, "K N C"], spacing_mm: tuple[float, float], scan: ScanOrientation
+) -> Float[np.ndarray, "K 9"]:
+    """The means of `sector_means` for B-scans at equal distances; `spacing_mm` (slice, column)."""
+    slice_mm, column_mm = (np.arange(size) * mm for size, mm in zip(thickness.shape[1:], spacing_mm, strict=True))
+    return sector_means(thickness, slice_mm, column_mm, scan)[0]
+
+
+def slice_positions_mm(volume: OCTVolume) -> Float[np.ndarray, " N"]:
+    """Positions of B-scans in mm from the first, rising."""
+    if volume.slice_positions_mm is None or volume.pattern not in ("raster", "unknown"):
+        return np.arange(volume.shape[0]) * volume.spacing_mm[0]
+    positions = np.asarray(volume.slice_positions_mm, float)
+    return np.abs(positions - positions[0])
+
+
+def slice_widths_mm(slice_mm: Float[np.ndarray, " D"], single_mm: float) -> Float[np.ndarray, " D"]:
+    """The width that each B-scan stands for: half of the gap to each neighbour, the same outwards at both ends."""
+    if len(slice_mm) < 2:
+        return np.full(len(slice_mm), single_mm)
+    gaps = np.abs(np.diff(slice_mm))
+    return np.concatenate([gaps[:1], gaps]) / 2 + np.concatenate([gaps, gaps[-1:]]) / 2
 
 
 def sector_areas_mm2() -> Float[np.ndarray, " 9"]:

@@ -24,7 +24,14 @@ from octjepa.notes import SPARSE_NOTE, Note, read_notes
 from octjepa.phantom.random_scene import CLASSES
 from octjepa.store.index import IndexEntry
 from octjepa.tasks.segment.layer_names import LAYERS as LAYERS
-from octjepa.tasks.segment.thickness import MIN_AREA_SHARE, SECTORS, ScanOrientation, sector_areas_mm2, sector_at
+from octjepa.tasks.segment.thickness import (
+    MIN_AREA_SHARE,
+    SECTORS,
+    ScanOrientation,
+    sector_means,
+    slice_positions_mm,
+    slice_widths_mm,
+)
 from octjepa.tasks.segmenter.fovea import ScanCentre, find_centre
 from octjepa.tasks.segmenter.inference import Segmentation
 from octjepa.tasks.segmenter.retained_layers import RetainedLayers
@@ -46,7 +53,6 @@ _CUT_SHARE: Final = 0.02
 _LOW_QUALITY: Final = 0.25
 _NERVE_UM: Final = 110.0  # the nerve fibre layer is this thick only near the optic disc, or under a membrane
 _NERVE_SHARE: Final = 0.02
-_REACH_MM: Final = 0.25  # a B-scan stands for no more than this on either side in the table
 _PARTLY: Final = 0.95
 
 
@@ -116,7 +122,7 @@ def measure(
     `find_centre` finds.
     """
     columns = volume.shape[2]
-    slice_mm = _slice_positions(volume)
+    slice_mm = slice_positions_mm(volume)
     column_mm = np.arange(columns) * volume.spacing_mm[2]
     has_area = volume.pattern in ("raster", "unknown")
     cut = cut_off(found.boundaries_px, volume.shape[1])
@@ -135,7 +141,7 @@ def measure(
     etdrs = np.full((len(LAYERS), len(SECTORS)), np.nan)
     coverage = np.zeros(len(SECTORS))
     if has_area:
-        etdrs, coverage = _sector_means(layers, slice_mm, column_mm, orientation)
+        etdrs, coverage = sector_means(layers, slice_mm, column_mm, orientation)
     notes = _pattern_notes(volume, slice_mm) + _centre_notes(volume, centre, positioned, has_area)
     notes += _trust_notes(volume, found, layers, cut, preparation)
     return Measurement(
@@ -153,22 +159,6 @@ def measure(
     )
 
 
-def slice_widths_mm(slice_mm: Float[np.ndarray, " D"], single_mm: float) -> Float[np.ndarray, " D"]:
-    """The width that each B-scan stands for: half of the gap to each neighbour, the same outwards at both ends."""
-    if len(slice_mm) < 2:
-        return np.full(len(slice_mm), single_mm)
-    gaps = np.abs(np.diff(slice_mm))
-    return np.concatenate([gaps[:1], gaps]) / 2 + np.concatenate([gaps, gaps[-1:]]) / 2
-
-
-def _slice_positions(volume: OCTVolume) -> Float[np.ndarray, " D"]:
-    """Positions of B-scans in mm from the first, rising."""
-    if volume.slice_positions_mm is None or volume.pattern not in ("raster", "unknown"):
-        return np.arange(volume.shape[0]) * volume.spacing_mm[0]
-    positions = np.asarray(volume.slice_positions_mm, float)
-    return np.abs(positions - positions[0])
-
-
 def cut_off(boundaries_px: Float[np.ndarray, "8 ... W"], height: int) -> Bool[np.ndarray, "... W"]:
     """A-scans whose ILM or Bruch's membrane is at an end of the depth axis, which has `height` rows."""
     return (boundaries_px[0] < _CUT_ROWS) | (boundaries_px[7] > height - 1 - _CUT_ROWS)
@@ -177,28 +167,6 @@ def cut_off(boundaries_px: Float[np.ndarray, "8 ... W"], height: int) -> Bool[np
 def _seen(volume: OCTVolume) -> Bool[np.ndarray, "D W"]:
     """A-scans that are not constant, as blank B-scans and registration fill are."""
     return np.stack([np.ptp(bscan, axis=0) > 0 for bscan in volume.pixels])
-
-
-def _sector_means(
-    layers: Float[np.ndarray, "L D W"],
-    slice_mm: Float[np.ndarray, " D"],
-    column_mm: Float[np.ndarray, " W"],
-    scan: ScanOrientation,
-) -> tuple[Float[np.ndarray, "L 9"], Float[np.ndarray, " 9"]]:
-    """Means weighted by the area of every A-scan, and the share of each sector's area that was measured."""
-    up, nasal = scan.signs
-    sector = sector_at(up * (slice_mm - scan.centre_mm[0]), nasal * (column_mm - scan.centre_mm[1]), bool(scan.eye))
-    width = np.minimum(slice_widths_mm(slice_mm, 0.0), 2 * _REACH_MM)
-    column = float(column_mm[1] - column_mm[0]) if len(column_mm) > 1 else 0.0
-    area = np.broadcast_to((width * column)[:, None], sector.shape)
-    known = np.isfinite(layers[0])
-    means, covered = np.full((len(layers), len(SECTORS)), np.nan), np.zeros(len(SECTORS))
-    for index, whole in enumerate(sector_areas_mm2()):
-        inside = (sector == index) & known
-        covered[index] = min(float(area[inside].sum()) / whole, 1.0)
-        if covered[index] >= MIN_AREA_SHARE:
-            means[:, index] = np.average(layers[:, inside], axis=1, weights=area[inside])
-    return means, covered
 
 
 def _sector_notes(coverage: Float[np.ndarray, " 9"], has_area: bool, scan: ScanOrientation) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ import numpy as np
 
 from octjepa.files import write_atomic
 from octjepa.phantom.random_scene import BOUNDARIES, CLASSES
-from octjepa.tasks.segment.thickness import RADII_MM, SECTORS
+from octjepa.tasks.segment.thickness import RADII_MM, SECTORS, slice_widths_mm
 from octjepa.tasks.segmenter.inference import Segmentation
-from octjepa.tasks.segmenter.measurement import Measurement, slice_widths_mm
+from octjepa.tasks.segmenter.measurement import Measurement
 from octjepa.tasks.segmenter.retained_layers import RetainedLayers
 from octjepa.volume import OCTVolume
 

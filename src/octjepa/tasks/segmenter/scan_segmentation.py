@@ -12,43 +12,40 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from octjepa.canonical.pipeline import canonicalise
 from octjepa.canonical.quality import looks_inverted
-from octjepa.errors import OctjepaError, UsageError, VolumeRejected, install_command
+from octjepa.errors import OctjepaError, UsageError, VolumeRejected
 from octjepa.files import write_atomic, write_json
 from octjepa.ingest.output_names import OutputNames, check_apart
-from octjepa.ingest.refused_scan import RefusedScan, lost_share
-from octjepa.ingest.results_record import SHARED, OutputExists, ResultsRecord
+from octjepa.ingest.refused_scan import RefusedScan, collect_refusals, lost_share
+from octjepa.ingest.results_record import SHARED, ResultsRecord
 from octjepa.ingest.source_file import SourceFile
 from octjepa.ingest.sources import discover
 from octjepa.locks import writer_lock
 from octjepa.phantom.random_scene import BOUNDARIES, CLASSES
 from octjepa.progress import Bar, bar
-from octjepa.read.personal_data import StatedPerson, mask_path
+from octjepa.read.personal_data import StatedPerson
 from octjepa.read.reader import SpacingOption, read_volume
 from octjepa.read.written_results import CLASSES as CLASSES_FILE
 from octjepa.read.written_results import SCAN_ENDINGS, SEGMENTED
 from octjepa.recipe import Preprocessing
 from octjepa.record import Record
 from octjepa.tables import format_table
-from octjepa.tasks.nifti import write_nifti
-from octjepa.tasks.segment.dicom_seg import write_segmentation
+from octjepa.tasks.segment.class_files import FileOrder, Forms, missing_library, write_classes
 from octjepa.tasks.segment.label_files import SOURCE
-from octjepa.tasks.segment.labelled_volumes import frames_reversed
 from octjepa.tasks.segment.thickness import SECTORS
 from octjepa.tasks.segmenter.inference import Segmentation, Segmenter, load_segmenter
 from octjepa.tasks.segmenter.measurement import LAYERS, Measurement, Preparation, measure
 from octjepa.tasks.segmenter.scan_picture import draw_scan
 from octjepa.volume import OCTVolume
 
-Forms = Sequence[Literal["nifti", "dicom"]]
 PAGE = "index.html"
 _KIND = "scan"  # of the results in the record of the output folder
 
@@ -135,10 +132,8 @@ def segment_sources(
     check_apart(found.files, out)
     segmenter = load_segmenter(model)
     made = SegmentedScans()
-    made.refused += [
-        _refusal(refused.source.name, refused.reason, refused.detail, refused.source) for refused in found.refused
-    ]
     names = OutputNames(found.files)
+    made.refused += [RefusedScan.of(names.shown(one.source, []), one.reason, one.detail) for one in found.refused]
     with writer_lock(out), bar("segment", len(found.files), "scan") as progress:
         made_by = f"made automatically by octjepa {version('octjepa')}{'' if model is None else ', adapted network'}"
         record = ResultsRecord(out, SEGMENTED)
@@ -146,22 +141,14 @@ def segment_sources(
         write_json(out / CLASSES_FILE, {**{str(k): name for k, name in enumerate(CLASSES) if k}, SOURCE: made_by})
         for source in found.files:
             people: list[StatedPerson] = []
-            try:
+            with collect_refusals(made.refused, partial(names.shown, source, people)):
                 volume, preparation = _read(source, spacing_mm, people)
                 name = names.of(source, people)
                 record.check(name, volume.content_hash, _result_names(name))
-                if "dicom" in forms and volume.format == "dicom" and not made.notes and not _has_highdicom():
-                    made.notes.append(f"no DICOM Segmentations: they need highdicom: {install_command('segment')}")
+                if (note := missing_library(volume.format, forms)) and not made.notes:
+                    made.notes.append(note)
                 output = _Output(out, name, forms, progress, record)
                 made.scans.append(_segment(segmenter, volume, preparation, source, output))
-            except VolumeRejected as error:
-                made.refused.append(_refusal(names.shown(source, people), error.reason, error.detail))
-            except OutputExists as error:
-                made.refused.append(error.refusal(names.shown(source, people)))
-            except MemoryError:
-                made.refused.append(
-                    _refusal(names.shown(source, people), "size_implausible", "it does not fit into memory")
-                )
             progress.advance()
     return made
 
@@ -181,13 +168,6 @@ def recorded_scans(current: Sequence[SegmentedScan], out: Path) -> list[Segmente
 
 def _result_names(name: str) -> list[str]:
     return [f"{name}{ending}" for ending in SCAN_ENDINGS]
-
-
-def _refusal(scan: str, reason: str, detail: str, source: SourceFile | None = None) -> RefusedScan:
-    if source is not None:
-        person = source.stated_person()
-        scan = mask_path(scan, person.name, person.birth_date)
-    return RefusedScan.of(scan, reason, detail)
 
 
 def _read(source: SourceFile, spacing_mm: SpacingOption, people: list[StatedPerson]) -> tuple[OCTVolume, Preparation]:
@@ -252,20 +232,9 @@ def _number(value: float, digits: int) -> float | None:
 
 def _write_labels(
     volume: OCTVolume, found: Segmentation, source: SourceFile, to: _Output
-) -> tuple[dict[str, str], list[str]]:
+) -> tuple[dict[str, str], tuple[str, ...]]:
     """Writes boundaries and classes in the order of the file's B-scans; returns the files and notes."""
-    files: dict[str, str] = {}
-    notes: list[str] = []
-    in_file = True
-    try:
-        reverse = frames_reversed(volume.notes)
-    except UsageError:
-        reverse, in_file = False, False
-        notes.append(
-            "the reader sorted, turned or dropped B-scans: label files are in the reader's order, not the file's"
-        )
-    step = -1 if reverse else 1
-    classes = np.ascontiguousarray(found.classes[::step])
+    step = FileOrder.of(volume).step
     path = to.path("_boundaries.npz")
     arrays = {
         "rows": found.boundaries_px[:, ::step],
@@ -275,37 +244,9 @@ def _write_labels(
         "spacing_mm": np.array(found.spacing_mm),
     }
     write_atomic(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
-    files["boundaries"] = str(path)
-    if "nifti" in to.forms:
-        write_nifti(to.path("_classes.nii.gz"), classes, volume.spacing_mm)
-        files["classes"] = str(to.path("_classes.nii.gz"))
-    dicom = to.path("_classes.dcm")
-    if "dicom" in to.forms and volume.format == "dicom":
-        dicom.unlink(missing_ok=True)  # of an earlier call
-    if "dicom" in to.forms and volume.format == "dicom" and _has_highdicom():
-        why = _no_dicom(classes, source, in_file)
-        if not why:
-            try:
-                write_segmentation(dicom, classes, CLASSES[1:], volume.spacing_mm, source.path)
-                files["dicom_seg"] = str(dicom)
-            except UsageError:
-                why = "its frames cannot be referenced (frames were left out, or the header lacks identifiers)"
-        if why:
-            notes.append(f"no DICOM Segmentation: {why}")
-    return files, notes
-
-
-def _has_highdicom() -> bool:
-    return find_spec("highdicom") is not None
-
-
-def _no_dicom(classes: np.ndarray, source: SourceFile, in_file: bool) -> str:
-    """Why there is no DICOM Segmentation; "" if one can be written."""
-    if not classes.any():
-        return "no fluid and no sub-RPE material was found, and the format needs at least one frame"
-    if not isinstance(source.location, Path) or not source.location.is_file():
-        return "the scan is not a single file on a disk"
-    return "" if in_file else "voxels were moved when the scan was read"
+    written = write_classes(to.path("_classes"), found.classes, CLASSES[1:], volume, source, to.forms)
+    files = {"boundaries": str(path), "classes": written.nifti, "dicom_seg": written.dicom}
+    return {kind: file for kind, file in files.items() if file is not None}, written.notes
 
 
 def _write_thickness(path: Path, result: SegmentedScan, made: Measurement) -> Path:

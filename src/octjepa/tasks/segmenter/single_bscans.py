@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -27,8 +28,8 @@ from octjepa.canonical.single_bscan import canonicalise_bscan
 from octjepa.errors import OctjepaError, VolumeRejected
 from octjepa.files import write_atomic
 from octjepa.ingest.output_names import OutputNames, check_apart
-from octjepa.ingest.refused_scan import RefusedScan
-from octjepa.ingest.results_record import SHARED, OutputExists, ResultsRecord
+from octjepa.ingest.refused_scan import RefusedScan, collect_refusals
+from octjepa.ingest.results_record import SHARED, ResultsRecord
 from octjepa.ingest.source_file import SourceFile
 from octjepa.locks import writer_lock
 from octjepa.phantom.random_scene import BOUNDARIES, CLASSES
@@ -87,6 +88,11 @@ class SegmentedBScans(Record):
     refused: list[RefusedScan] = field(default_factory=list)
 
     @property
+    def scans(self) -> list[SegmentedBScan]:
+        """The segmented B-scans."""
+        return self.images
+
+    @property
     def lost_share(self) -> float:
         """Refused B-scans divided by all."""
         return len(self.refused) / max(len(self.refused) + len(self.images), 1)
@@ -111,16 +117,12 @@ def segment_bscans(
         record.claim(SHARED, SHARED, (_TABLE, CLASSES_FILE))
         for source in files:
             people: list[StatedPerson] = []
-            try:
+            with collect_refusals(result.refused, partial(names.shown, source, people)):
                 bscan = read_bscan(source.path)
                 people.append(bscan.person)
                 name = names.of(source, people)
                 record.check(name, hash_pixels(bscan.pixels), _result_names(name))
                 result.images.append(_segment(segmenter, bscan, spacing_mm, name, _Output(out, record)))
-            except VolumeRejected as error:
-                result.refused.append(RefusedScan.of(names.shown(source, people), error.reason, error.detail))
-            except OutputExists as error:
-                result.refused.append(error.refusal(names.shown(source, people)))
             progress.advance()
         current = {bscan.image: bscan for bscan in result.images}
         _write_table(Path(result.table), record.merged(_KIND, current, SegmentedBScan.from_json))

@@ -1,0 +1,112 @@
+"""Write the class of every voxel of a scan as NIfTI and as a DICOM Segmentation, both in the order of the scan's file.
+
+In: codes `[N, R, C]` in the order of the volume that was read, and the names of the codes 1, 2, ... Out: the paths of
+the files, and notes on what was not written and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from jaxtyping import UInt8
+
+from octjepa.errors import UsageError, install_command
+from octjepa.ingest.source_file import SourceFile
+from octjepa.tasks.nifti import write_nifti
+from octjepa.tasks.segment.dicom_seg import write_segmentation
+from octjepa.tasks.segment.label_files import UNLABELLED
+from octjepa.tasks.segment.labelled_volumes import frames_reversed
+from octjepa.volume import OCTVolume
+
+Forms = Sequence[Literal["nifti", "dicom"]]
+
+
+@dataclass(frozen=True)
+class ClassFiles:
+    """The files of a scan, None where there is none, and why there is none."""
+
+    nifti: str | None
+    dicom: str | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FileOrder:
+    """The order of the B-scans in the scan's file: `step` is -1 where the reader reversed them, otherwise 1.
+
+    `note` says that the reader moved voxels in another way, so that the order of the file is lost.
+    """
+
+    step: Literal[1, -1]
+    note: str = ""
+
+    @classmethod
+    def of(cls, volume: OCTVolume) -> FileOrder:
+        """The order in the file that `volume` was read from."""
+        try:
+            return cls(-1 if frames_reversed(volume.notes) else 1)
+        except UsageError:
+            why = "label files are in the reader's order, not the file's"
+            return cls(1, f"the reader sorted, turned or dropped B-scans: {why}")
+
+
+def missing_library(volumes_format: str, forms: Forms) -> str:
+    """A note that DICOM Segmentations of a scan of this format need a library that is not installed; "" otherwise."""
+    if "dicom" not in forms or volumes_format != "dicom" or _has_highdicom():
+        return ""
+    return f"no DICOM Segmentations: they need highdicom: {install_command('segment')}"
+
+
+def write_classes(
+    stem: Path,
+    codes: UInt8[np.ndarray, "N R C"],
+    classes: Sequence[str],
+    volume: OCTVolume,
+    source: SourceFile,
+    forms: Forms,
+) -> ClassFiles:
+    """Writes `STEM.nii.gz` and, of a DICOM scan, `STEM.dcm`; an old `STEM.dcm` is removed where none is written.
+
+    Codes of 255 ("not labelled") are background in a DICOM Segmentation. Raises OctjepaError: the disk refuses.
+    """
+    order = FileOrder.of(volume)
+    notes = [order.note] if order.note else []
+    in_file_order = np.ascontiguousarray(codes[:: order.step])
+    nifti = dicom = None
+    if "nifti" in forms:
+        path = stem.with_name(f"{stem.name}.nii.gz")
+        write_nifti(path, in_file_order, volume.spacing_mm)
+        nifti = str(path)
+    if "dicom" in forms and volume.format == "dicom":
+        path = stem.with_name(f"{stem.name}.dcm")
+        path.unlink(missing_ok=True)  # of an earlier call
+        inside = np.where(in_file_order == UNLABELLED, np.uint8(0), in_file_order)
+        if _has_highdicom():
+            why = _no_dicom(inside, source, is_in_file_order=not order.note)
+            if not why:
+                try:
+                    write_segmentation(path, inside, classes, volume.spacing_mm, source.path)
+                    dicom = str(path)
+                except UsageError:
+                    why = "its frames cannot be referenced (frames were left out, or the header lacks identifiers)"
+            if why:
+                notes.append(f"no DICOM Segmentation: {why}")
+    return ClassFiles(nifti, dicom, tuple(notes))
+
+
+def _has_highdicom() -> bool:
+    return find_spec("highdicom") is not None
+
+
+def _no_dicom(codes: UInt8[np.ndarray, "N R C"], source: SourceFile, is_in_file_order: bool) -> str:
+    """Why there is no DICOM Segmentation; "" if one can be written."""
+    if not codes.any():
+        return "no class was found in any voxel, and the format needs at least one frame"
+    if not isinstance(source.location, Path) or not source.location.is_file():
+        return "the scan is not a single file on a disk"
+    return "" if is_in_file_order else "voxels were moved when the scan was read"
