@@ -31,7 +31,10 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("segment PICTURE --out OUT --format dicom", "--format is for scans and a trained head, not for single B-scans"),
+        (
+            "segment PICTURE --out OUT --format dicom",
+            "--format is for scans and a trained head, not for single B-scans",
+        ),
         ("segment PICTURE --out OUT --format both", "--format is for scans and a trained head, not for single B-scans"),
         ("segment PICTURE --out OUT --no-baseline", "--no-baseline is for adapt, not for single B-scans"),
         ("segment SCAN --out OUT --no-baseline", "--no-baseline is for adapt, not for scans"),
@@ -46,8 +49,14 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ),
         ("segment SCAN --scan SCAN --out OUT", "--scan is for a trained head, not for scans"),
         ("segment PICTURE --labels FOLDER --out OUT", "--labels is for adapt and a recipe, not for single B-scans"),
-        ("segment segment_linear --store STORE --out OUT --format nifti", "--format is for scans and a trained head, not for a recipe"),
-        ("segment segment_linear --store STORE --out OUT --max-lost 0.5", "--max-lost is for scans, single B-scans and a trained head, not for a recipe"),
+        (
+            "segment segment_linear --store STORE --out OUT --format nifti",
+            "--format is for scans and a trained head, not for a recipe",
+        ),
+        (
+            "segment segment_linear --store STORE --out OUT --max-lost 0.5",
+            "--max-lost is for scans, single B-scans and a trained head, not for a recipe",
+        ),
         ("inspect FOLDER --spacing 0.1,0.004,0.01", "--spacing is for a scan, and FOLDER is a folder of scans"),
         ("inspect STORE --spacing file", "--spacing is for a scan, and STORE is a store"),
         ("inspect phantom-unet --verify", "--verify is for a store, and phantom-unet is an encoder"),

@@ -120,7 +120,7 @@ def convert_sources(
     results = ConvertedScans()
     names = OutputNames(files)
     results.refused += [
-        RefusedScan.of(names.shown(one.source, []), one.reason, one.detail) for one in discovery.refused
+        RefusedScan.of(names.shown(refused.source, []), refused.reason, refused.detail) for refused in discovery.refused
     ]
     codes = _layer_codes() if layers else None
     with writer_lock(out), bar("convert", len(files), "scan") as progress:

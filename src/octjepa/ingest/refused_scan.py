@@ -37,10 +37,10 @@ class WithoutResult(OctjepaError, ABC):
 
 @contextmanager
 def collect_refusals(refused: list[RefusedScan], shown: Callable[[], str]) -> Iterator[None]:
-    """Work on one scan inside. If it fails, the scan is added to `refused` and the command goes on with the next one.
+    """Work on one scan inside. If it fails, the scan is added to `refused`, and the caller reads the next one.
 
-    shown: the scan's name in lists, without what identifies the person. It is called after the failure. Errors that
-    are no fault of the scan are raised.
+    shown: the scan's name in lists, without what identifies the person. It is called after the failure. Other errors
+    are raised.
     """
     try:
         yield

@@ -28,7 +28,7 @@ Forms = Sequence[Literal["nifti", "dicom"]]
 
 @dataclass(frozen=True)
 class ClassFiles:
-    """The files of a scan, None where there is none, and why there is none."""
+    """The files of a scan, None if one was not written, and why."""
 
     nifti: str | None
     dicom: str | None
@@ -37,7 +37,7 @@ class ClassFiles:
 
 @dataclass(frozen=True)
 class FileOrder:
-    """The order of the B-scans in the scan's file: `step` is -1 where the reader reversed them, otherwise 1.
+    """The order of the B-scans in the scan's file: `step` is -1 if the reader reversed them, otherwise 1.
 
     `note` says that the reader moved voxels in another way, so that the order of the file is lost.
     """
@@ -70,7 +70,7 @@ def write_classes(
     source: SourceFile,
     forms: Forms,
 ) -> ClassFiles:
-    """Writes `STEM.nii.gz` and, of a DICOM scan, `STEM.dcm`; an old `STEM.dcm` is removed where none is written.
+    """Writes `STEM.nii.gz` and, of a DICOM scan, `STEM.dcm`; an old `STEM.dcm` is removed if none is written.
 
     Codes of 255 ("not labelled") are background in a DICOM Segmentation. Raises OctjepaError: the disk refuses.
     """

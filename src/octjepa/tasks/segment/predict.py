@@ -109,18 +109,20 @@ def segment_scans(
     scan found, or `out` is a folder that holds a scan of `sources`, or a `classes.json` of other classes, or one that
     octjepa did not write. Raises ContractError, CheckpointError.
     """
-    found = discover(sources, single_bscans)
-    check_apart(found.files, out)
+    discovery = discover(sources, single_bscans)
+    check_apart(discovery.files, out)
     saved = load_head(head, checkpoint)
-    names = OutputNames(found.files)
+    names = OutputNames(discovery.files)
     result = SegmentedFiles(tuple(saved.classes))
-    result.refused += [RefusedScan.of(names.shown(one.source, []), one.reason, one.detail) for one in found.refused]
+    result.refused += [
+        RefusedScan.of(names.shown(refused.source, []), refused.reason, refused.detail) for refused in discovery.refused
+    ]
     codes = {str(code): name for code, name in enumerate(saved.classes, start=1)}
-    with writer_lock(out), bar("segment", len(found.files), "scan") as progress:
+    with writer_lock(out), bar("segment", len(discovery.files), "scan") as progress:
         record = ResultsRecord(out, SEGMENTED)
         record.claim(SHARED, hashlib.sha256("\x1f".join(saved.classes).encode()).hexdigest(), (CLASSES,))
         write_json(out / CLASSES, {**codes, SOURCE: f"made automatically by octjepa {version('octjepa')}"})
-        for source in found.files:
+        for source in discovery.files:
             people: list[StatedPerson] = []
             with collect_refusals(result.refused, partial(names.shown, source, people)):
                 volume = _read(source, spacing_mm, single_bscans, people)

@@ -128,18 +128,20 @@ def segment_sources(
     Raises OctjepaError if it is none. Raises UsageError: no such path, no scan found,
     or `out` is a folder that holds a scan of `sources`, or a page or `classes.json` that octjepa did not write.
     """
-    found = discover(sources)
-    check_apart(found.files, out)
+    discovery = discover(sources)
+    check_apart(discovery.files, out)
     segmenter = load_segmenter(model)
     made = SegmentedScans()
-    names = OutputNames(found.files)
-    made.refused += [RefusedScan.of(names.shown(one.source, []), one.reason, one.detail) for one in found.refused]
-    with writer_lock(out), bar("segment", len(found.files), "scan") as progress:
+    names = OutputNames(discovery.files)
+    made.refused += [
+        RefusedScan.of(names.shown(refused.source, []), refused.reason, refused.detail) for refused in discovery.refused
+    ]
+    with writer_lock(out), bar("segment", len(discovery.files), "scan") as progress:
         made_by = f"made automatically by octjepa {version('octjepa')}{'' if model is None else ', adapted network'}"
         record = ResultsRecord(out, SEGMENTED)
         record.claim(SHARED, SHARED, (PAGE, CLASSES_FILE))
         write_json(out / CLASSES_FILE, {**{str(k): name for k, name in enumerate(CLASSES) if k}, SOURCE: made_by})
-        for source in found.files:
+        for source in discovery.files:
             people: list[StatedPerson] = []
             with collect_refusals(made.refused, partial(names.shown, source, people)):
                 volume, preparation = _read(source, spacing_mm, people)
