@@ -50,7 +50,7 @@ def segment(
         typer.Argument(
             metavar="SCAN...",
             help="Scans: files, folders, globs or lists. Or adapt and labelled scans, or a segmentation recipe with "
-            "key=value, or a head's folder.",
+            "key=value, or a head's folder and scans.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder for the results.")],
