@@ -87,7 +87,7 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory",
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` says that memory ran out: MemoryError, or a RuntimeError of torch.
 
-    On an accelerator torch's error has a class of its own. On a CPU only its message tells.
+    On an accelerator torch raises OutOfMemoryError. On a CPU it raises RuntimeError, and only the message tells why.
     """
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True

@@ -122,7 +122,7 @@ def predict(
         options = {"--level": level, "--workers": workers}
         if unused := [name for name, value in options.items() if value is not None]:
             raise UsageError(f"a segmentation head does not take {', '.join(unused)}")
-        if sources is None:
+        if not sources:
             raise UsageError("a segmentation head is applied to scans, not to a --store: name their files or folders")
         apply_head(tuned, checkpoint, sources, out, ("nifti", "dicom"), spacing, images, max_lost, as_json)
         return

@@ -24,7 +24,8 @@ from octjepa.convert.description import NotPreserved, describe, has_slice_direct
 from octjepa.convert.dicom import LONGEST_TEXT, write_dicom
 from octjepa.errors import OctjepaError, VolumeRejected
 from octjepa.files import write_json
-from octjepa.ingest.output_names import OutputNames, check_apart
+from octjepa.ingest.output_names import OutputNames, check_apart, refused_by_search
+from octjepa.ingest.read_source import read_source
 from octjepa.ingest.refused_scan import RefusedScan, collect_refusals, lost_share
 from octjepa.ingest.results_record import OutputExists, ResultsRecord
 from octjepa.ingest.source_file import SourceFile
@@ -88,7 +89,7 @@ class _Job:
 
     out: Path
     form: Form
-    spacing_mm: tuple[float, float, float] | None
+    spacing_mm: SpacingOption
     layers: Callable[[OCTVolume], UInt8[np.ndarray, "D H W"]] | None
     record: ResultsRecord
     layer_record: ResultsRecord
@@ -119,15 +120,13 @@ def convert_sources(
         check_apart(files, folder)
     results = ConvertedScans()
     names = OutputNames(files)
-    results.refused += [
-        RefusedScan.of(names.shown(refused.source, []), refused.reason, refused.detail) for refused in discovery.refused
-    ]
+    results.refused += refused_by_search(discovery)
     codes = _layer_codes() if layers else None
     with writer_lock(out), bar("convert", len(files), "scan") as progress:
         record, layer_record = ResultsRecord(out, CONVERTED), ResultsRecord(out / LAYERS_FOLDER, LAYERS)
         if layers:
             _check_layers_folder(out / LAYERS_FOLDER, layer_record)
-        job = _Job(out, form, None if spacing_mm == "file" else spacing_mm, codes, record, layer_record)
+        job = _Job(out, form, spacing_mm, codes, record, layer_record)
         for source in files:
             people: list[StatedPerson] = []
             with collect_refusals(results.refused, partial(names.shown, source, people)):
@@ -158,10 +157,7 @@ def _convert(source: SourceFile, names: OutputNames, people: list[StatedPerson],
     """Raises VolumeRejected: the scan cannot be read or segmented. NotPreserved: the format cannot hold it.
     OutputExists: a file would be replaced that is not of this scan.
     """
-    with source.local() as path:
-        volume = read_volume(
-            path, source.row, job.spacing_mm, dataset_path=source.dataset_path, member=source.member, people=people
-        )
+    volume = read_source(source, job.spacing_mm, people)
     name = names.of(source, people)
     file = job.out / f"{name}{ENDINGS[job.form]}"
     description = file / "geometry.json" if job.form == "zarr" else job.out / f"{name}.json"

@@ -17,12 +17,12 @@ import numpy as np
 from jaxtyping import UInt8
 
 from octjepa.errors import OctjepaError, UsageError, VolumeRejected
+from octjepa.ingest.read_source import read_source
 from octjepa.ingest.source_file import SourceFile
 from octjepa.ingest.sources import discover
 from octjepa.notes import read_notes
 from octjepa.read.dicom_series import series_in
 from octjepa.read.one_frame import read_one_frame
-from octjepa.read.reader import read_volume
 from octjepa.remote import is_remote
 from octjepa.store.index import IndexEntry
 from octjepa.volume import OCTVolume
@@ -72,14 +72,7 @@ class NativeFiles:
         reasons = []
         for source in self._candidates(entry):
             try:
-                with source.local() as path:
-                    volume = read_volume(
-                        path,
-                        source.row,
-                        entry.stated_spacing_mm,
-                        dataset_path=source.dataset_path,
-                        member=source.member,
-                    )
+                volume = read_source(source, entry.stated_spacing_mm)
             except VolumeRejected as error:
                 reasons.append(f"its file can no longer be read ({error.reason})")
             except (OctjepaError, OSError):

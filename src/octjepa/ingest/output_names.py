@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from octjepa.errors import UsageError
-from octjepa.ingest.source_file import SourceFile
+from octjepa.ingest.refused_scan import RefusedScan
+from octjepa.ingest.source_file import Discovery, SourceFile
 from octjepa.read.personal_data import StatedPerson, mask_path
 
 _UNSAFE: Final = re.compile(r"[^\w.*#=+-]+")
@@ -59,6 +60,14 @@ class OutputNames:
         """The scan's name in lists, with what identifies the person masked."""
         person = people[-1] if people else source.stated_person()
         return mask_path(source.name, person.name, person.birth_date)
+
+
+def refused_by_search(discovery: Discovery) -> list[RefusedScan]:
+    """The files that a search for scans refused, with what identifies the person masked."""
+    return [
+        RefusedScan.of(OutputNames.shown(refused.source, []), refused.reason, refused.detail)
+        for refused in discovery.refused
+    ]
 
 
 def _stem(file: str) -> str:

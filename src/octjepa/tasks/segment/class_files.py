@@ -55,9 +55,9 @@ class FileOrder:
             return cls(1, f"the reader sorted, turned or dropped B-scans: {why}")
 
 
-def missing_library(volumes_format: str, forms: Forms) -> str:
+def missing_library(scan_format: str, forms: Forms) -> str:
     """A note that DICOM Segmentations of a scan of this format need a library that is not installed; "" otherwise."""
-    if "dicom" not in forms or volumes_format != "dicom" or _has_highdicom():
+    if "dicom" not in forms or scan_format != "dicom" or _has_highdicom():
         return ""
     return f"no DICOM Segmentations: they need highdicom: {install_command('segment')}"
 
@@ -104,7 +104,7 @@ def _has_highdicom() -> bool:
 
 
 def _no_dicom(codes: UInt8[np.ndarray, "N R C"], source: SourceFile, is_in_file_order: bool) -> str:
-    """Why there is no DICOM Segmentation; "" if one can be written."""
+    """The reason not to write a DICOM Segmentation; "" if it can be written."""
     if not codes.any():
         return "no class was found in any voxel, and the format needs at least one frame"
     if not isinstance(source.location, Path) or not source.location.is_file():

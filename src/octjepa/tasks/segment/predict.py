@@ -1,9 +1,9 @@
-"""`octjepa segment HEAD` and `octjepa predict HEAD`: the prediction of a head for whole scans, in their geometry.
+"""`octjepa segment HEAD` and `octjepa predict HEAD`: apply a head to whole scans and write what it predicts.
 
 In: files, folders, globs or lists of scans. A scan wider than the encoder's view is prepared whole and read window by
-window. Out, in one folder, for every scan: NIfTI, a DICOM Segmentation where the scan is DICOM, tables of thickness
-and of ETDRS means, and a picture; for every single B-scan PNG (`single_bscans`). Names are hashes of the scan's pixels,
-never the file's. A scan that is refused does not stop the others.
+window. Out, in one folder and in the geometry of each scan: NIfTI, a DICOM Segmentation of a DICOM scan, tables of
+thickness and of ETDRS means, and a picture. For every single B-scan: PNG (`single_bscans`). Names are hashes of the
+scan's pixels, never the file's. A scan that is refused does not stop the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from octjepa.canonical.native_mapping import NativeMap
 from octjepa.canonical.pipeline import CanonicalisationResult, canonicalise
 from octjepa.canonical.single_bscan import canonicalise_bscan
 from octjepa.files import write_json
-from octjepa.ingest.output_names import OutputNames, check_apart
+from octjepa.ingest.output_names import OutputNames, check_apart, refused_by_search
+from octjepa.ingest.read_source import read_source
 from octjepa.ingest.refused_scan import RefusedScan, WithoutResult, collect_refusals, lost_share
 from octjepa.ingest.results_record import SHARED, ResultsRecord
 from octjepa.ingest.source_file import SourceFile
@@ -29,7 +30,7 @@ from octjepa.ingest.sources import discover
 from octjepa.locks import writer_lock
 from octjepa.progress import bar
 from octjepa.read.personal_data import StatedPerson
-from octjepa.read.reader import SpacingOption, read_volume
+from octjepa.read.reader import SpacingOption
 from octjepa.read.single_bscan import read_bscan_volume
 from octjepa.read.written_results import CLASSES, HEAD_ENDINGS, SEGMENTED
 from octjepa.record import Record
@@ -105,18 +106,17 @@ def segment_scans(
     """Writes the prediction of `head` for every scan of `sources` into `out`.
 
     `spacing_mm` (slice, depth, column) takes precedence over the files. With `single_bscans` each picture or one-frame
-    DICOM file is a separate B-scan. Raises UsageError: no such path, no
-    scan found, or `out` is a folder that holds a scan of `sources`, or a `classes.json` of other classes, or one that
-    octjepa did not write. Raises ContractError, CheckpointError.
+    DICOM file is a separate B-scan.
+
+    Raises UsageError: no such path, no scan found, or `out` is a folder that holds a scan of `sources`, or a
+    `classes.json` of other classes, or one that octjepa did not write. Raises ContractError, CheckpointError.
     """
     discovery = discover(sources, single_bscans)
     check_apart(discovery.files, out)
     saved = load_head(head, checkpoint)
     names = OutputNames(discovery.files)
     result = SegmentedFiles(tuple(saved.classes))
-    result.refused += [
-        RefusedScan.of(names.shown(refused.source, []), refused.reason, refused.detail) for refused in discovery.refused
-    ]
+    result.refused += refused_by_search(discovery)
     codes = {str(code): name for code, name in enumerate(saved.classes, start=1)}
     with writer_lock(out), bar("segment", len(discovery.files), "scan") as progress:
         record = ResultsRecord(out, SEGMENTED)
@@ -125,7 +125,7 @@ def segment_scans(
         for source in discovery.files:
             people: list[StatedPerson] = []
             with collect_refusals(result.refused, partial(names.shown, source, people)):
-                volume = _read(source, spacing_mm, single_bscans, people)
+                volume = (_read_bscan if single_bscans else read_source)(source, spacing_mm, people)
                 to = _Output(out, names.shown(source, people), forms, record)
                 if single_bscans:
                     result.scans.append(_segment_bscan(saved, volume, to))
@@ -146,15 +146,11 @@ class _Output:
     record: ResultsRecord
 
 
-def _read(source: SourceFile, spacing_mm: SpacingOption, single_bscans: bool, people: list[StatedPerson]) -> OCTVolume:
+def _read_bscan(source: SourceFile, spacing_mm: SpacingOption, people: list[StatedPerson]) -> OCTVolume:
     """Raises VolumeRejected: it cannot be read."""
     given = None if spacing_mm == "file" else spacing_mm
     with source.local() as path:
-        if single_bscans:
-            return read_bscan_volume(path, source.row, given, source.dataset_path, people)
-        return read_volume(
-            path, source.row, given, dataset_path=source.dataset_path, member=source.member, people=people
-        )
+        return read_bscan_volume(path, source.row, given, source.dataset_path, people)
 
 
 def _check_pattern(volume: OCTVolume, saved: SavedHead) -> None:

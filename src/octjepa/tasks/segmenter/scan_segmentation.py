@@ -23,7 +23,8 @@ from octjepa.canonical.pipeline import canonicalise
 from octjepa.canonical.quality import looks_inverted
 from octjepa.errors import OctjepaError, UsageError, VolumeRejected
 from octjepa.files import write_atomic, write_json
-from octjepa.ingest.output_names import OutputNames, check_apart
+from octjepa.ingest.output_names import OutputNames, check_apart, refused_by_search
+from octjepa.ingest.read_source import read_source
 from octjepa.ingest.refused_scan import RefusedScan, collect_refusals, lost_share
 from octjepa.ingest.results_record import SHARED, ResultsRecord
 from octjepa.ingest.source_file import SourceFile
@@ -32,7 +33,7 @@ from octjepa.locks import writer_lock
 from octjepa.phantom.random_scene import BOUNDARIES, CLASSES
 from octjepa.progress import Bar, bar
 from octjepa.read.personal_data import StatedPerson
-from octjepa.read.reader import SpacingOption, read_volume
+from octjepa.read.reader import SpacingOption
 from octjepa.read.written_results import CLASSES as CLASSES_FILE
 from octjepa.read.written_results import SCAN_ENDINGS, SEGMENTED
 from octjepa.recipe import Preprocessing
@@ -133,9 +134,7 @@ def segment_sources(
     segmenter = load_segmenter(model)
     made = SegmentedScans()
     names = OutputNames(discovery.files)
-    made.refused += [
-        RefusedScan.of(names.shown(refused.source, []), refused.reason, refused.detail) for refused in discovery.refused
-    ]
+    made.refused += refused_by_search(discovery)
     with writer_lock(out), bar("segment", len(discovery.files), "scan") as progress:
         made_by = f"made automatically by octjepa {version('octjepa')}{'' if model is None else ', adapted network'}"
         record = ResultsRecord(out, SEGMENTED)
@@ -176,11 +175,7 @@ def _read(source: SourceFile, spacing_mm: SpacingOption, people: list[StatedPers
     """The scan, and what preparing it for a store says about it. Raises VolumeRejected: it is not a scan of a
     retina.
     """
-    given = None if spacing_mm == "file" else spacing_mm
-    with source.local() as path:
-        volume = read_volume(
-            path, source.row, given, dataset_path=source.dataset_path, member=source.member, people=people
-        )
+    volume = read_source(source, spacing_mm, people)
     try:
         result = canonicalise(volume, Preprocessing())
     except VolumeRejected as error:
