@@ -132,6 +132,9 @@ CHOICES = (
     Choice("vjepa", "predictor 192 x 2", 208, (*_VJEPA_1, "model.predictor_width=192", "model.predictor_depth=2")),
     Choice("vjepa", "batch 16", 147, (*_VJEPA_1, "train.global_batch=16")),
     Choice("vjepa", "70 % masked", 225, (*_VJEPA_1, "masks.ratio=0.7")),
+    Choice("vjepa", "horizon 0.1", UPDATES["vjepa"], (*_VJEPA, "objective.ema_horizon=0.1")),
+    Choice("mae", "75 % masked", 410, (*_MAE, "masks.ratio=0.75", "train.base_lr=1e-3")),
+    Choice("levjepa", "batch 32", 52, (*_LEVJEPA, "train.global_batch=32")),
     Choice("mae+truth", "rate 1e-3", UPDATES["mae+truth"], (*_MAE, "train.base_lr=1e-3"), seeds=(0,), is_only_one=True),
     Choice(
         "vjepa+truth",
