@@ -26,7 +26,7 @@ import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -66,9 +66,13 @@ from octjepa.volume import CanonicalVolume, OCTVolume
 
 LESIONS: Final = ("cyst", "drusen", "fluid", "foci")  # by bit of the masks
 DIAGNOSES: Final = ("AMD", "DME", "RVO", "control")
+MEAN: Final = "mean"  # over the lesions or diagnoses
 LEAST_SHARE: Final = 0.02  # of a token
 BASELINES: Final = ("random_init", "intensity", "context", "position")
-OWN_RANDOM: Final = {"phantom-unet": "random_unet"}  # the same network with random weights; random_init: phantom-tiny
+OWN_RANDOM: Final = {  # the same network with random weights; random_init: phantom-tiny
+    "phantom-unet": "random_unet",
+    "phantom-unet and phantom-truth": "random_unet and random_init",
+}
 ROWS: Final = (  # in this order on the page; rows of other encoders come last
     *(
         "phantom-unet",
@@ -197,10 +201,27 @@ def tokens_of(featurise: Featurise, frames: Sequence[Frame], what: str) -> Token
     return Tokens(np.concatenate(features), np.concatenate(index), np.concatenate(frame_of))
 
 
+def kept(folder: Path | None, names: Sequence[str], make: Callable[[], Sequence[Tokens]]) -> dict[str, Tokens]:
+    """Rows as `folder` has them, or else made, and kept there for the next time."""
+    files = [] if folder is None else [folder / f"{name}.npz" for name in names]
+    if files and all(file.is_file() for file in files):
+        return {name: _load(file) for name, file in zip(names, files, strict=True)}
+    rows = dict(zip(names, make(), strict=True))
+    for file, tokens in zip(files, rows.values(), strict=False):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(file, features=tokens.features, index=tokens.index, frame=tokens.frame)
+    return rows
+
+
+def _load(file: Path) -> Tokens:
+    with np.load(file) as arrays:
+        return Tokens(arrays["features"], arrays["index"], arrays["frame"])
+
+
 def segmented(
     segmenter: Segmenter, frames: Sequence[Frame], like: Tokens, encoder: PretrainedEncoder
-) -> tuple[Tokens, Float[np.ndarray, "frames f"]]:
-    """Tokens and biomarkers of every frame by the segmentation network.
+) -> tuple[Tokens, Tokens]:
+    """Tokens and biomarkers of every frame by the segmentation network; of biomarkers a frame has one "token".
 
     Tokens: mean and maximum, over each token, of the last features and of the probability of fluid. Biomarkers: mean
     and spread of the thickness of seven layers, and shares of the classes in the retina.
@@ -219,7 +240,8 @@ def segmented(
             features.append(np.stack([value for one in cut for value in (one.mean(axis=1), one.max(axis=1))], axis=1))
             markers.append(_biomarkers(result))
             progress.advance()
-    return Tokens(np.concatenate(features), like.index, like.frame), np.stack(markers)
+    every = np.arange(len(frames))
+    return Tokens(np.concatenate(features), like.index, like.frame), Tokens(np.stack(markers), 0 * every, every)
 
 
 def _biomarkers(result: Segmentation) -> Float[np.ndarray, " f"]:
@@ -245,12 +267,15 @@ def lesion_truth(frames: Sequence[Frame], tokens: Tokens, encoder: PretrainedEnc
 
 
 def held_out_scores(
-    features: np.ndarray, truth: Bool[np.ndarray, " n"], groups: np.ndarray, components: int
+    features: np.ndarray, truth: Bool[np.ndarray, " n"], groups: np.ndarray, components: int, limited: bool = False
 ) -> tuple[Float[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
-    """(log-odds of every sample from folds without its group, whether it is above the best threshold for Dice)."""
+    """(log-odds of every sample from folds without its group, whether it is above the best threshold for Dice).
+
+    limited: features keep the range that they have in the learned folds.
+    """
     scores, marked = np.zeros(len(truth)), np.zeros(len(truth), bool)
     for train, test in GroupKFold(FOLDS).split(features, truth, groups):
-        project = Projection(features[train], components)
+        project = Projection(features[train], components, limited)
         x = project(features[train])
         scores[test] = logistic_scores(x, truth[train], project(features[test]), STRENGTHS[2])
         marked[test] = scores[test] >= best_threshold(logistic_scores(x, truth[train], x, STRENGTHS[2]), truth[train])
@@ -270,12 +295,17 @@ def dice(marked: Bool[np.ndarray, " n"], truth: Bool[np.ndarray, " n"]) -> float
     return float(2 * (marked & truth).sum() / max(marked.sum() + truth.sum(), 1))
 
 
-def resampled_groups(groups: np.ndarray) -> Iterator[np.ndarray]:
-    """Indices of the samples of groups drawn with replacement."""
+def resampled_groups(groups: np.ndarray, among: np.ndarray | None = None) -> list[np.ndarray]:
+    """Indices of the samples of groups drawn with replacement, `RESAMPLES` times.
+
+    among: draw from these groups, so that sets of samples with other groups have the same draws; a draw may have no
+    sample.
+    """
     rng = np.random.default_rng(0)
-    members = [np.flatnonzero(groups == group) for group in np.unique(groups)]
-    for _ in range(RESAMPLES):
-        yield np.concatenate([members[k] for k in rng.integers(len(members), size=len(members))])
+    members = [np.flatnonzero(groups == group) for group in np.unique(groups if among is None else among)]
+    return [
+        np.concatenate([members[k] for k in rng.integers(len(members), size=len(members))]) for _ in range(RESAMPLES)
+    ]
 
 
 def interval(whole: float, resamples: Float[np.ndarray, " n"], groups: int, scale: Scale) -> dict[str, float | None]:
@@ -294,83 +324,122 @@ def baselines_of(row: str) -> tuple[str, ...]:
     return () if row in BASELINES else BASELINES if own is None else (*BASELINES, own)
 
 
-def compare(outcomes: Mapping[str, Outcome], truth: np.ndarray, groups: np.ndarray, kind: str) -> dict[str, object]:
-    """Each row's metric, its Dice, and its difference from each baseline."""
+@dataclass(frozen=True, eq=False)
+class Resampled:
+    """Metric and Dice of a row: on everything, and on every resample of the groups."""
+
+    whole: Float[np.ndarray, " 2"]
+    drawn: Float[np.ndarray, "resamples 2"]
+
+
+def resample(
+    outcomes: Mapping[str, Outcome], truth: np.ndarray, draws: Sequence[np.ndarray], kind: str
+) -> dict[str, Resampled]:
+    """Metric and Dice of each row, on everything and on each of the `draws`; not a number without both answers."""
     metric = average_precision_score if kind == "ap" else roc_auc_score
 
     def measured(name: str, at: np.ndarray) -> tuple[float, float]:
-        if truth[at].all() or not truth[at].any():
+        if not len(at) or truth[at].all() or not truth[at].any():
             return np.nan, np.nan
         scores, marked = outcomes[name]
         return float(metric(truth[at], scores[at])), dice(marked[at], truth[at])
 
     everything = np.arange(len(truth))
-    whole = {name: measured(name, everything) for name in outcomes}
-    drawn = {name: [] for name in outcomes}  # type: dict[str, list[tuple[float, float]]]
-    for at in resampled_groups(groups):
-        for name in outcomes:
-            drawn[name].append(measured(name, at))
-    arrays = {name: np.array(values) for name, values in drawn.items()}
-    count = len(np.unique(groups))
-    out: dict[str, object] = {}
-    for name in outcomes:
-        row = {kind: interval(whole[name][0], arrays[name][:, 0], count, "share")}
+    return {
+        name: Resampled(np.array(measured(name, everything)), np.array([measured(name, at) for at in draws]))
+        for name in outcomes
+    }
+
+
+def compare(rows: Mapping[str, Resampled], groups: int, kind: str) -> dict[str, Any]:
+    """Each row's metric, its Dice, and its difference from each baseline."""
+    out: dict[str, Any] = {}
+    for name, row in rows.items():
+        entry = {kind: interval(row.whole[0], row.drawn[:, 0], groups, "share")}
         if kind == "ap":
-            row["dice"] = interval(whole[name][1], arrays[name][:, 1], count, "share")
+            entry["dice"] = interval(row.whole[1], row.drawn[:, 1], groups, "share")
         for baseline in baselines_of(name):
-            if baseline in outcomes:
-                difference = arrays[name][:, 0] - arrays[baseline][:, 0]
-                value = whole[name][0] - whole[baseline][0]
-                row[f"less_{baseline}"] = interval(value, difference, count, "difference")
-        out[name] = row
+            if baseline in rows:
+                less = rows[baseline]
+                difference = row.whole[0] - less.whole[0], row.drawn[:, 0] - less.drawn[:, 0]
+                entry[f"less_{baseline}"] = interval(*difference, groups, "difference")
+        out[name] = entry
     return out
 
 
-def lesions(rows: Mapping[str, Tokens], frames: Sequence[Frame], encoder: PretrainedEncoder) -> dict[str, object]:
+def mean_of(parts: Sequence[Mapping[str, Resampled]]) -> dict[str, Resampled]:
+    """The mean over lesions or diagnoses of each row, in the same resamples."""
+    return {
+        name: Resampled(
+            np.mean([part[name].whole for part in parts], axis=0), np.mean([part[name].drawn for part in parts], axis=0)
+        )
+        for name in parts[0]
+    }
+
+
+def lesions(
+    rows: Mapping[str, Tokens], frames: Sequence[Frame], encoder: PretrainedEncoder, limited: bool = False
+) -> dict[str, Any]:
     """Task 5: results of every lesion and row."""
     any_row = next(iter(rows.values()))
     truth = lesion_truth(frames, any_row, encoder)
     groups = np.array([frame.eye.group for frame in frames])[any_row.frame]
     position = positions_in_view(any_row.index, (1, *encoder.recipe.grid[1:]))
-    out: dict[str, object] = {}
+    out: dict[str, Any] = {}
+    in_same_draws = []
     for lesion, name in enumerate(LESIONS):
         known = truth[lesion] >= 0
         positive = truth[lesion][known] == 1
         outcomes = {
-            row: held_out_scores(interleave([tokens.features[known], position[known]]), positive, groups[known], 128)
+            row: held_out_scores(
+                interleave([tokens.features[known], position[known]]), positive, groups[known], 128, limited
+            )
             for row, tokens in rows.items()
         }
+        count = len(np.unique(groups[known]))
         out[name] = {
             "tokens": int(known.sum()),
             "positive": int(positive.sum()),
             "b_scans": len(np.unique(any_row.frame[known])),
-            "rows": compare(outcomes, positive, groups[known], "ap"),
+            "groups": count,
+            "rows": compare(resample(outcomes, positive, resampled_groups(groups[known]), "ap"), count, "ap"),
         }
+        in_same_draws.append(resample(outcomes, positive, resampled_groups(groups[known], among=groups), "ap"))
         print(name, json.dumps(out[name]), file=sys.stderr)
-    return out
+    return out | {MEAN: mean_entry(out, in_same_draws, "ap")}
+
+
+def mean_entry(parts: Mapping[str, Any], rows: Sequence[Mapping[str, Resampled]], kind: str) -> dict[str, Any]:
+    """The mean over lesions or diagnoses. It counts as many groups as the one of `parts` with the fewest."""
+    count = min(part["groups"] for part in parts.values())
+    return {"groups": count, "rows": compare(mean_of(rows), count, kind)}
 
 
 # --- task 6
 
 
-def diagnoses(eyes: Mapping[str, np.ndarray], frames: Sequence[Frame]) -> dict[str, object]:
+def diagnoses(eyes: Mapping[str, np.ndarray], frames: Sequence[Frame], limited: bool = False) -> dict[str, Any]:
     """Task 6: results of every diagnosis and row. `eyes` holds one vector per eye, in the order of their names."""
     of_eye = {frame.eye.name: frame.eye for frame in frames}
     names = sorted(of_eye)
     known = np.array([bool(of_eye[name].diagnoses & set(DIAGNOSES)) for name in names])
     groups = np.array([of_eye[name].group for name in names])[known]
-    out: dict[str, object] = {}
+    draws, count = resampled_groups(groups), len(np.unique(groups))
+    out: dict[str, Any] = {}
+    in_same_draws = []
     for diagnosis in DIAGNOSES:
         truth = np.array([diagnosis in of_eye[name].diagnoses for name in names])[known]
-        outcomes = {row: held_out_scores(values[known], truth, groups, 32) for row, values in eyes.items()}
+        outcomes = {row: held_out_scores(values[known], truth, groups, 32, limited) for row, values in eyes.items()}
+        in_same_draws.append(resample(outcomes, truth, draws, "auroc"))
         out[diagnosis] = {
             "eyes": int(known.sum()),
             "positive": int(truth.sum()),
+            "groups": count,
             "groups_with_it": len(np.unique(groups[truth])),
-            "rows": compare(outcomes, truth, groups, "auroc"),
+            "rows": compare(in_same_draws[-1], count, "auroc"),
         }
         print(diagnosis, json.dumps(out[diagnosis]), file=sys.stderr)
-    return out
+    return out | {MEAN: mean_entry(out, in_same_draws, "auroc")}
 
 
 def pooled(values: np.ndarray, sample_eye: Sequence[str]) -> Float[np.ndarray, "eyes f"]:
@@ -398,7 +467,8 @@ def page(results: Mapping[str, Any]) -> str:
         "`python -m benchmarks.real_bscans --out docs/real` writes this page.",
         f"{results['frames']} B-scans of {results['eyes']} eye-visits in {results['groups']} groups of patients:",
         "AMD, DME, RVO, and frames without disease of the same clinic.",
-        "Groups are held out; intervals (95 %) resample groups. Left out, because ingest refuses them:",
+        "Groups are held out; intervals (95 %) resample the groups with graded B-scans, whose number stands in the",
+        "table. A mean counts as many groups as its lesion with the fewest. Left out, because ingest refuses them:",
         f"{', '.join(f'{count} {reason}' for reason, count in results['refused'].items()) or 'none'}.",
         "These are development eyes. Nothing was chosen with them.",
         "",
@@ -417,6 +487,7 @@ def page(results: Mapping[str, Any]) -> str:
     for title, key, metric, what in sections:
         found = results[key]
         lines += [f"## {title}", "", what, "", f"| | {' | '.join(found)} |", f"|---|{'---|' * len(found)}"]
+        lines.append(f"| groups | {' | '.join(str(entry['groups']) for entry in found.values())} |")
         measured = next(iter(found.values()))["rows"]
         rows = sorted(measured, key=lambda row: ROWS.index(row) if row in ROWS else len(ROWS))
         lines += [
@@ -440,23 +511,53 @@ def merged(results: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
             raise UsageError(f"bscans.json has {key} {before[key]}, these are {results[key]}: measure all rows")
     for part in ("lesions", "diagnoses"):
         for name, entry in results[part].items():
-            rows = before[part][name]["rows"]
+            rows = before[part].get(name, {"rows": {}})["rows"]
             measured = {row: {**rows.get(row, {}), **values} for row, values in entry["rows"].items()}
             entry["rows"] = {**rows, **measured}
     return results
 
 
-def _segmented_rows(
-    frames: Sequence[Frame], packaged: PretrainedEncoder, rows: Mapping[str, Tokens]
-) -> tuple[dict[str, Tokens], np.ndarray]:
-    """Tokens by the segmentation network on native B-scans, trained and random; and biomarkers of every eye."""
-    like = rows.get("phantom-tiny") or tokens_of(of_encoder(packaged), frames, "phantom-tiny")
+def measure_rows(
+    names: Sequence[str] | None,
+    more: Mapping[str, str],
+    frames: Sequence[Frame],
+    packaged: PretrainedEncoder,
+    keep: Path | None,
+) -> dict[str, Tokens]:
+    """The rows with these `names` (None: every row), and `more`: names and encoders. `keep`: as in `kept`."""
+    unet = open_encoder("phantom-unet", packaged.preprocessing)
+    makers: dict[str, Callable[[], Featurise]] = {
+        "phantom-unet": partial(of_encoder, unet),
+        "random_unet": partial(of_encoder, unet.untrained()),
+        "phantom-truth": partial(of_encoder, load_encoder("phantom-truth")),
+        "phantom-tiny": partial(of_encoder, packaged),
+        "random_init": partial(of_encoder, packaged.untrained()),
+        "intensity": partial(of_intensity, packaged),
+        "context": partial(of_context, packaged),
+        "position": partial(of_position, packaged),
+    }
+    for name, source in more.items():
+        makers[name] = partial(of_encoder, open_encoder(source, packaged.preprocessing))
+    wanted = names or [*makers, *SEGMENTED]
+    rows: dict[str, Tokens] = {}
+    for name, make in makers.items():
+        if name in wanted or (name == "position" and set(SEGMENTED) & set(wanted)):
+            rows |= kept(keep, [name], lambda make=make, name=name: [tokens_of(make(), frames, name)])  # type: ignore[misc]
     segmenter = with_calibration(load_segmenter(), flip=False)
-    trained, markers = segmented(segmenter, frames, like, packaged)
-    torch.manual_seed(0)
-    untrained = Segmenter(type(segmenter.network)(segmenter.network.size), segmenter.calibration)
-    random, _ = segmented(untrained, frames, like, packaged)
-    return {"segmenter": trained, "random_segmenter": random}, pooled(markers, [frame.eye.name for frame in frames])
+    if {"segmenter", "biomarkers"} & set(wanted):
+        trained = partial(segmented, segmenter, frames, rows["position"], packaged)
+        rows |= kept(keep, ["segmenter", "biomarkers"], trained)
+    if "random_segmenter" in wanted:
+        torch.manual_seed(0)
+        random = Segmenter(type(segmenter.network)(segmenter.network.size), segmenter.calibration)
+        untrained = partial(segmented, random, frames, rows["position"], packaged)
+        rows |= kept(keep, ["random_segmenter", "random_biomarkers"], untrained)
+    return {name: tokens for name, tokens in rows.items() if name in wanted}
+
+
+def eyes_of(rows: Mapping[str, Tokens], frames: Sequence[Frame]) -> dict[str, np.ndarray]:
+    """One vector per eye of each row, eyes by name."""
+    return {name: pooled(row.features, [frames[number].eye.name for number in row.frame]) for name, row in rows.items()}
 
 
 def main() -> int:
@@ -466,6 +567,7 @@ def main() -> int:
     parser.add_argument("--shared", type=Path, default=SHARED)
     parser.add_argument("--out", type=Path, help="folder of the page; default: print the results")
     parser.add_argument("--only", nargs="+", help="measure these rows and keep the others of the page in --out")
+    parser.add_argument("--keep", type=Path, help="folder that keeps the tokens of every row, for the next time")
     parser.add_argument("--limit", type=int, help="read this many eyes only, to try the command")
     arguments = parser.parse_args()
     folder = arguments.shared / "real" / "macular_edema_bscans"
@@ -479,35 +581,15 @@ def main() -> int:
                 (Path(temporary) / path.name).symlink_to(path)
             folder = Path(temporary)
         frames, refused = read_frames(folder, packaged)
-    unet = open_encoder("phantom-unet", packaged.preprocessing)
-    makers = {
-        "phantom-unet": partial(of_encoder, unet),
-        "random_unet": partial(of_encoder, unet.untrained()),
-        "phantom-truth": partial(of_encoder, load_encoder("phantom-truth")),
-        "phantom-tiny": partial(of_encoder, packaged),
-        "random_init": partial(of_encoder, packaged.untrained()),
-        "intensity": partial(of_intensity, packaged),
-        "context": partial(of_context, packaged),
-        "position": partial(of_position, packaged),
-    }
-    for argument in arguments.encoders:
-        name, _, path = argument.partition("=")
-        makers[name] = partial(of_encoder, open_encoder(path, packaged.preprocessing))
-    only = arguments.only or [*makers, *SEGMENTED]
-    rows = {name: tokens_of(make(), frames, name) for name, make in makers.items() if name in only}
-    eyes: dict[str, np.ndarray] = {}
-    if set(SEGMENTED) & set(only):
-        segmented_rows, eyes["biomarkers"] = _segmented_rows(frames, packaged, rows)
-        rows |= segmented_rows
-    for name, tokens in rows.items():
-        eyes[name] = pooled(tokens.features, [frames[number].eye.name for number in tokens.frame])
+    more = dict(argument.split("=", 1) for argument in arguments.encoders)
+    rows = measure_rows(arguments.only, more, frames, packaged, arguments.keep)
     results = {
         "frames": len(frames),
         "eyes": len({frame.eye.name for frame in frames}),
         "groups": len({frame.eye.group for frame in frames}),
         "refused": refused,
-        "lesions": lesions(rows, frames, packaged),
-        "diagnoses": diagnoses(eyes, frames),
+        "lesions": lesions({name: row for name, row in rows.items() if name != "biomarkers"}, frames, packaged),
+        "diagnoses": diagnoses(eyes_of(rows, frames), frames),
     }
     if arguments.only and arguments.out is not None:
         results = merged(results, json.loads((records_of(arguments.out) / "bscans.json").read_text(encoding="utf-8")))

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from benchmarks.real_bscans import best_threshold, compare, dice, held_out_scores, pooled, tokens_of
+from benchmarks.bscan_readouts import by_eye, with_neighbours
+from benchmarks.real_bscans import (
+    Resampled,
+    Tokens,
+    best_threshold,
+    compare,
+    dice,
+    held_out_scores,
+    kept,
+    mean_of,
+    pooled,
+    resample,
+    resampled_groups,
+    tokens_of,
+)
 
 from octjepa.encoders.pooling import TokenFeatures
 
@@ -28,7 +42,7 @@ def test_a_feature_that_names_the_patients_helps_nobody() -> None:
     by_name, _ = held_out_scores(names, truth, groups, 10)
     by_sign, marked = held_out_scores(sign, truth, groups, 1)
     rows = {"names": (by_name, by_name > 0), "sign": (by_sign, marked), "random_init": (rng.normal(size=600), marked)}
-    found = compare(rows, truth, groups, "auroc")
+    found = compare(resample(rows, truth, resampled_groups(groups), "auroc"), 20, "auroc")
     assert found["names"]["auroc"]["value"] < 0.65
     assert found["sign"]["auroc"]["value"] > 0.95
     difference = found["sign"]["less_random_init"]
@@ -53,3 +67,48 @@ def test_tokens_have_their_position_within_a_slice_and_their_b_scan() -> None:
 def test_an_eye_is_the_mean_and_the_maximum_of_its_samples() -> None:
     found = pooled(np.array([[1.0], [3.0], [5.0]]), ["b", "b", "a"])
     assert found == pytest.approx(np.array([[5.0, 5.0], [2.0, 3.0]]))
+
+
+def test_the_mean_is_that_of_the_same_resamples() -> None:
+    parts = [{"row": Resampled(np.full(2, value), np.full((3, 2), value))} for value in (0.2, 0.6)]
+    parts[1]["row"].drawn[1] = np.nan  # a resample without the second lesion
+    found = mean_of(parts)["row"]
+    assert found.whole == pytest.approx([0.4, 0.4])
+    assert found.drawn[:, 0] == pytest.approx([0.4, np.nan, 0.4], nan_ok=True)
+
+
+def test_sets_with_other_groups_have_the_same_draws() -> None:
+    groups = np.array([1, 1, 2, 3])
+    every = resampled_groups(groups)
+    some = resampled_groups(groups[:2], among=groups)
+    for all_samples, samples in zip(every, some, strict=True):
+        assert samples.tolist() == all_samples[all_samples < 2].tolist()
+    assert any(len(samples) == 0 for samples in some)
+
+
+def test_rows_are_made_once(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    tokens = Tokens(np.ones((2, 3), np.float32), np.array([4, 5]), np.array([0, 0]))
+    kept(tmp_path, ["row"], lambda: [tokens])
+    again = kept(tmp_path, ["row"], lambda: pytest.fail("made twice"))["row"]
+    assert (again.features == tokens.features).all()
+    assert again.index.tolist() == [4, 5]
+
+
+def test_neighbours_are_the_tokens_around_one_in_its_b_scan() -> None:
+    features = np.array([[1.0], [2.0], [6.0], [9.0]], np.float32)
+    tokens = Tokens(features, np.array([0, 1, 5, 0]), np.array([0, 0, 0, 1]))  # a grid of 2 x 3
+    found = with_neighbours(tokens, (2, 3)).features
+    assert found[:, 0].tolist() == [1.0, 2.0, 6.0, 9.0]
+    assert found[:, 1] == pytest.approx([1.5, 3.0, 4.0, 9.0])
+
+
+def test_features_of_an_eye_have_mean_0_and_spread_1() -> None:
+    class _Named:
+        def __init__(self, name: str) -> None:
+            self.eye = self
+            self.name = name
+
+    features = np.array([[1.0], [3.0], [10.0], [30.0]], np.float32)
+    tokens = Tokens(features, np.arange(4), np.array([0, 0, 1, 1]))
+    found = by_eye(tokens, [_Named("a"), _Named("b")]).features  # type: ignore[list-item]
+    assert found[:, 0] == pytest.approx([-1, 1, -1, 1])
