@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from benchmarks import phantom_tokens, real_tokens
 from benchmarks.exam.truth import OF_EIGHT
+from benchmarks.performance import RECORDS
 from benchmarks.phantom_tasks import look_alike_samples, own_depths
 from benchmarks.phantom_tokens import PhantomCohort, RetainedRows, differences, measure_samples, r2, resampled, value_of
 from benchmarks.real_bscans import merged
@@ -171,3 +172,11 @@ def test_some_rows_of_b_scans_are_measured_anew_and_the_others_stay() -> None:
     assert found["lesions"]["cyst"]["rows"] == {"a": {"ap": 3.0, "less_context": 0.5}, "b": {"ap": 2.0}}
     with pytest.raises(UsageError, match="frames 9, these are 8: measure all rows"):
         merged(results(8, {}), before)
+
+
+def test_differences_of_the_published_record_are_those_of_its_rows() -> None:
+    found = json.loads((RECORDS / "real_tokens.json").read_text(encoding="utf-8"))
+    for pair, metrics in found["differences"].items():
+        row, baseline = (found["rows"][name] for name in pair.split(" less "))
+        for metric, difference in metrics.items():
+            assert difference["mean"] == pytest.approx(row[metric]["mean"] - baseline[metric]["mean"], abs=0.011), pair

@@ -10,6 +10,7 @@ from benchmarks.real_bscans import (
     Tokens,
     best_threshold,
     compare,
+    counted_groups,
     dice,
     held_out_scores,
     kept,
@@ -84,6 +85,12 @@ def test_sets_with_other_groups_have_the_same_draws() -> None:
     for all_samples, samples in zip(every, some, strict=True):
         assert samples.tolist() == all_samples[all_samples < 2].tolist()
     assert any(len(samples) == 0 for samples in some)
+
+
+def test_an_interval_counts_the_groups_that_limit_it() -> None:
+    groups = np.array([1, 1, 2, 3, 4])
+    assert counted_groups(np.array([True, False, False, False, True]), groups) == 2
+    assert counted_groups(np.array([True, True, True, True, False]), groups) == 1
 
 
 def test_rows_are_made_once(tmp_path) -> None:  # type: ignore[no-untyped-def]

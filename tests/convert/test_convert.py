@@ -22,7 +22,9 @@ from octjepa.errors import VolumeRejected
 from octjepa.ingest.sources import discover
 from octjepa.phantom import DEVICES, make_eye
 from octjepa.phantom.dicom import write_eye
+from octjepa.read.orientation import has_slice_direction
 from octjepa.read.reader import read_volume
+from octjepa.tasks.nifti import write_nifti
 from octjepa.volume import OCTVolume
 
 FORMS = sorted(ENDINGS)
@@ -93,6 +95,14 @@ def test_uneven_positions_stay_in_dicom_and_are_noted_elsewhere(tmp_path: Path) 
     stated = json.loads((tmp_path / "nifti" / "uneven.json").read_text())
     assert stated["converted"]["slice_positions_mm"] == pytest.approx(list(source.slice_positions_mm))
     assert stated["converted"]["spacing_from"]["slice"] == "positions"
+
+
+def test_an_unknown_direction_stays_unknown_in_dicom(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    write_nifti(tmp_path / "in" / "scan.nii.gz", retina(12), (0.05, 0.0026, 0.0117))
+    assert convert(tmp_path / "in", "--to", "dicom", "--out", tmp_path / "out").code == 0
+    (written,) = (tmp_path / "out").rglob("*.dcm")
+    assert not has_slice_direction(read_volume(written))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.exam.front import answer, goals, verdict, write_front_page
+from benchmarks.exam.front import answer, goals, section, verdict, write_front_page
 from benchmarks.exam.measured import (
     BSCANS,
     COSTS,
     ENCODERS,
     EYES,
+    MEAN,
     OBJECTIVES,
     OWN_RANDOM,
     REAL,
@@ -51,12 +52,12 @@ def folder(tmp_path: Path) -> Path:
     """Records in which every packaged encoder is ahead of every baseline."""
     out = tmp_path / "records"
     (out / "real").mkdir(parents=True)
-    metrics = ("with_drusen", "without_drusen", "drusen", "atrophy_mm2", "fluid_mm3", "mean")
+    metrics = ("with_drusen", "without_drusen", "drusen", "atrophy_mm2", "fluid_mm3", "central_thickness_um", "mean")
     values, less = _of_rows(metrics)
     block = {"values": values, "differences": less}
     both = {"exam": block, "shifted": block}
     tokens = {"linear": both, "mlp": both, "eyes": both, "measures": both}
-    real = ("fluid_ap", "fluid_ap_from_one_eye", "fluid_ap_mlp", "surface_um")
+    real = ("fluid_ap", "fluid_ap_from_one_eye", "fluid_ap_mlp", "fluid_ap_from_one_eye_mlp", "surface_um")
     real_values, real_less = _of_rows(real, "mean")
 
     def of_bscans(metric: str) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def folder(tmp_path: Path) -> Path:
             | {f"less_{other}": _entry(VALUES.get(row, 0.3) - 0.3) for other in BASELINES}
             for row in ROWS
         }
-        return {name: {"rows": rows} for name in ("one", "two")}
+        return {name: {"rows": rows} for name in ("one", "two", "mean")}
 
     runs = [
         {"objective": name, "cpu_seconds": seconds, "values": {key: {"with_drusen": _entry(0.2)} for key in both}}
@@ -117,6 +118,22 @@ def test_ahead_means_that_the_paired_interval_excludes_zero(folder: Path) -> Non
     before, after = (answer(one) for one in (tasks_of(Records(folder)), [first]))
     assert "`context` in 1 of 1" in after
     assert "`context` in 1 of 1" not in before
+
+
+def test_several_parts_show_the_interval_of_their_mean(folder: Path) -> None:
+    def tie(content: Any) -> None:
+        for part in ("one", MEAN):
+            content["lesions"][part]["rows"]["phantom-unet"]["less_context"]["low"] = -0.01
+
+    change(folder / BSCANS, tie)
+    lesions = next(task for task in tasks_of(Records(folder)) if "lesions in 526" in task.text)
+    interval = lesions.interval("phantom-unet")
+    assert interval is not None
+    assert interval.low == pytest.approx(0.85)
+    text = verdict(lesions)
+    assert text.startswith("by its mean ahead of intensity, random")
+    assert "context 1 of 2" in text
+    assert "mean, AP" in section(lesions)
 
 
 def test_of_an_error_less_is_better(folder: Path) -> None:

@@ -12,6 +12,7 @@ from pydicom.uid import UID, ExplicitVRLittleEndian, JPEG2000Lossless
 from oct_dicom import make_dataset, retina, save, use_syntax
 from octjepa.errors import VolumeRejected
 from octjepa.read.one_frame import read_one_frame
+from octjepa.read.orientation import has_slice_direction
 from octjepa.read.reader import read_volume
 from octjepa.volume import OCTVolume
 
@@ -332,10 +333,37 @@ def test_a_spacing_option_keeps_the_files_order_and_notes_what_it_contradicts(tm
     assert np.array_equal(same.pixels, plain.pixels)
     assert set(same.provenance.values()) == {"option"}
     assert not [note for note in same.notes if note.startswith("option_disagrees")]
+    assert has_slice_direction(plain)
+    assert has_slice_direction(same)  # the spacing is the user's, the order that of the positions
     dz, dy, dx = plain.spacing_mm
     other = read_volume(path, spacing_mm=(dz * 1.5, dy, dx))
     assert "option_disagrees_slice" in other.notes
     assert other.spacing_mm == (dz * 1.5, dy, dx)
+
+
+def test_positions_without_an_orientation_do_not_tell_the_direction(tmp_path: Path) -> None:
+    ds = make_dataset(PIXELS)
+    del ds.SharedFunctionalGroupsSequence[0].PlaneOrientationSequence
+    path = save(ds, tmp_path / "scan.dcm")
+    for volume in (read_volume(path), read_volume(path, spacing_mm=read_volume(path).spacing_mm)):
+        assert "direction_unstated" in volume.notes
+        assert not has_slice_direction(volume)
+    assert read_volume(path).provenance["slice"] == "positions"
+
+
+def test_a_spacing_option_with_the_pitch_of_uneven_positions_leaves_them_uneven(tmp_path: Path) -> None:
+    ds = make_dataset(PIXELS)
+    for number, group in enumerate(ds.PerFrameFunctionalGroupsSequence):
+        group.PlanePositionSequence[0].ImagePositionPatient = [0, 0.05 * number + 0.1 * (number > 3), 0]
+    path = save(ds, tmp_path / "scan.dcm")
+    plain = read_volume(path)
+    same = read_volume(path, spacing_mm=plain.spacing_mm)
+    assert same.slice_positions_mm == pytest.approx(plain.slice_positions_mm)
+    assert "pitch_uneven" in same.notes
+    dz, dy, dx = plain.spacing_mm
+    other = read_volume(path, spacing_mm=(dz * 2, dy, dx))
+    assert other.slice_positions_mm is None
+    assert "option_disagrees_slice" in other.notes
 
 
 @pytest.mark.parametrize(

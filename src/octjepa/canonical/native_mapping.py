@@ -32,6 +32,16 @@ class NativeMap:
     frame_mm: Float[np.ndarray, " N"]
     mirrored: bool
 
+    @property
+    def slice_mm(self) -> Float[np.ndarray, " N"]:
+        """Positions of the native B-scans in mm from the first, rising."""
+        return np.abs(self.frame_mm - self.frame_mm[0])
+
+    @property
+    def column_mm(self) -> Float[np.ndarray, " C"]:
+        """Positions of the native columns in mm from the first."""
+        return np.arange(self.shape[2]) * self.spacing_mm[2]
+
     def to_native(self, canonical: Positions) -> Positions:
         """Maps positions (slice, depth, column) of the stored volume to the native scan; linear beyond its ends."""
         slices, depth_index, columns = np.asarray(canonical, float).T

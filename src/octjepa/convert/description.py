@@ -10,10 +10,10 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from octjepa.ingest.refused_scan import RefusedScan, WithoutResult
+from octjepa.read.orientation import has_slice_direction
 from octjepa.volume import AXES, OCTVolume
 
 NOT_PRESERVED = "not_preserved"  # the reason of a scan that the format cannot hold
-DIRECTED = ("positions", "frame_location")  # sources of a slice spacing that also state the direction of the slices
 
 
 class NotPreserved(WithoutResult):
@@ -55,8 +55,3 @@ def describe(volume: OCTVolume, axes: str = "") -> dict[str, object]:
             "notes": list(volume.notes),
         },
     }
-
-
-def has_slice_direction(volume: OCTVolume) -> bool:
-    """Whether the source stated how the B-scans lie in space, and the reader has put them in that order."""
-    return volume.provenance.get("slice") in DIRECTED and "line_direction_disagrees" not in volume.notes

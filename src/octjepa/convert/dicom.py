@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from pydicom.dataset import Dataset
 
-from octjepa.convert.description import NotPreserved, has_slice_direction
+from octjepa.convert.description import NotPreserved
 from octjepa.files import write_atomic
 from octjepa.phantom.dicom import (
     INTENSITY_8_BIT,
@@ -31,7 +31,7 @@ from octjepa.phantom.dicom import (
     set_native_pixels,
 )
 from octjepa.read.devices import describe_device
-from octjepa.read.orientation import VERTICAL_NOTE
+from octjepa.read.orientation import VERTICAL_NOTE, has_slice_direction
 from octjepa.volume import AXES, OCTVolume
 
 _LONGEST_DECIMAL = 16

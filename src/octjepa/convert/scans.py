@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from octjepa.convert.arrays import AXES_OF_ARRAYS, write_tiff, write_zarr
-from octjepa.convert.description import NotPreserved, describe, has_slice_direction
+from octjepa.convert.description import NotPreserved, describe
 from octjepa.convert.dicom import LONGEST_TEXT, write_dicom
 from octjepa.errors import OctjepaError, VolumeRejected
 from octjepa.files import write_json
@@ -32,6 +32,7 @@ from octjepa.ingest.source_file import SourceFile
 from octjepa.ingest.sources import discover
 from octjepa.locks import writer_lock
 from octjepa.progress import bar
+from octjepa.read.orientation import has_slice_direction
 from octjepa.read.personal_data import StatedPerson
 from octjepa.read.reader import SpacingOption, read_volume
 from octjepa.read.written_results import CONVERTED, LAYERS

@@ -13,10 +13,10 @@ from octjepa.explain.eyes import OccludedVolume
 from octjepa.explain.native import pixels_to_native, token_centre, tokens_to_native
 from octjepa.files import write_atomic
 from octjepa.notes import read_notes
+from octjepa.read.file_order import FileOrder
 from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.tasks.nifti import write_nifti
-from octjepa.tasks.segment.labelled_volumes import frames_reversed
 
 NativeValues = Float[np.ndarray, "N R C"]
 
@@ -29,20 +29,20 @@ class NativeWriter:
     native: NativeMap
     recipe: Recipe
     folder: Path
-    reversed_frames: bool
+    order: FileOrder
     paths: list[Path] = field(default_factory=list)
 
     @classmethod
     def open(cls, store: Store, eye: OccludedVolume, recipe: Recipe, folder: Path) -> NativeWriter:
         """Raises UsageError: ingest turned the scan's voxels, so that no map can be laid on the file's."""
         native = store.native_map(eye.row.volume_id)
-        return cls(eye, native, recipe, folder, frames_reversed(read_notes(eye.row.notes)))
+        return cls(eye, native, recipe, folder, FileOrder.of(read_notes(eye.row.notes), native.shape[0]))
 
     def write_map(self, kind: str, grid: Float[np.ndarray, "d h w"]) -> NativeValues:
         """Writes the values of tokens as `ID.KIND.nii.gz` and returns them at every voxel, B-scans in spatial order."""
         values = tokens_to_native(grid, self.native, self.recipe)
         self.paths.append(self.folder / f"{self.eye.row.volume_id}.{kind}.nii.gz")
-        write_nifti(self.paths[-1], values[::-1] if self.reversed_frames else values, self.native.spacing_mm)
+        write_nifti(self.paths[-1], self.order.voxels(values), self.native.spacing_mm)
         return values
 
     def centre(self, token: tuple[int, int, int]) -> Float[np.ndarray, " 3"]:

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from octjepa.errors import VolumeRejected
+from octjepa.read.orientation import DIRECTION_UNSTATED, ORDER_FROM_POSITIONS
 from octjepa.read.protocols import ProtocolSpacing
 from octjepa.read.raw_scan import AxisSpacing, FrameGeometry
 from octjepa.reasons import rejection
@@ -180,14 +181,23 @@ def _resolve(sources: SpacingSources, shape: Shape, pattern: Pattern) -> Geometr
 def _geometry_from_option(
     sources: SpacingSources, spacing: tuple[float, float, float], shape: Shape, pattern: Pattern, notes: list[str]
 ) -> Geometry:
-    """The user's spacing with the file's frame order; where the file states another spacing, it is noted."""
+    """The user's spacing with the file's frame order; where the file states another spacing, it is noted.
+
+    Uneven positions in the file remain those of the B-scans if their pitch is the user's.
+    """
+    positions_mm = None
     try:
         in_file = resolve_geometry(replace(sources, option=None), shape, pattern)
     except VolumeRejected:  # the file states no spacing, which is why the user gives one
         order = _order_by_number(sources.frame_geometry, notes)
     else:
         order = in_file.order
-        notes += [note for note in in_file.notes if note.startswith("frames_")]
+        notes += [note for note in in_file.notes if note.startswith("frames_") or note == DIRECTION_UNSTATED]
+        if in_file.positions_mm is not None:
+            notes.append(ORDER_FROM_POSITIONS)
+            if "pitch_uneven" in in_file.notes and _is_close(spacing[0], in_file.spacing_mm[0], 0.02):
+                positions_mm = in_file.positions_mm * (spacing[0] / in_file.spacing_mm[0])
+                notes.append("pitch_uneven")
         axes = zip(AXES, spacing, in_file.spacing_mm, strict=True)
         notes += [
             f"option_disagrees_{axis}"
@@ -195,7 +205,7 @@ def _geometry_from_option(
             if not _is_close(stated_mm, header_mm, 0.02)
         ]
     _is_pitch_doubtful(spacing[0], spacing[2], shape, sources, notes)
-    return Geometry(spacing, dict.fromkeys(AXES, "option"), order, None, (), notes)
+    return Geometry(spacing, dict.fromkeys(AXES, "option"), order, positions_mm, (), notes)
 
 
 # Depth and column
@@ -302,6 +312,8 @@ def _pitch_from_positions(
             notes.append("frames_unordered")
         if np.abs(gaps - pitch).max() > _UNEVEN * pitch:
             notes.append("pitch_uneven")
+        if source == "positions" and not _has_normal(frames):
+            notes.append(DIRECTION_UNSTATED)
         return pitch, source, order, sorted_mm
     return None
 
@@ -313,12 +325,18 @@ def _positions_along_normal(frames: FrameGeometry) -> Float[np.ndarray, " F"] | 
         return None
     normal = frames.normals[0]
     centred = positions - positions[0]
-    if not np.isfinite(normal).all() or np.linalg.norm(normal) < 1e-6:
+    if not _has_normal(frames):  # the order of the file decides which end is the first
         normal = np.linalg.svd(centred - centred.mean(axis=0))[2][0]
         if normal @ (positions[-1] - positions[0]) < 0:
             normal = -normal
     along = centred @ (normal / np.linalg.norm(normal))
     return along if np.ptp(along) > 1e-6 else None
+
+
+def _has_normal(frames: FrameGeometry) -> bool:
+    """Whether the first frame states the normal of its plane, which says to which side positions rise."""
+    normal = frames.normals[0]
+    return bool(np.isfinite(normal).all() and np.linalg.norm(normal) >= 1e-6)
 
 
 def _positions_on_fundus(frames: FrameGeometry, column_mm: float, columns: int) -> Float[np.ndarray, " F"] | None:

@@ -17,6 +17,7 @@ Of the vectors only x, to the patient's left, is used: writers disagree on which
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +26,7 @@ from jaxtyping import Bool, Float, UInt8
 from octjepa.read.picture_frames import block_sums
 from octjepa.read.raw_scan import FrameGeometry
 from octjepa.reasons import rejection
-from octjepa.volume import Pattern
+from octjepa.volume import OCTVolume, Pattern
 
 _AXIAL_RATIO = 2.0  # variation along depth over that along the other axes, at least
 _MIN_VARIATION = 4.0  # intensity levels; below, the pixels do not decide
@@ -42,6 +43,25 @@ _RADIAL_DEGREES = 30.0  # a raster's lines are parallel; a radial scan's turn th
 VERTICAL_NOTE = "vertical_lines"
 _VERTICAL = 0.5  # cosine between a B-scan and the horizontal: 60 degrees
 _SHORTEST_PX = 2.0  # of a line on the fundus image
+DIRECTION_UNSTATED = "direction_unstated"  # positions of B-scans without the orientation that says which way they run
+ORDER_FROM_POSITIONS = "order_from_positions"  # though the user states the spacing
+_CONTRADICTED = "line_direction_disagrees"
+_DIRECTED = ("positions", "frame_location")  # sources of a slice spacing that also state the direction of the slices
+
+
+def is_direction_known(slice_source: str, notes: Collection[str]) -> bool:
+    """Whether the source of a scan states how its B-scans lie in space, so that the reader put them in this order.
+
+    The first B-scan of a horizontal raster is then the inferior one. slice_source: provenance of the slice spacing.
+    notes: those of the scan.
+    """
+    is_ordered = slice_source in _DIRECTED or ORDER_FROM_POSITIONS in notes
+    return is_ordered and DIRECTION_UNSTATED not in notes and _CONTRADICTED not in notes
+
+
+def has_slice_direction(volume: OCTVolume) -> bool:
+    """`is_direction_known` of a volume."""
+    return is_direction_known(volume.provenance.get("slice", ""), volume.notes)
 
 
 def _variation(pixels: UInt8[np.ndarray, "F H W"]) -> tuple[float, float, float]:
@@ -221,7 +241,7 @@ def align_columns(
     """
     by_vectors, on_fundus = _ways_by_vectors(frames), _ways_on_fundus(frames)
     if (np.isfinite(by_vectors) & np.isfinite(on_fundus) & (by_vectors != on_fundus)).any():
-        notes.append("line_direction_disagrees")
+        notes.append(_CONTRADICTED)
         return pixels, frames
     ways = np.where(np.isfinite(by_vectors), by_vectors, on_fundus)
     if not np.isfinite(ways).all():

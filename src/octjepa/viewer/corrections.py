@@ -29,8 +29,8 @@ from jaxtyping import Float
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.files import write_atomic
 from octjepa.phantom.random_scene import BOUNDARIES
+from octjepa.read.file_order import FileOrder
 from octjepa.tasks.segment.label_files import SOURCE
-from octjepa.tasks.segment.labelled_volumes import frames_reversed
 from octjepa.tasks.segmenter.retained_layers import RetainedLayers
 from octjepa.volume import OCTVolume
 
@@ -118,7 +118,7 @@ class Corrections:
 
     def _read(self, volume_id: str, volume: OCTVolume) -> Float[np.ndarray, "8 D W"] | None:
         """Rows in the order of `volume`; None without a file."""
-        step = _step(volume)
+        order = FileOrder.of(volume.notes, volume.shape[0])
         path = self._file(volume_id)
         try:
             with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
@@ -129,11 +129,11 @@ class Corrections:
             raise UsageError(_foreign(path)) from None
         if not source.startswith(_MADE_BY) or rows.shape != (8, volume.shape[0], volume.shape[2]):
             raise UsageError(_foreign(path))
-        return np.ascontiguousarray(rows[:, ::step])
+        return np.ascontiguousarray(order.ascans(rows))
 
     def _write(self, volume_id: str, volume: OCTVolume, rows: Float[np.ndarray, "8 D W"]) -> None:
         arrays = {
-            "rows": rows[:, :: _step(volume)],
+            "rows": FileOrder.of(volume.notes, volume.shape[0]).ascans(rows),
             "names": np.array(BOUNDARIES),
             "spacing_mm": np.array(volume.spacing_mm),
             SOURCE: np.array(f"{_MADE_BY} {version('octjepa')}"),
@@ -151,11 +151,6 @@ def _foreign(path: Path) -> str:
         f"{path.name} in the folder of --corrections is damaged or was not written by the viewer for this scan: "
         "name another folder"
     )
-
-
-def _step(volume: OCTVolume) -> int:
-    """-1 if the reader reversed the B-scans of the file, else 1. Raises UsageError: it moved voxels in another way."""
-    return -1 if frames_reversed(volume.notes) else 1
 
 
 def _labelled(rows: Float[np.ndarray, "8 D W"]) -> list[int]:

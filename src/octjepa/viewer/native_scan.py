@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, UInt8
 
 from octjepa.canonical.native_mapping import NativeMap
 from octjepa.report.figures import eyes
-from octjepa.tasks.segment.thickness import ScanOrientation
+from octjepa.tasks.segment.thickness import Lines, ScanOrientation, lines_of
 from octjepa.viewer.native_surfaces import Plane
 from octjepa.volume import AXES, OCTVolume
 
@@ -75,9 +75,17 @@ class NativeScan:
 
     @property
     def signs(self) -> tuple[int, int]:
-        """(1 if later B-scans are superior, 1 if higher columns are nasal), else -1; nasal is 0 of an unknown eye."""
+        """(1 if later B-scans are superior, 1 if higher columns are nasal), else -1.
+
+        nasal is 0 if the eye is unknown or columns run up or down.
+        """
         up, nasal = ScanOrientation(self.volume.laterality or "", (0.0, 0.0), "inferior").signs
-        return up, nasal if self.volume.laterality else 0
+        return up, nasal if self.volume.laterality and self.lines == "horizontal" else 0
+
+    @property
+    def lines(self) -> Lines:
+        """How the B-scans run."""
+        return lines_of(self.volume.pattern, self.volume.notes)
 
     def canonical(self, slice_index: float, depth: float, column: float) -> list[float]:
         """The position in the stored volume of a native one."""

@@ -46,7 +46,8 @@ class SectorMeans(Record):
     By sector name: `sectors` are the means in um, None without a value, `measured` the shares of the sectors that were
     measured, `sector_notes` why a value is absent or doubtful. `centre` is (slice, column) of the grid in voxels and
     `centre_from` how it was found. `superior` is 1 if later B-scans are superior, `nasal` 1 if higher columns are
-    nasal, else -1; `nasal` is 0 of an unknown eye. `low_um` and `high_um` are the first and last colour of the map.
+    nasal, else -1; `nasal` is 0 of an unknown eye. `has_rings` is false if only the central
+    sector exists. `low_um` and `high_um` are the first and last colour of the map.
     `corrected` counts the B-scans that were corrected by hand.
     """
 
@@ -62,6 +63,7 @@ class SectorMeans(Record):
     certainty: float
     superior: int
     nasal: int
+    has_rings: bool
     low_um: int
     high_um: int
     corrected: int = 0
@@ -193,6 +195,7 @@ def sectors(measured: Measurement, layer: str = "retina") -> SectorMeans:
         certainty=measured.centre.certainty,
         superior=up,
         nasal=nasal if measured.orientation.eye else 0,
+        has_rings=measured.orientation.lines == "horizontal",
         low_um=round(low),
         high_um=round(high),
     )

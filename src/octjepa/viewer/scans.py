@@ -19,6 +19,7 @@ from octjepa.canonical.native_mapping import NativeMap
 from octjepa.errors import OctjepaError
 from octjepa.ingest.native_files import NativeFiles
 from octjepa.notes import Note
+from octjepa.read.orientation import has_slice_direction
 from octjepa.record import Record
 from octjepa.report.figures import eyes
 from octjepa.tasks.segmenter.measurement import Measurement
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from octjepa.volume import OCTVolume
 
 FLUID = "fluid"  # the overlay of what the packaged network found
-BY_POSITION = ("positions", "frame_location")  # sources of the slice spacing that tell which B-scan is the lowest
 _CACHED = 64  # pictures of each kind
 Model = tuple["Recipe | None", "PretrainedEncoder | None", str]  # and why there is no encoder
 
@@ -293,7 +293,7 @@ class Scans:
             localizer=volume.localizer is not None,
             superior=scan.signs[0],
             nasal=scan.signs[1],
-            vertical_known=volume.provenance.get("slice") in BY_POSITION,
+            vertical_known=has_slice_direction(volume) and scan.lines == "horizontal",
             layers=[FLUID, *self._classes.layers, *self.colours.layers],
         )
 

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from octjepa.phantom.random_scene import CLASSES
+from octjepa.read.file_order import FileOrder
 from octjepa.record import Record
 from octjepa.store.index import IndexEntry
 from octjepa.tasks.segment.layer_names import CLASS_COLOURS as NAMED_COLOURS
@@ -134,14 +135,13 @@ class VoxelClasses:
     def _read(self, file: Path, volume: OCTVolume) -> tuple[UInt8[np.ndarray, "N R C"], tuple[str, ...]]:
         """(codes in the order of `volume`, names). Raises UsageError: the file does not fit the scan."""
         from octjepa.tasks.segment.label_files import default_classes
-        from octjepa.tasks.segment.labelled_volumes import frames_reversed
 
         assert self._folder is not None
         names = default_classes(self._folder.names(file))
         read = self._folder.read(file, names, volume.shape)
         read.check(volume.shape, volume.spacing_mm, file.name)
         codes = read.as_classes(names)
-        return (codes[::-1] if frames_reversed(volume.notes) else codes), names
+        return FileOrder.of(volume.notes, volume.shape[0]).voxels(codes), names
 
 
 def _same(first: np.ndarray, first_names: Sequence[str], second: np.ndarray, second_names: Sequence[str]) -> bool:

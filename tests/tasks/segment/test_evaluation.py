@@ -5,10 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from octjepa.canonical.native_mapping import NativeMap
 from octjepa.metrics.bootstrap import Draws
 from octjepa.metrics.comparisons import paired_difference
 from octjepa.metrics.findings import Findings
-from octjepa.tasks.segment.evaluation import METRICS, HeadEstimates, ScanFigures, report_classes
+from octjepa.recipe import Preprocessing
+from octjepa.tasks.segment.evaluation import METRICS, HeadEstimates, ScanFigures, evaluate_scan, report_classes
+from octjepa.tasks.segment.labelled_volumes import NativeLabels, whole_scan_preprocessing
+from octjepa.tasks.segment.thickness import SECTORS, ScanOrientation, scan_centre
+from octjepa.volume import OCTVolume
 
 PEOPLE = [str(number) for number in range(8)]
 COMMON = [8.0, 10.0, 10.0]  # both, said, true of a class: Dice 0.8
@@ -87,3 +92,44 @@ def test_a_class_of_few_people_has_no_interval_and_is_a_fault() -> None:
     report_classes("net", row([4.0, 5.0, 5.0], common=NOTHING), ("other", "rare"), PEOPLE, alone)
     assert alone.faults == []  # no other class is in the mean
     assert any("its results have none" in text for text in alone.notes)
+
+
+def _uneven() -> tuple[NativeLabels, np.ndarray]:
+    """A scan with dense B-scans at the fovea, a class that fills 30 rows, and the width of each B-scan."""
+    outer_mm = np.arange(1.08, 2.77, 0.48)
+    at_mm = np.concatenate([-outer_mm[::-1], np.arange(-10, 11) * 0.06, outer_mm])
+    contract = Preprocessing()
+    shape, spacing = (len(at_mm), 128, 512), (0.06, 0.0039, 0.0117)
+    shifts = np.zeros((len(at_mm), contract.stored_size[2]), np.int16)
+    native = NativeMap(shape, spacing, contract, shifts, at_mm, mirrored=False)
+    codes = np.zeros(shape, np.uint8)
+    codes[:, 30:60] = 1
+    scan = ScanOrientation("OD", scan_centre(native.slice_mm, native.column_mm), "inferior")
+    width = np.full(len(at_mm), 0.06)
+    width[[10 - 10 + len(outer_mm), -1 - len(outer_mm)]] = 0.27
+    width[: len(outer_mm)] = width[-len(outer_mm) :] = 0.48
+    return NativeLabels(codes, native, scan, "scan", "positions"), width
+
+
+def test_uneven_b_scans_are_evaluated_by_their_positions() -> None:
+    truth, width = _uneven()
+    stored = truth.native.preprocessing.stored_size
+    scores = np.zeros((2, *stored), np.float32)
+    scores[1] = 1
+    found = evaluate_scan(scores, np.zeros(stored, np.uint8), truth)
+    sectors = dict(zip(SECTORS, found.true_etdrs[0], strict=True))
+    for ring in ("inner", "outer"):
+        for side in ("superior", "inferior"):
+            assert sectors[f"{ring}_{side}"] == pytest.approx(30 * 3.9, rel=1e-3)
+    assert found.counts[0, 2] == pytest.approx(width.sum() * 512 * 0.0117 * 30 * 0.0039, rel=0.01)
+
+
+def test_a_whole_scan_holds_its_outermost_b_scans() -> None:
+    contract = Preprocessing()
+    at_mm = np.concatenate([np.arange(0, 3, 0.48), 3 + np.arange(30) * 0.06, [5.5, 6.5]])
+    pixels = np.zeros((len(at_mm), 128, 512), np.uint8)
+    volume = OCTVolume(pixels, (0.06, 0.0039, 0.0117), {"slice": "positions"}, "", "", slice_positions_mm=at_mm)
+    whole = whole_scan_preprocessing(contract, volume)
+    covered_mm = whole.stored_size[0] * whole.target_spacing_mm[0]
+    assert 6.5 <= covered_mm < 6.5 + 2 * whole.target_spacing_mm[0]
+    assert whole.stored_size[2] == contract.stored_size[2]

@@ -17,13 +17,12 @@ from eye_files import write_voxels
 from octjepa.canonical.native_mapping import NativeMap
 from octjepa.canonical.pipeline import canonicalise
 from octjepa.errors import UsageError
-from octjepa.notes import unique_notes
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store
 from octjepa.store.index import IndexEntry, entries_of
 from octjepa.tasks.nifti import write_nifti
 from octjepa.tasks.segment.label_files import PHANTOM_LAYERS, LabelFolder, LabelVolume, ScanNames
-from octjepa.tasks.segment.labelled_volumes import LabelledVolumes, frames_reversed, labels_to_stored, scores_to_scan
+from octjepa.tasks.segment.labelled_volumes import LabelledVolumes, labels_to_stored, scores_to_scan
 from octjepa.tasks.segment.recipe import RECIPES, load_recipe
 from shaped_eye import shaped_eye
 
@@ -229,15 +228,6 @@ def test_nobody_in_test_or_train_and_a_person_in_both_are_refused(line: Line, so
     for row in entries_of(table[table["split"] == "val"]):
         (some / f"{row.sop_instance_uid}.npz").unlink()
     assert "now train 4, val 0, test 0" in refused(line.store, some)
-
-
-def test_scans_whose_voxels_ingest_turned_are_left_out() -> None:
-    assert frames_reversed(unique_notes(["a", "frames_reversed"]))
-    assert not frames_reversed(())
-    assert not frames_reversed(unique_notes(["frames_unordered", "order_by_correlation"]))
-    for note in ("frames_unordered", "turned_upright", "axes_stored=WHD", "circle_frames_dropped=2"):
-        with pytest.raises(UsageError, match=note.partition("=")[0]):
-            frames_reversed(unique_notes(["frames_reversed", note]))
 
 
 def test_recipes_load_and_wrong_keys_are_refused() -> None:

@@ -12,7 +12,7 @@ from octjepa.tasks.segment.thickness import (
     SECTORS,
     ScanOrientation,
     draw_thickness,
-    etdrs_means,
+    lines_of,
     sector_at,
     sector_means,
     thickness_um,
@@ -26,6 +26,11 @@ def sector_index(scan: ScanOrientation) -> np.ndarray:
     up, nasal = scan.signs
     slice_mm, column_mm = np.arange(SHAPE[0]) * SPACING[0], np.arange(SHAPE[1]) * SPACING[1]
     return sector_at(up * (slice_mm - CENTRE[0]), nasal * (column_mm - CENTRE[1]), bool(scan.eye))
+
+
+def means_of(maps: np.ndarray, scan: ScanOrientation) -> np.ndarray:
+    slice_mm, column_mm = np.arange(SHAPE[0]) * SPACING[0], np.arange(SHAPE[1]) * SPACING[1]
+    return sector_means(maps, slice_mm, column_mm, scan)[0]
 
 
 def lie(eye: str, first: str = "inferior") -> ScanOrientation:
@@ -72,7 +77,7 @@ def test_areas_and_means_are_those_of_the_circles() -> None:
     assert areas[0] == pytest.approx(rings[0], rel=0.05)
     assert sum(areas[1:5]) == pytest.approx(rings[1], rel=0.05)
     assert areas[5:] == pytest.approx([rings[2] / 4] * 4, rel=0.05)
-    means = etdrs_means(np.maximum(found, 0).astype(np.float32)[None], SPACING, lie("OD"))
+    means = means_of(np.maximum(found, 0).astype(np.float32)[None], lie("OD"))
     assert means[0] == pytest.approx(np.arange(9))
 
 
@@ -91,20 +96,41 @@ def test_a_sector_that_is_hardly_seen_or_an_unknown_eye_has_no_mean() -> None:
     flat = np.ones((1, *SHAPE), np.float32)
     flat[:, :, 100:] = np.nan  # 2.4 mm to the right and more: less than half of the outer sector there is left
     flat[:, :, 85:100] = np.nan
-    means = dict(zip(SECTORS, etdrs_means(flat, SPACING, lie("OD"))[0], strict=True))
+    means = dict(zip(SECTORS, means_of(flat, lie("OD"))[0], strict=True))
     assert np.isnan(means["outer_nasal"])
     assert means["outer_temporal"] == 1
-    unknown = dict(zip(SECTORS, etdrs_means(np.ones((1, *SHAPE), np.float32), SPACING, lie(""))[0], strict=True))
+    unknown = dict(zip(SECTORS, means_of(np.ones((1, *SHAPE), np.float32), lie(""))[0], strict=True))
     assert {name for name, value in unknown.items() if np.isnan(value)} == {
         f"{ring}_{side}" for ring in ("inner", "outer") for side in ("nasal", "temporal")
     }
-    off = etdrs_means(np.ones((1, *SHAPE), np.float32), SPACING, ScanOrientation("OD", (0.0, 0.0), "inferior"))[0]
+    off = means_of(np.ones((1, *SHAPE), np.float32), ScanOrientation("OD", (0.0, 0.0), "inferior"))[0]
     assert np.isfinite(off).sum() < 9
 
 
 def test_the_figure_writes_every_class(tmp_path: Path) -> None:
     maps = np.ones((2, *SHAPE), np.float32)
-    path = draw_thickness(
-        tmp_path / "new" / "map.svg", maps, etdrs_means(maps, SPACING, lie("OS")), ("a", "b"), SPACING, lie("OS"), "eye"
-    )
-    assert path.stat().st_size > 5000
+    rows_mm = np.arange(SHAPE[0]) * SPACING[0]
+    uneven_mm = np.concatenate([rows_mm[:30], 2 * rows_mm[30:] - rows_mm[30]])
+    for slice_mm in (rows_mm, uneven_mm):
+        for lines in ("horizontal", "vertical", "not parallel"):
+            scan = lie("OS")._replace(lines=lines)
+            path = draw_thickness(
+                tmp_path / "new" / "map.svg",
+                maps,
+                means_of(maps, scan),
+                ("a", "b"),
+                slice_mm,
+                np.arange(SHAPE[1]) * SPACING[1],
+                scan,
+                "eye",
+            )
+            assert path.stat().st_size > 5000
+
+
+def test_b_scans_that_run_up_or_down_have_the_central_sector_alone() -> None:
+    ones = np.ones((1, *SHAPE), np.float32)
+    vertical = means_of(ones, lie("OD")._replace(lines=lines_of("raster", ["vertical_lines"])))[0]
+    assert vertical[0] == 1
+    assert np.isnan(vertical[1:]).all()
+    assert np.isnan(means_of(ones, lie("OD")._replace(lines=lines_of("radial", [])))).all()
+    assert np.isfinite(means_of(ones, lie("OD")._replace(lines=lines_of("unknown", [])))).all()

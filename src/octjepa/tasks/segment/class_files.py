@@ -17,10 +17,10 @@ from jaxtyping import UInt8
 
 from octjepa.errors import UsageError, install_command
 from octjepa.ingest.source_file import SourceFile
+from octjepa.read.file_order import FileOrder
 from octjepa.tasks.nifti import write_nifti
 from octjepa.tasks.segment.dicom_seg import write_segmentation
 from octjepa.tasks.segment.label_files import UNLABELLED
-from octjepa.tasks.segment.labelled_volumes import frames_reversed
 from octjepa.volume import OCTVolume
 
 Forms = Sequence[Literal["nifti", "dicom"]]
@@ -35,24 +35,16 @@ class ClassFiles:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class FileOrder:
-    """The order of the B-scans in the scan's file: `step` is -1 if the reader reversed them, otherwise 1.
+def file_order(volume: OCTVolume) -> tuple[FileOrder, str]:
+    """(the order of the file that `volume` was read from, "").
 
-    `note` says that the reader moved voxels in another way, so that the order of the file is lost.
+    If the reader moved voxels in a way that loses the order of the file: (the order of `volume`, a note that says so).
     """
-
-    step: Literal[1, -1]
-    note: str = ""
-
-    @classmethod
-    def of(cls, volume: OCTVolume) -> FileOrder:
-        """The order in the file that `volume` was read from."""
-        try:
-            return cls(-1 if frames_reversed(volume.notes) else 1)
-        except UsageError:
-            why = "label files are in the reader's order, not the file's"
-            return cls(1, f"the reader sorted, turned or dropped B-scans: {why}")
+    try:
+        return FileOrder.of(volume.notes, volume.shape[0]), ""
+    except UsageError:
+        why = "label files are in the reader's order, not the file's"
+        return FileOrder(), f"the reader sorted, turned or dropped B-scans: {why}"
 
 
 def missing_library(scan_format: str, forms: Forms) -> str:
@@ -74,9 +66,9 @@ def write_classes(
 
     Codes of 255 ("not labelled") are background in a DICOM Segmentation. Raises OctjepaError: the disk refuses.
     """
-    order = FileOrder.of(volume)
-    notes = [order.note] if order.note else []
-    in_file_order = np.ascontiguousarray(codes[:: order.step])
+    order, moved = file_order(volume)
+    notes = [moved] if moved else []
+    in_file_order = np.ascontiguousarray(order.voxels(codes))
     nifti = dicom = None
     if "nifti" in forms:
         path = stem.with_name(f"{stem.name}.nii.gz")
@@ -87,7 +79,7 @@ def write_classes(
         path.unlink(missing_ok=True)  # of an earlier call
         inside = np.where(in_file_order == UNLABELLED, np.uint8(0), in_file_order)
         if _has_highdicom():
-            why = _no_dicom(inside, source, is_in_file_order=not order.note)
+            why = _no_dicom(inside, source, is_in_file_order=not moved)
             if not why:
                 try:
                     write_segmentation(path, inside, classes, volume.spacing_mm, source.path)

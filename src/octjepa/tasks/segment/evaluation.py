@@ -1,8 +1,8 @@
 """Metrics of a head scan by scan, and over people with intervals.
 
-dice: voxels of the scan's own grid, weighted by their volume, all scans of a class together; what is beyond the
-stored volume is left out. hd95_mm: 95th percentile of the distance between the surfaces (MONAI), in the stored grid,
-mean over the scans if both are there. thickness_error_um: mean over A-scans of the absolute difference;
+dice: voxels of the scan's own grid, weighted by the volume that each stands for, all scans of a class together; what is
+beyond the stored volume is left out. hd95_mm: 95th percentile of the distance between the surfaces (MONAI), in the
+stored grid, mean over the scans if both are there. thickness_error_um: mean over A-scans of the absolute difference;
 etdrs_error_um: of the nine sectors' means.
 
 Means run over the classes that the truth of the test set holds, of a resample over those that its truth holds: the same
@@ -27,7 +27,7 @@ from octjepa.metrics.intervals import MIN_PEOPLE, Scale
 from octjepa.tasks.segment.dice import dice, voxel_counts
 from octjepa.tasks.segment.label_files import UNLABELLED
 from octjepa.tasks.segment.labelled_volumes import NativeLabels, scores_to_scan
-from octjepa.tasks.segment.thickness import etdrs_means, thickness_um
+from octjepa.tasks.segment.thickness import sector_means, slice_widths_mm, thickness_um
 
 METRICS = ("dice", "hd95_mm", "thickness_error_um", "etdrs_error_um")
 
@@ -48,18 +48,21 @@ def evaluate_scan(
     scores: Float[np.ndarray, "scores D H W"], stored: UInt8[np.ndarray, "D H W"], truth: NativeLabels
 ) -> ScanFigures:
     """`scores` (background first) and `stored` (the truth) in the stored geometry, `truth` in the scan's."""
-    spacing, classes = truth.native.spacing_mm, len(scores) - 1
+    geometry, classes = truth.native, len(scores) - 1
+    spacing, slice_mm = geometry.spacing_mm, geometry.slice_mm
     native = scores_to_scan(scores, truth.native)
     both = (native != UNLABELLED) & (truth.codes != UNLABELLED)
     native, codes = (np.where(both, segmentation, np.uint8(UNLABELLED)) for segmentation in (native, truth.codes))
     maps = [thickness_um(segmentation, classes, spacing[1]) for segmentation in (native, codes)]
-    sectors = [etdrs_means(thickness, (spacing[0], spacing[2]), truth.scan) for thickness in maps]
+    sectors = [sector_means(thickness, slice_mm, geometry.column_mm, truth.scan)[0] for thickness in maps]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing are NaN, as they are meant to be
         errors = [np.nanmean(np.abs(a - b).reshape(classes, -1), axis=1) for a, b in (maps, sectors)]
     predicted = scores.argmax(axis=0).astype(np.uint8)
     distances = hd95_mm(predicted, stored, classes, truth.native.preprocessing.target_spacing_mm)
-    counts = voxel_counts(native, codes, classes) * float(np.prod(spacing))
+    width = slice_widths_mm(slice_mm, spacing[0])
+    of_bscans = [voxel_counts(*pair, classes) for pair in zip(native[:, None], codes[:, None], strict=True)]
+    counts = np.tensordot(width, of_bscans, 1) * (spacing[1] * spacing[2])
     return ScanFigures(counts, np.stack([distances, *errors], axis=1), maps[0], sectors[0], sectors[1])
 
 

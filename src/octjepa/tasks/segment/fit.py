@@ -120,13 +120,14 @@ def _segment_store(
     estimates, scans, truths = _evaluate(score, labelled, recipe, test_set)
     ours = scans[encoder.name]
     report_classes(encoder.name, ours, labelled.classes, estimates.people, findings)
-    first, (dz, _, dx) = labelled.in_split("test")[0], truths[0].native.spacing_mm
+    first = labelled.in_split("test")[0]
     figure = draw_thickness(
         out / "thickness.svg",
         ours[0].predicted_um,
         ours[0].predicted_etdrs,
         labelled.classes,
-        (dz, dx),
+        truths[0].native.slice_mm,
+        truths[0].native.column_mm,
         truths[0].scan,
         f"{first.volume_id} {first.eye}".strip(),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,20 +18,20 @@ from jaxtyping import Float, UInt8
 from octjepa.canonical.native_mapping import NativeMap
 from octjepa.embed.table import SPLITS
 from octjepa.errors import UsageError
-from octjepa.notes import Note, read_notes
+from octjepa.notes import read_notes
+from octjepa.read.file_order import FileOrder
+from octjepa.read.orientation import is_direction_known
 from octjepa.recipe import Preprocessing, Recipe
 from octjepa.store import Store
 from octjepa.store.index import IndexEntry, entries_of
 from octjepa.tasks.segment.label_files import UNLABELLED, LabelFolder, default_classes
 from octjepa.tasks.segment.result import SplitCounts
-from octjepa.tasks.segment.thickness import ScanOrientation, scan_centre
+from octjepa.tasks.segment.thickness import ScanOrientation, lines_of, scan_centre, slice_positions_mm
 from octjepa.tasks.segment.windows import LabelledVolume
 from octjepa.volume import OCTVolume
 
 log = logging.getLogger(__name__)
 _NAMED = 5  # label files that a note names
-_BY_POSITION = ("positions", "frame_location")  # sources of the slice spacing that tell which B-scan is the lowest
-_MOVED = ("axes_transposed", "turned_upright", "depth_flipped", "axes_stored=", "circle_frames_dropped=")
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,18 +135,26 @@ class LabelledVolumes:
         if read.is_empty:
             self._empty.add(file.name)
         codes, fovea = read.as_classes(self.classes), read.fovea_mm
-        if frames_reversed(read_notes(volume.notes)):
-            codes = codes[::-1]
-            fovea = None if fovea is None else ((native.shape[0] - 1) * native.spacing_mm[0] - fovea[0], fovea[1])
+        notes = read_notes(volume.notes)
+        order = FileOrder.of(notes, native.shape[0])
+        codes = order.voxels(codes)
+        slice_mm, column_mm = native.slice_mm, native.column_mm
+        if fovea is not None:
+            ends = float(slice_mm[-1]), float(column_mm[-1])
+            steps = order.slice_step, order.column_step
+            fovea = tuple(  # type: ignore[assignment]
+                end - at if step < 0 else at for at, end, step in zip(fovea, ends, steps, strict=True)
+            )
         if centre != "labels":
             fovea = None
-        is_by_position = volume.provenance_slice in _BY_POSITION
+        is_known = is_direction_known(volume.provenance_slice, notes)
         scan = ScanOrientation(
             volume.eye,
-            fovea or scan_centre(native.shape, native.spacing_mm),
-            "inferior" if is_by_position else first_bscan,
+            fovea or scan_centre(slice_mm, column_mm),
+            "inferior" if is_known else first_bscan,
+            lines_of(volume.pattern, notes),
         )
-        vertical = "positions" if is_by_position else f"assumed {first_bscan} first"
+        vertical = "positions" if is_known else f"assumed {first_bscan} first"
         return NativeLabels(codes, native, scan, "scan" if fovea is None else "labels", vertical)
 
     def _read(self, volume_id: str) -> LabelledVolume:
@@ -180,7 +189,7 @@ class LabelledVolumes:
         usable = []
         for volume in volumes:
             try:
-                frames_reversed(read_notes(volume.notes))
+                FileOrder.of(read_notes(volume.notes), self.store.native_map(volume.volume_id).shape[0])
             except UsageError:
                 continue
             usable.append(volume)
@@ -217,19 +226,6 @@ class LabelledVolumes:
                 f"no voxel of {', '.join(absent)} in the labels of the {len(self.in_split('train'))} training scans: "
                 "name the others with --classes"
             )
-
-
-def frames_reversed(notes: Sequence[Note]) -> bool:
-    """Whether ingest reversed the order of the B-scans. Raises UsageError: it moved voxels in another way."""
-    moved = [str(note) for note in notes if note.startswith(_MOVED)]
-    if "frames_unordered" in notes and "order_by_correlation" not in notes:
-        moved.append("frames_unordered")
-    if moved:
-        raise UsageError(
-            f"ingest turned or sorted the voxels of this scan ({', '.join(moved)}), so labels, segmentations and maps "
-            "cannot be placed on the B-scans of the file"
-        )
-    return "frames_reversed" in notes
 
 
 def labels_to_stored(codes: UInt8[np.ndarray, "N R C"], native: NativeMap) -> UInt8[np.ndarray, "D H W"]:
@@ -269,9 +265,10 @@ def scores_to_scan(scores: Float[np.ndarray, "classes D H W"], native: NativeMap
 
 
 def whole_scan_preprocessing(preprocessing: Preprocessing, volume: OCTVolume) -> Preprocessing:
-    """The contract with an image that holds all whole slices and columns of `volume`; the depth stays."""
-    (tz, _, tx), (dz, _, dx) = preprocessing.target_spacing_mm, volume.spacing_mm
+    """The contract with an image that holds the centre of every slice and column of `volume`; the depth stays."""
+    tz, _, tx = preprocessing.target_spacing_mm
     stored, (slices, depth, columns) = preprocessing.stored_size, preprocessing.image_size
-    extent = volume.shape[0] * dz / tz, volume.shape[2] * dx / tx
-    more = [2 * max(0, int((size - held) // 2)) for size, held in zip(extent, stored[::2], strict=True)]
+    between_mm = float(np.ptp(slice_positions_mm(volume))), (volume.shape[2] - 1) * volume.spacing_mm[2]
+    needed = between_mm[0] / tz, between_mm[1] / tx
+    more = [2 * max(0, math.ceil((size - held) / 2 - 1e-9)) for size, held in zip(needed, stored[::2], strict=True)]
     return preprocessing.model_copy(update={"image_size": (slices + more[0], depth, columns + more[1])})

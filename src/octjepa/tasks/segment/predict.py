@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float
 
 from octjepa.canonical.native_mapping import NativeMap
 from octjepa.canonical.pipeline import CanonicalisationResult, canonicalise
@@ -29,6 +30,7 @@ from octjepa.ingest.source_file import SourceFile
 from octjepa.ingest.sources import discover
 from octjepa.locks import writer_lock
 from octjepa.progress import bar
+from octjepa.read.orientation import has_slice_direction
 from octjepa.read.personal_data import StatedPerson
 from octjepa.read.reader import SpacingOption
 from octjepa.read.single_bscan import read_bscan_volume
@@ -41,15 +43,24 @@ from octjepa.tasks.segment.labelled_volumes import scores_to_scan, whole_scan_pr
 from octjepa.tasks.segment.single_bscans import SegmentedPicture, write_picture
 from octjepa.tasks.segment.thickness import (
     SECTORS,
+    Lines,
     ScanOrientation,
     draw_thickness,
+    lines_of,
+    scan_centre,
     sector_means,
     slice_positions_mm,
+    slice_widths_mm,
     thickness_um,
     write_table,
 )
 from octjepa.volume import OCTVolume
 
+_SECTOR_NOTES: Mapping[Lines, tuple[str, ...]] = {
+    "horizontal": (),
+    "vertical": ("the B-scans run up or down, by the header: only the central sector has values",),
+    "not parallel": ("the B-scans are not parallel: no ETDRS sectors",),
+}
 PATTERN_UNKNOWN = "pattern_unknown"  # the reason of a scan whose pattern the encoder was not trained on
 
 
@@ -199,11 +210,11 @@ def _segment_volume(saved: SavedHead, volume: OCTVolume, source: SourceFile, to:
     stem = to.folder / name
     to.record.claim(name, volume.content_hash, [f"{name}{ending}" for ending in HEAD_ENDINGS])
     written = write_classes(stem, codes, saved.classes, volume, source, to.forms)
-    is_known = volume.provenance["slice"] in ("positions", "frame_location")
+    is_known = has_slice_direction(volume)
     first = "inferior" if is_known else saved.recipe.first_bscan
     slice_mm, column_mm = slice_positions_mm(volume), np.arange(volume.shape[2]) * volume.spacing_mm[2]
-    centre = float(slice_mm[[0, -1]].mean()), float(column_mm[[0, -1]].mean())
-    orientation = ScanOrientation(volume.laterality or "", centre, first)
+    lines = lines_of(volume.pattern, volume.notes)
+    orientation = ScanOrientation(volume.laterality or "", scan_centre(slice_mm, column_mm), first, lines)
     maps = thickness_um(codes, len(saved.classes), volume.spacing_mm[1])
     means, _ = sector_means(maps, slice_mm, column_mm, orientation)
     vertical = "positions" if is_known else f"assumed {first} first"
@@ -213,16 +224,25 @@ def _segment_volume(saved: SavedHead, volume: OCTVolume, source: SourceFile, to:
         for sector, value in zip(SECTORS, of_class, strict=True)
     ]
     columns = ("class", "sector", "predicted_um", "centre", "vertical")
-    spacing = volume.spacing_mm[0], volume.spacing_mm[2]
-    figure = draw_thickness(to.folder / f"{name}.svg", maps, means, saved.classes, spacing, orientation, name)
+    figure = draw_thickness(
+        to.folder / f"{name}.svg", maps, means, saved.classes, slice_mm, column_mm, orientation, name
+    )
     return SegmentedFile(
         scan=to.scan,
         volume_id=name,
         eye=volume.laterality or "",
         nifti=written.nifti,
         dicom=written.dicom,
-        notes=written.notes,
+        notes=(*written.notes, *_SECTOR_NOTES[lines]),
         etdrs=str(write_table(to.folder / f"{name}.etdrs.tsv", columns, table)),
         figure=str(figure),
-        mean_um=dict(zip(saved.classes, np.nanmean(maps, axis=(1, 2)).tolist(), strict=True)),
+        mean_um=dict(zip(saved.classes, _mean_um(maps, slice_widths_mm(slice_mm, 1.0)).tolist(), strict=True)),
     )
+
+
+def _mean_um(maps: Float[np.ndarray, "K N C"], width: Float[np.ndarray, " N"]) -> Float[np.ndarray, " K"]:
+    """Means over the A-scans that have a value, by the width that each B-scan stands for."""
+    weights = np.where(np.isfinite(maps), width[:, None], 0.0)
+    total = weights.sum(axis=(1, 2))
+    sums = (np.nan_to_num(maps) * weights).sum(axis=(1, 2))
+    return np.divide(sums, total, out=np.full(len(maps), np.nan), where=total > 0)

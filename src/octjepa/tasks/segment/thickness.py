@@ -8,7 +8,7 @@ lowest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from octjepa.files import write_atomic
+from octjepa.read.orientation import VERTICAL_NOTE
 from octjepa.tables import format_table
 from octjepa.tasks.segment.label_files import UNLABELLED
 from octjepa.volume import OCTVolume
@@ -33,22 +34,38 @@ SECTORS = (
 )
 RADII_MM = (0.5, 1.5, 3.0)
 MIN_AREA_SHARE = 0.5  # of a sector; with less in the scan it has no mean
+_MOST_ROWS = 1024  # of a map in the figure
 REACH_MM = 0.25  # a B-scan stands for no more than this on either side
 _DIRECTION = {"superior": (0, 1), "nasal": (1, 0), "inferior": (0, -1), "temporal": (-1, 0)}  # (nasal, up)
 _RING_RADIUS = {"central": 0.0, "inner": 1.0, "outer": 2.25}  # mm, of the text in the figure
 
 
+Lines = Literal["horizontal", "vertical", "not parallel"]
+
+
 class ScanOrientation(NamedTuple):
-    """A scan on the eye: eye "OD", "OS" or "" (unknown), centre (slice, column) in mm from the first voxel."""
+    """A scan on the eye: eye "OD", "OS" or "" (unknown), centre (slice, column) in mm from the first voxel.
+
+    lines: how the B-scans run. Vertical ones have no sectors but the central one, for which end of a column is superior
+    is not known. B-scans that are not parallel have no sectors.
+    """
 
     eye: str
     centre_mm: tuple[float, float]
     first_bscan: Literal["inferior", "superior"]
+    lines: Lines = "horizontal"
 
     @property
     def signs(self) -> tuple[int, int]:
         """(towards superior, nasal) for higher slices and columns; nasal as in a right eye if it is unknown."""
         return (1 if self.first_bscan == "inferior" else -1), (-1 if self.eye == "OS" else 1)
+
+
+def lines_of(pattern: str, notes: Collection[str]) -> Lines:
+    """How the B-scans of a scan run. A scan of unknown pattern counts as a raster."""
+    if pattern not in ("raster", "unknown", "line"):
+        return "not parallel"
+    return "vertical" if VERTICAL_NOTE in notes else "horizontal"
 
 
 def thickness_um(codes: UInt8[np.ndarray, "N R C"], classes: int, depth_mm: float) -> Float[np.ndarray, "classes N C"]:
@@ -84,7 +101,7 @@ def sector_means(
     """Means in SECTORS, weighted by the area of each A-scan, and the share of each sector's area that was measured.
 
     An A-scan is measured where all classes have a value. A B-scan stands for at most `REACH_MM` on either side. NaN
-    where less than half of a sector's area is measured, or the eye is unknown.
+    where less than half of a sector's area is measured, the eye is unknown, or `scan.lines` has no such sector.
     """
     up, nasal = scan.signs
     sector = sector_at(up * (slice_mm - scan.centre_mm[0]), nasal * (column_mm - scan.centre_mm[1]), bool(scan.eye))
@@ -93,20 +110,16 @@ def sector_means(
     area = np.broadcast_to((width * column)[:, None], sector.shape)
     known = np.isfinite(thickness).all(axis=0)
     means, measured = np.full((len(thickness), len(SECTORS)), np.nan), np.zeros(len(SECTORS))
+    if scan.lines == "not parallel":
+        return means, measured
+    if scan.lines == "vertical":
+        sector = np.where(sector > 0, -2, sector)
     for index, whole in enumerate(sector_areas_mm2()):
         inside = (sector == index) & known
         measured[index] = min(float(area[inside].sum()) / whole, 1.0)
         if measured[index] >= MIN_AREA_SHARE:
             means[:, index] = np.average(thickness[:, inside], axis=1, weights=area[inside])
     return means, measured
-
-
-def etdrs_means(
-    thickness: Float[np.ndarray, "K N C"], spacing_mm: tuple[float, float], scan: ScanOrientation
-) -> Float[np.ndarray, "K 9"]:
-    """The means of `sector_means` for B-scans at equal distances; `spacing_mm` (slice, column)."""
-    slice_mm, column_mm = (np.arange(size) * mm for size, mm in zip(thickness.shape[1:], spacing_mm, strict=True))
-    return sector_means(thickness, slice_mm, column_mm, scan)[0]
 
 
 def slice_positions_mm(volume: OCTVolume) -> Float[np.ndarray, " N"]:
@@ -131,9 +144,9 @@ def sector_areas_mm2() -> Float[np.ndarray, " 9"]:
     return np.array([inner] + 4 * [(middle - inner) / 4] + 4 * [(outer - middle) / 4])
 
 
-def scan_centre(shape: tuple[int, int, int], spacing_mm: tuple[float, float, float]) -> tuple[float, float]:
-    """(slice, column) in mm from the first voxel's centre."""
-    return (shape[0] - 1) / 2 * spacing_mm[0], (shape[2] - 1) / 2 * spacing_mm[2]
+def scan_centre(slice_mm: Float[np.ndarray, " N"], column_mm: Float[np.ndarray, " C"]) -> tuple[float, float]:
+    """The middle (slice, column) of the scan in mm from the first voxel's centre."""
+    return float(slice_mm[[0, -1]].mean()), float(column_mm[[0, -1]].mean())
 
 
 def write_table(path: Path, columns: Sequence[str], entries: Iterable[Sequence[object]]) -> Path:
@@ -153,13 +166,15 @@ def draw_thickness(
     thickness_um: Float[np.ndarray, "K N C"],
     etdrs_um: Float[np.ndarray, "K 9"],
     classes: Sequence[str],
-    spacing_mm: tuple[float, float],
+    slice_mm: Float[np.ndarray, " N"],
+    column_mm: Float[np.ndarray, " C"],
     scan: ScanOrientation,
     title: str,
 ) -> Path:
     """Writes thickness maps, a panel for each class, with the ETDRS grid and its means, as SVG; returns `path`.
 
-    Columns run to the right as in the scan, superior is up. `spacing_mm` (slice, column).
+    Columns run to the right as in the scan, superior is up. Between uneven B-scans the map shows the nearest one. The
+    grid has those parts for which `scan.lines` has sectors.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -168,19 +183,20 @@ def draw_thickness(
     down = -(-len(classes) // across)
     figure = Figure(figsize=(3.6 * across, 3.4 * down), layout="constrained")
     up, nasal = scan.signs
-    slices, columns = thickness_um.shape[1:]
-    slice_mm = up * (np.array([-0.5, slices - 0.5]) * spacing_mm[0] - scan.centre_mm[0])
-    column_mm = np.array([-0.5, columns - 0.5]) * spacing_mm[1] - scan.centre_mm[1]
+    rows_mm = np.linspace(slice_mm[0], slice_mm[-1], _even_rows(slice_mm))
+    nearest = np.abs(rows_mm[:, None] - slice_mm[None]).argmin(axis=1)
+    down_mm, right_mm = up * (_edges(rows_mm) - scan.centre_mm[0]), _edges(column_mm) - scan.centre_mm[1]
+    rings = RADII_MM if scan.lines == "horizontal" else RADII_MM[:1] if scan.lines == "vertical" else ()
     angle = np.linspace(0, 2 * np.pi, 200)
     for number, name in enumerate(classes):
         panel = figure.add_subplot(down, across, number + 1)
         image = panel.imshow(
-            thickness_um[number], origin="lower", extent=(*column_mm, *slice_mm), aspect="equal", cmap="viridis"
+            thickness_um[number, nearest], origin="lower", extent=(*right_mm, *down_mm), aspect="equal", cmap="viridis"
         )
         figure.colorbar(image, ax=panel, shrink=0.8, label="um")
-        for radius in RADII_MM:
+        for radius in rings:
             panel.plot(radius * np.cos(angle), radius * np.sin(angle), color="white", linewidth=0.8)
-        for turn in (1, -1):
+        for turn in (1, -1) if len(rings) > 1 else ():
             for side in (1, -1):
                 ends = side * np.array([RADII_MM[0], RADII_MM[2]]) / np.sqrt(2)
                 panel.plot(ends, turn * ends, color="white", linewidth=0.8)
@@ -190,14 +206,28 @@ def draw_thickness(
                 (u, v), radius = _DIRECTION.get(quarter, (0, 0)), _RING_RADIUS[ring]
                 text: dict[str, Any] = {"color": "white", "fontsize": 7, "ha": "center", "va": "center"}
                 panel.text(nasal * u * radius, v * radius, f"{value:.0f}", **text)
-        panel.set_xlim(*map(float, column_mm))
-        panel.set_ylim(*sorted(map(float, slice_mm)))
+        panel.set_xlim(*map(float, right_mm))
+        panel.set_ylim(*sorted(map(float, down_mm)))
         panel.set_title(name, fontsize=9)
         panel.set_xlabel("mm, as in the B-scan", fontsize=7)
-        panel.set_ylabel("mm, superior up", fontsize=7)
+        panel.set_ylabel("mm, superior up" if scan.lines == "horizontal" else "mm, across the B-scans", fontsize=7)
         panel.tick_params(labelsize=7)
     figure.suptitle(f"Thickness, {title}", fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     with rc_context({"svg.hashsalt": "octjepa"}):  # the same drawing is the same file
         write_atomic(path, lambda file: figure.savefig(file, format="svg", metadata={"Date": None}))
     return path
+
+
+def _even_rows(slice_mm: Float[np.ndarray, " N"]) -> int:
+    """As many rows as B-scans if these are even, else enough for the smallest gap."""
+    if len(slice_mm) < 2:
+        return len(slice_mm)
+    gap = float(np.abs(np.diff(slice_mm)).min())
+    return min(round(abs(float(slice_mm[-1] - slice_mm[0])) / gap) + 1, _MOST_ROWS)
+
+
+def _edges(centres_mm: Float[np.ndarray, " N"]) -> Float[np.ndarray, " 2"]:
+    """The outer edges of evenly spaced pixels."""
+    half = (centres_mm[-1] - centres_mm[0]) / max(len(centres_mm) - 1, 1) / 2
+    return np.array([centres_mm[0] - half, centres_mm[-1] + half])

@@ -28,12 +28,12 @@ from octjepa.ingest.source_file import Discovery, SourceFile
 from octjepa.ingest.sources import discover
 from octjepa.locks import writer_lock
 from octjepa.read.dicom_file import read_header
+from octjepa.read.file_order import FileOrder
 from octjepa.read.formats.images import frame_names
 from octjepa.read.reader import SpacingOption, read_volume
 from octjepa.read.single_bscan import ASSUMED_NOTE, read_bscan_volume
 from octjepa.record import Record
 from octjepa.tasks.segment.label_files import UNLABELLED, LabelFolder, LabelVolume, ScanNames, joined, label_key
-from octjepa.tasks.segment.labelled_volumes import frames_reversed
 from octjepa.tasks.segment.layer_names import ANY_CLASS, KNOWN_NAMES, class_set
 from octjepa.tasks.segmenter.adapt import AdaptSettings, Candidate, LabelledScan, adapt, as_record
 from octjepa.tasks.segmenter.inference import Segmenter, load_segmenter
@@ -303,11 +303,11 @@ def labelled_scan(volume: OCTVolume, labels: LabelVolume, name: str) -> Labelled
     is_known = any(class_set(item) for item in labels.names)
     if labels.boundaries_px is None and not is_known:
         raise UsageError(f"the labels are called {', '.join(labels.names)}: expected {KNOWN_NAMES}")
-    step = -1 if frames_reversed(volume.notes) else 1
+    order = FileOrder.of(volume.notes, volume.shape[0])
     boundaries = np.full((8, volume.shape[0], volume.shape[2]), np.nan, np.float32)
     if labels.boundaries_px is not None:
         boundaries = labels.boundaries_px
-    return LabelledScan(name, volume, boundaries[:, ::step], allowed_classes(labels)[::step])
+    return LabelledScan(name, volume, order.ascans(boundaries), order.voxels(allowed_classes(labels)))
 
 
 def allowed_classes(labels: LabelVolume) -> UInt8[np.ndarray, "N R C"]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
@@ -22,12 +22,15 @@ from octjepa.errors import counted_are
 from octjepa.model.bscan_inference import NEIGHBOUR_MM
 from octjepa.notes import SPARSE_NOTE, Note, read_notes
 from octjepa.phantom.random_scene import CLASSES
+from octjepa.read.orientation import has_slice_direction
 from octjepa.store.index import IndexEntry
 from octjepa.tasks.segment.layer_names import LAYERS as LAYERS
 from octjepa.tasks.segment.thickness import (
     MIN_AREA_SHARE,
     SECTORS,
+    Lines,
     ScanOrientation,
+    lines_of,
     sector_means,
     slice_positions_mm,
     slice_widths_mm,
@@ -135,20 +138,16 @@ def measure(
     elif has_area:
         retina, inner = (np.where(known, um[index] - um[0], np.nan) for index in (6, 4))
         centre = find_centre(retina, inner, slice_mm, column_mm)
-    positioned = volume.provenance.get("slice") in ("positions", "frame_location")
-    first: Literal["inferior", "superior"] = "inferior"
-    orientation = ScanOrientation(volume.laterality or "", (centre.slice_mm, centre.column_mm), first)
-    etdrs = np.full((len(LAYERS), len(SECTORS)), np.nan)
-    coverage = np.zeros(len(SECTORS))
-    if has_area:
-        etdrs, coverage = sector_means(layers, slice_mm, column_mm, orientation)
-    notes = _pattern_notes(volume, slice_mm) + _centre_notes(volume, centre, positioned, has_area)
+    lines = lines_of(volume.pattern, volume.notes) if has_area else "not parallel"
+    orientation = ScanOrientation(volume.laterality or "", (centre.slice_mm, centre.column_mm), "inferior", lines)
+    etdrs, coverage = sector_means(layers, slice_mm, column_mm, orientation)
+    notes = _pattern_notes(volume, slice_mm) + _centre_notes(volume, centre, lines)
     notes += _trust_notes(volume, found, layers, cut, preparation)
     return Measurement(
         layers_um=layers,
         etdrs_um=etdrs,
         coverage=coverage,
-        sector_notes=_sector_notes(coverage, has_area, orientation),
+        sector_notes=_sector_notes(coverage, orientation),
         fluid_mm3=_fluid_mm3(found, slice_mm, volume.spacing_mm, known | cut, has_area),
         centre=centre,
         orientation=orientation,
@@ -169,11 +168,13 @@ def _seen(volume: OCTVolume) -> Bool[np.ndarray, "D W"]:
     return np.stack([np.ptp(bscan, axis=0) > 0 for bscan in volume.pixels])
 
 
-def _sector_notes(coverage: Float[np.ndarray, " 9"], has_area: bool, scan: ScanOrientation) -> tuple[str, ...]:
+def _sector_notes(coverage: Float[np.ndarray, " 9"], scan: ScanOrientation) -> tuple[str, ...]:
     notes = []
     for name, share in zip(SECTORS, coverage, strict=True):
-        if not has_area:
+        if scan.lines == "not parallel":
             notes.append("this scan pattern has no ETDRS sectors")
+        elif scan.lines == "vertical" and name != "central":
+            notes.append("B-scans run up or down: it is not known which end is superior")
         elif not scan.eye and name.endswith(("nasal", "temporal")):
             notes.append("right or left eye is not known")
         elif share < MIN_AREA_SHARE:
@@ -237,8 +238,8 @@ def _mm(volume: OCTVolume, axis: str) -> str:
     return f"{volume.spacing_mm[('slice', 'depth', 'column').index(axis)]:.4g}"
 
 
-def _centre_notes(volume: OCTVolume, centre: ScanCentre, positioned: bool, has_area: bool) -> list[str]:
-    if not has_area:
+def _centre_notes(volume: OCTVolume, centre: ScanCentre, lines: Lines) -> list[str]:
+    if lines == "not parallel":
         return []
     notes = []
     if centre.kind == "scan":
@@ -246,10 +247,15 @@ def _centre_notes(volume: OCTVolume, centre: ScanCentre, positioned: bool, has_a
             f"no foveal pit was found (certainty {centre.certainty:.2f}): the ETDRS grid is centred on the middle of "
             "the scan"
         )
+    if lines == "vertical":
+        notes.append("the B-scans run up or down, by the header: only the central sector has values")
+        return notes
     if not volume.laterality:
         notes.append("right or left eye is not known: nasal and temporal sectors are empty")
-    if not positioned:
-        notes.append("the file gives no positions of B-scans: the first one is assumed to be the inferior one")
+    if not has_slice_direction(volume):
+        notes.append(
+            "the file does not state the direction of the B-scans: the first one is assumed to be the inferior one"
+        )
     return notes
 
 

@@ -39,7 +39,7 @@ from octjepa.read.written_results import SCAN_ENDINGS, SEGMENTED
 from octjepa.recipe import Preprocessing
 from octjepa.record import Record
 from octjepa.tables import format_table
-from octjepa.tasks.segment.class_files import FileOrder, Forms, missing_library, write_classes
+from octjepa.tasks.segment.class_files import Forms, file_order, missing_library, write_classes
 from octjepa.tasks.segment.label_files import SOURCE
 from octjepa.tasks.segment.thickness import SECTORS
 from octjepa.tasks.segmenter.inference import Segmentation, Segmenter, load_segmenter
@@ -230,13 +230,13 @@ def _number(value: float, digits: int) -> float | None:
 def _write_labels(
     volume: OCTVolume, found: Segmentation, source: SourceFile, to: _Output
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Writes boundaries and classes in the order of the file's B-scans; returns the files and notes."""
-    step = FileOrder.of(volume).step
+    """Writes boundaries and classes in the order of the file's B-scans and columns; returns the files and notes."""
+    order, _ = file_order(volume)
     path = to.path("_boundaries.npz")
     arrays = {
-        "rows": found.boundaries_px[:, ::step],
-        "um": found.boundaries_um[:, ::step],
-        "expected_error_um": found.expected_error_um[:, ::step],
+        "rows": order.ascans(found.boundaries_px),
+        "um": order.ascans(found.boundaries_um),
+        "expected_error_um": order.ascans(found.expected_error_um),
         "names": np.array(BOUNDARIES),
         "spacing_mm": np.array(found.spacing_mm),
     }

@@ -53,7 +53,7 @@ function drawFace(pane, slices, columns, dz, dx) {
   pen.restore();
   const [sx, sy] = [width / columns, height / slices];
   const toY = (index) => (pane.flipped ? height - (index + 0.5) * sy : (index + 0.5) * sy);
-  if (pane.etdrs.checked && etdrs && kind !== "depth") drawEtdrs(pen, etdrs.nasal, sx / dx, sy / dz, (etdrs.centre[1] + 0.5) * sx, toY(etdrs.centre[0]));
+  if (pane.etdrs.checked && etdrs && kind !== "depth") drawEtdrs(pen, etdrs, sx / dx, sy / dz, (etdrs.centre[1] + 0.5) * sx, toY(etdrs.centre[0]));
   crosshair(pen, (pane.place.column + 0.5) * sx, toY(pane.place.slice), width, height);
   const range = thick ? ` Violet ${thick.low_um} µm, yellow ${thick.high_um} µm.` : "";
   const text = thick ? `thickness of ${thick.layer === "retina" ? "the retina" : plain(thick.layer)}` : PLANES.find(([name]) => name === kind)[1];
@@ -150,18 +150,19 @@ function crosshair(pen, x, y, width, height) {
   strokeLine(pen, [[x, 0], [x, height]]);
 }
 
-function drawEtdrs(pen, nasal, perMmX, perMmY, x, y) {
+function drawEtdrs(pen, { nasal, has_rings: hasRings }, perMmX, perMmY, x, y) {
   const ends = [0.5 / Math.SQRT2, 3 / Math.SQRT2];
   for (const [colour, width] of [["rgb(0 0 0 / .55)", 3.2], ["#fff", 1.2]]) { // dark below white: seen on any picture
     pen.strokeStyle = colour;
     pen.lineWidth = width;
-    for (const radius of [0.5, 1.5, 3]) {
+    for (const radius of hasRings ? [0.5, 1.5, 3] : [0.5]) {
       pen.beginPath();
       pen.ellipse(x, y, radius * perMmX, radius * perMmY, 0, 0, 2 * Math.PI);
       pen.stroke();
     }
-    for (const [u, v] of [[1, 1], [1, -1], [-1, 1], [-1, -1]]) strokeLine(pen, ends.map((mm) => [x + u * mm * perMmX, y + v * mm * perMmY]));
+    for (const [u, v] of hasRings ? [[1, 1], [1, -1], [-1, 1], [-1, -1]] : []) strokeLine(pen, ends.map((mm) => [x + u * mm * perMmX, y + v * mm * perMmY]));
   }
+  if (!hasRings) return;
   const size = Math.round(Math.max(11, 0.5 * perMmX));
   const letters = [["S", 0, -1], ["I", 0, 1], ...(nasal ? [["N", nasal, 0], ["T", -nasal, 0]] : [])];
   Object.assign(pen, { font: `bold ${size}px system-ui, sans-serif`, textAlign: "center", textBaseline: "middle", fillStyle: "#fff", strokeStyle: "#000", lineWidth: 3, lineJoin: "round" });
