@@ -30,15 +30,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.exam.measured import MEAN
 from benchmarks.exam.readings import interleave
 from benchmarks.real_bscans import (
     DIAGNOSES,
-    MEAN,
     OWN_RANDOM,
     Frame,
     Resampled,
     Tokens,
     compare,
+    counted_groups,
     diagnoses,
     eyes_of,
     held_out_scores,
@@ -95,7 +96,7 @@ def diagnoses_by_bscan(rows: Mapping[str, Tokens], frames: Sequence[Frame]) -> d
     groups = np.array([eyes[name].group for name in order])
     keys = [f"{number:06d}" for number in range(len(frames))]
     bscans = {name: pooled(tokens.features, [keys[k] for k in tokens.frame])[usable] for name, tokens in rows.items()}
-    draws, count = resampled_groups(groups), len(np.unique(groups))
+    draws = resampled_groups(groups)
     out: dict[str, Any] = {}
     in_same_draws: list[dict[str, Resampled]] = []
     for diagnosis in DIAGNOSES:
@@ -108,7 +109,8 @@ def diagnoses_by_bscan(rows: Mapping[str, Tokens], frames: Sequence[Frame]) -> d
             eye_scores = _mean_by_eye(scores, names, order)
             outcomes[row] = eye_scores, eye_scores >= 0
         in_same_draws.append(resample(outcomes, truth, draws, "auroc"))
-        out[diagnosis] = {"groups": count, "rows": compare(in_same_draws[-1], count, "auroc")}
+        count = counted_groups(truth, groups)
+        out[diagnosis] = {"counted_groups": count, "rows": compare(in_same_draws[-1], count, "auroc")}
     return out | {MEAN: mean_entry(out, in_same_draws, "auroc")}
 
 

@@ -11,6 +11,8 @@ contrast of every layer, reflectivity of fluid, looks and resolution redrawn for
 (`octjepa.phantom.random_scene.SHIFTED`). Its seeds are used nowhere else; its ranges overlap those of the objective
 `truth` and of the segmentation network and are those of the validation of `truth`, so it favours these encoders.
 
+`--fresh` draws both cohorts with other seeds: eyes that nobody had seen when the encoders and the readout were chosen.
+
 Four readings:
 
 - `linear`, average precision by token: a token is positive when a lesion fills at least 8 % of it. A logistic
@@ -76,6 +78,7 @@ BASELINES = ("context", "intensity", "position", "outline")
 _STRENGTH = 1e-2
 RESAMPLES = 200
 _SHIFTED_SEED = 910_001  # no seed of training or validation
+FRESH_SEEDS = 77_001, 977_001  # of both cohorts, for eyes with which nothing was decided
 _SHIFTED_LESIONS = ("intraretinal_fluid", "subretinal_fluid", "drusen")
 
 
@@ -437,6 +440,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="the record; default: print it")
     parser.add_argument("--draws", type=int, default=DRAWS, help="draws of the labelled eyes")
     parser.add_argument("--only", nargs="*", help="names of rows")
+    parser.add_argument("--fresh", action="store_true", help="other eyes of the same kinds; take another KEEP")
     parser.add_argument("--cohorts", nargs="*", default=list(COHORTS), choices=COHORTS)
     parser.add_argument("--readings", nargs="*", default=["linear", "eyes", "measures"], choices=sorted(READINGS))
     options = parser.parse_args(arguments)
@@ -445,7 +449,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for argument in options.encoders:
         name, _, path = argument.partition("=")
         makers[name] = lambda path=path: of_encoder(open_encoder(path, packaged.preprocessing))  # type: ignore[misc]
-    cohorts = {"exam": lambda: exam_cohort(options.work, packaged), "shifted": lambda: shifted_cohort(packaged)}
+    exam_seed, shifted_seed = FRESH_SEEDS if options.fresh else (SEED, _SHIFTED_SEED)
+    cohorts = {
+        "exam": lambda: exam_cohort(options.work, packaged, seed=exam_seed),
+        "shifted": lambda: shifted_cohort(packaged, seed=shifted_seed),
+    }
     retained = RetainedRows(options.keep)
     for name in options.cohorts:
         _measure(name, cohorts[name], makers, packaged, retained, options)

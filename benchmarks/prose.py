@@ -2,9 +2,10 @@
 
     python benchmarks/prose.py [--list PATTERN] [--write]
 
-Input are the docstrings, comments and messages of src/octjepa, its HTML templates, the texts of the viewer, the pages
-of docs, README, CONTRIBUTING and SECURITY, and the part [Unreleased] of the changelog.
-Output is a count per pattern. `--list PATTERN` prints every place, `--write` lowers the limits to today's counts.
+Input are the docstrings, comments and messages of src/octjepa, benchmarks and scripts, the HTML templates, the texts of
+the viewer, the pages of docs, README, CONTRIBUTING and SECURITY, and the part [Unreleased] of the changelog.
+Output is a count per pattern and area: `package` (with its pages), and `programs` (benchmarks and scripts).
+`--list PATTERN` prints every place, `--write` lowers the limits to today's counts.
 `make check` compares the counts with benchmarks/prose_limits.json (tests/house/test_prose.py). A limit only falls.
 
 A pattern is a sign of a hard sentence, not a proof. A place where the phrase is the right one goes to `EXCEPTIONS`.
@@ -26,6 +27,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS_FILE = Path(__file__).with_name("prose_limits.json")
 GENERATED = ("docs/exam/",)
+PROGRAMS = ("benchmarks", "scripts")
+AREAS = ("package", "programs")
 # Tags of HTML that do not end a sentence; every other tag does.
 INLINE_TAGS = re.compile(r"</?(?:a|abbr|b|code|em|i|kbd|small|span|strong|sub|sup)\b[^>]*>")
 MARKED = re.compile(r"<!-- (?!end)[a-z ]+ -->.*?<!-- end", re.DOTALL)  # written by a script
@@ -87,8 +90,8 @@ class Hit:
 
 
 def source_files() -> list[Path]:
-    """The Python files of the package."""
-    return sorted((ROOT / "src" / "octjepa").rglob("*.py"))
+    """The Python files of the package and of the programs next to it."""
+    return sorted(file for folder in ("src/octjepa", *PROGRAMS) for file in (ROOT / folder).rglob("*.py"))
 
 
 def page_files() -> list[Path]:
@@ -208,7 +211,7 @@ def vague_names(path: Path, source: str) -> Iterator[Hit]:
 
 
 def all_hits() -> list[Hit]:
-    """Every place in the package and the pages."""
+    """Every place in the package, the programs and the pages."""
     hits: list[Hit] = []
     for path in source_files():
         source = path.read_text(encoding="utf-8")
@@ -223,14 +226,20 @@ def all_hits() -> list[Hit]:
     return hits
 
 
-def counts() -> dict[str, int]:
-    """Pattern -> number of places."""
-    counted = Counter(hit.pattern for hit in all_hits())
-    return {name: counted[name] for name in (*PATTERNS, LONG_SENTENCE, VAGUE_NAME)}
+def area_of(hit: Hit) -> str:
+    """The area whose limits a place counts towards."""
+    return "programs" if hit.file.partition("/")[0] in PROGRAMS else "package"
 
 
-def limits() -> dict[str, int]:
-    """Pattern -> the most places that `make check` allows."""
+def counts() -> dict[str, dict[str, int]]:
+    """Area -> pattern -> number of places."""
+    counted = Counter((area_of(hit), hit.pattern) for hit in all_hits())
+    names = (*PATTERNS, LONG_SENTENCE, VAGUE_NAME)
+    return {area: {name: counted[area, name] for name in names} for area in AREAS}
+
+
+def limits() -> dict[str, dict[str, int]]:
+    """Area -> pattern -> the most places that `make check` allows."""
     return dict(json.loads(LIMITS_FILE.read_text(encoding="utf-8")))
 
 
@@ -246,12 +255,16 @@ def main() -> None:
             if arguments.list in ("all", hit.pattern) and hit.file.startswith(arguments.folder):
                 print(f"{hit.file}:{hit.line}  [{hit.pattern}] {hit.excerpt}")
         return
-    counted, limit = counts(), limits() if LIMITS_FILE.is_file() else {}
-    for name, count in counted.items():
-        print(f"{count:>6}  at most {limit.get(name, count):>6}  {name}")
-    print(f"{sum(counted.values()):>6}  at most {sum(limit.values()):>6}  in all")
+    limit = limits() if LIMITS_FILE.is_file() else {}
+    lowered: dict[str, dict[str, int]] = {}
+    for area, counted in counts().items():
+        allowed = limit.get(area, counted)
+        print(area)
+        for name, count in counted.items():
+            print(f"{count:>6}  at most {allowed.get(name, count):>6}  {name}")
+        print(f"{sum(counted.values()):>6}  at most {sum(allowed.values()):>6}  in all")
+        lowered[area] = {name: min(count, allowed.get(name, count)) for name, count in counted.items()}
     if arguments.write:
-        lowered = {name: min(count, limit.get(name, count)) for name, count in counted.items()}
         LIMITS_FILE.write_text(json.dumps(lowered, indent=1) + "\n", encoding="utf-8")
 
 

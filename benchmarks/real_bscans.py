@@ -16,7 +16,8 @@ Task 6: mean and maximum over the tokens of an eye, 32 principal components, log
 `biomarkers` are thickness of layers and shares of fluid by the segmentation network, as `octjepa embed biomarkers`.
 
 Each interval (95 %) resamples patient groups and is Student's (`octjepa.metrics.intervals`), because there are few
-groups. Differences resample the same groups for both rows.
+groups. It counts the groups that have the finding, or those without it if they are fewer. Differences resample the same
+groups for both rows.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from benchmarks.exam.measured import MEAN
 from benchmarks.exam.readings import STRENGTHS, Projection, interleave, logistic_scores
 from benchmarks.exam.tokens import (
     Featurise,
@@ -66,7 +68,6 @@ from octjepa.volume import CanonicalVolume, OCTVolume
 
 LESIONS: Final = ("cyst", "drusen", "fluid", "foci")  # by bit of the masks
 DIAGNOSES: Final = ("AMD", "DME", "RVO", "control")
-MEAN: Final = "mean"  # over the lesions or diagnoses
 LEAST_SHARE: Final = 0.02  # of a token
 BASELINES: Final = ("random_init", "intensity", "context", "position")
 OWN_RANDOM: Final = {  # the same network with random weights; random_init: phantom-tiny
@@ -201,7 +202,7 @@ def tokens_of(featurise: Featurise, frames: Sequence[Frame], what: str) -> Token
     return Tokens(np.concatenate(features), np.concatenate(index), np.concatenate(frame_of))
 
 
-def kept(folder: Path | None, names: Sequence[str], make: Callable[[], Sequence[Tokens]]) -> dict[str, Tokens]:
+def retained_rows(folder: Path | None, names: Sequence[str], make: Callable[[], Sequence[Tokens]]) -> dict[str, Tokens]:
     """Rows as `folder` has them, or else made, and kept there for the next time."""
     files = [] if folder is None else [folder / f"{name}.npz" for name in names]
     if files and all(file.is_file() for file in files):
@@ -396,12 +397,13 @@ def lesions(
             )
             for row, tokens in rows.items()
         }
-        count = len(np.unique(groups[known]))
+        count = counted_groups(positive, groups[known])
         out[name] = {
             "tokens": int(known.sum()),
             "positive": int(positive.sum()),
             "b_scans": len(np.unique(any_row.frame[known])),
-            "groups": count,
+            "groups": len(np.unique(groups[known])),
+            "counted_groups": count,
             "rows": compare(resample(outcomes, positive, resampled_groups(groups[known]), "ap"), count, "ap"),
         }
         in_same_draws.append(resample(outcomes, positive, resampled_groups(groups[known], among=groups), "ap"))
@@ -409,10 +411,15 @@ def lesions(
     return out | {MEAN: mean_entry(out, in_same_draws, "ap")}
 
 
+def counted_groups(truth: Bool[np.ndarray, " n"], groups: np.ndarray) -> int:
+    """Groups with the finding, or groups without it in some sample if these are fewer: they limit what is known."""
+    return min(len(np.unique(groups[truth])), len(np.unique(groups[~truth])))
+
+
 def mean_entry(parts: Mapping[str, Any], rows: Sequence[Mapping[str, Resampled]], kind: str) -> dict[str, Any]:
     """The mean over lesions or diagnoses. It counts as many groups as the one of `parts` with the fewest."""
-    count = min(part["groups"] for part in parts.values())
-    return {"groups": count, "rows": compare(mean_of(rows), count, kind)}
+    count = min(part["counted_groups"] for part in parts.values())
+    return {"counted_groups": count, "rows": compare(mean_of(rows), count, kind)}
 
 
 # --- task 6
@@ -424,7 +431,7 @@ def diagnoses(eyes: Mapping[str, np.ndarray], frames: Sequence[Frame], limited: 
     names = sorted(of_eye)
     known = np.array([bool(of_eye[name].diagnoses & set(DIAGNOSES)) for name in names])
     groups = np.array([of_eye[name].group for name in names])[known]
-    draws, count = resampled_groups(groups), len(np.unique(groups))
+    draws = resampled_groups(groups)
     out: dict[str, Any] = {}
     in_same_draws = []
     for diagnosis in DIAGNOSES:
@@ -434,8 +441,9 @@ def diagnoses(eyes: Mapping[str, np.ndarray], frames: Sequence[Frame], limited: 
         out[diagnosis] = {
             "eyes": int(known.sum()),
             "positive": int(truth.sum()),
-            "groups": count,
+            "groups": len(np.unique(groups)),
             "groups_with_it": len(np.unique(groups[truth])),
+            "counted_groups": (count := counted_groups(truth, groups)),
             "rows": compare(in_same_draws[-1], count, "auroc"),
         }
         print(diagnosis, json.dumps(out[diagnosis]), file=sys.stderr)
@@ -467,8 +475,10 @@ def page(results: Mapping[str, Any]) -> str:
         "`python -m benchmarks.real_bscans --out docs/real` writes this page.",
         f"{results['frames']} B-scans of {results['eyes']} eye-visits in {results['groups']} groups of patients:",
         "AMD, DME, RVO, and frames without disease of the same clinic.",
-        "Groups are held out; intervals (95 %) resample the groups with graded B-scans, whose number stands in the",
-        "table. A mean counts as many groups as its lesion with the fewest. Left out, because ingest refuses them:",
+        "Groups are held out. Intervals (95 %) resample the groups with graded B-scans. They are Student's, and count",
+        "the groups that have the finding, or those without it if they are fewer. A mean counts the fewest of its",
+        "columns.",
+        "Four groups have no interval, and with six it is a rough guide. Left out, because ingest refuses them:",
         f"{', '.join(f'{count} {reason}' for reason, count in results['refused'].items()) or 'none'}.",
         "These are development eyes. Nothing was chosen with them.",
         "",
@@ -487,7 +497,9 @@ def page(results: Mapping[str, Any]) -> str:
     for title, key, metric, what in sections:
         found = results[key]
         lines += [f"## {title}", "", what, "", f"| | {' | '.join(found)} |", f"|---|{'---|' * len(found)}"]
-        lines.append(f"| groups | {' | '.join(str(entry['groups']) for entry in found.values())} |")
+        for words, count in (("B-scans", "b_scans"), ("eyes", "eyes"), ("groups counted", "counted_groups")):
+            if any(count in entry for entry in found.values()):
+                lines.append(f"| {words} | {' | '.join(str(entry.get(count, '')) for entry in found.values())} |")
         measured = next(iter(found.values()))["rows"]
         rows = sorted(measured, key=lambda row: ROWS.index(row) if row in ROWS else len(ROWS))
         lines += [
@@ -524,7 +536,7 @@ def measure_rows(
     packaged: PretrainedEncoder,
     keep: Path | None,
 ) -> dict[str, Tokens]:
-    """The rows with these `names` (None: every row), and `more`: names and encoders. `keep`: as in `kept`."""
+    """The rows with these `names` (None: every row), and `more`: names and encoders. `keep`: as in `retained_rows`."""
     unet = open_encoder("phantom-unet", packaged.preprocessing)
     makers: dict[str, Callable[[], Featurise]] = {
         "phantom-unet": partial(of_encoder, unet),
@@ -542,16 +554,16 @@ def measure_rows(
     rows: dict[str, Tokens] = {}
     for name, make in makers.items():
         if name in wanted or (name == "position" and set(SEGMENTED) & set(wanted)):
-            rows |= kept(keep, [name], lambda make=make, name=name: [tokens_of(make(), frames, name)])  # type: ignore[misc]
+            rows |= retained_rows(keep, [name], lambda make=make, name=name: [tokens_of(make(), frames, name)])  # type: ignore[misc]
     segmenter = with_calibration(load_segmenter(), flip=False)
     if {"segmenter", "biomarkers"} & set(wanted):
         trained = partial(segmented, segmenter, frames, rows["position"], packaged)
-        rows |= kept(keep, ["segmenter", "biomarkers"], trained)
+        rows |= retained_rows(keep, ["segmenter", "biomarkers"], trained)
     if "random_segmenter" in wanted:
         torch.manual_seed(0)
         random = Segmenter(type(segmenter.network)(segmenter.network.size), segmenter.calibration)
         untrained = partial(segmented, random, frames, rows["position"], packaged)
-        rows |= kept(keep, ["random_segmenter", "random_biomarkers"], untrained)
+        rows |= retained_rows(keep, ["random_segmenter", "random_biomarkers"], untrained)
     return {name: tokens for name, tokens in rows.items() if name in wanted}
 
 

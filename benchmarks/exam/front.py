@@ -19,11 +19,13 @@ from .measured import (
     COMMANDS,
     COSTS,
     ENCODERS,
+    MEAN,
     OBJECTIVES,
     OWN_RANDOM,
     RANDOM,
     TOKENS,
     Measured,
+    Part,
     Records,
     Task,
     not_measured,
@@ -112,14 +114,17 @@ def _cell(task: Task, row: str, with_interval: bool) -> str:
     if value is None:
         return "-"
     interval = task.interval(row)
-    return f"{value:.{task.digits}f}" + (f" {_range(task, interval)}" if with_interval and interval else "")
+    return f"{value:.{task.digits}f}" + (_range(task, interval) if with_interval and interval else "")
 
 
-def _range(task: Task, interval: Measured) -> str:
+def _range(task: Task, interval: Measured, clip: bool = True) -> str:
+    """The interval in parentheses after a space; "" if there is none."""
     low, high = interval.low, interval.high
-    if task.metric in ("AP", "AUROC"):
+    if low is None or high is None:
+        return ""
+    if clip and task.metric in ("AP", "AUROC"):
         low, high = max(low, 0.0), min(high, 1.0)  # Student's t knows no limits
-    return f"({low:.{task.digits}f} to {high:.{task.digits}f})"
+    return f" ({low:.{task.digits}f} to {high:.{task.digits}f})"
 
 
 def verdict(task: Task, row: str = FIRST) -> str:
@@ -132,13 +137,22 @@ def verdict(task: Task, row: str = FIRST) -> str:
         own = f"; random weights of {'the transformer, not its own' if random else 'its network not compared'}"
     if len(task.parts) > 1:
         counts = ", ".join(f"{_short(name)} {better} of {compared}" for name, (better, compared) in tested.items())
-        return f"ahead of {counts}{own}"
+        mean = ""
+        if task.mean is not None and task.mean.values[row].low is not None:
+            mean = f"by its mean {_of_mean(task, task.mean, row, list(tested))}; each: "
+        return f"{mean}ahead of {counts}{own}"
     behind = [_short(name) for name, (better, _) in tested.items() if not better]
     if not behind:
         return "ahead of all" + own
     if len(behind) == len(tested):
         return "not clearly ahead" + own
     return f"ahead of all but {', '.join(behind)}" + own
+
+
+def _of_mean(task: Task, mean: Part, row: str, baselines: Sequence[str]) -> str:
+    """Which of the baselines the mean over parts is clearly ahead of."""
+    ahead = [_short(one) for one in baselines if mean.less[row, one].is_better(task.lower_is_better)]
+    return f"ahead of {', '.join(ahead)}" if ahead else "not clearly ahead"
 
 
 def _short(baseline: str) -> str:
@@ -161,25 +175,22 @@ def _goal(task: Task) -> str:
 
 def section(task: Task) -> str:
     """The part of packaged.md on a task: values, then differences, of every metric."""
-    names = list(task.parts)
+    parts = dict(task.parts) if task.mean is None else {**task.parts, MEAN: task.mean}
+    names = list(parts)
     single = len(names) == 1
     heads = [""] + ([task.metric] if single else [f"{name}, {task.metric}" for name in names])
-    rows = list(next(iter(task.parts.values())).values)
+    rows = list(next(iter(parts.values())).values)
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for row in rows:
-        lines.append(
-            "| " + " | ".join([f"`{row}`", *(_full(task, task.parts[name].values[row]) for name in names)]) + " |"
-        )
-    pairs = list(next(iter(task.parts.values())).less)
-    for pair in pairs:
-        cells = [_full(task, task.parts[name].less[pair], clip=False) for name in names]
+        lines.append("| " + " | ".join([f"`{row}`", *(_full(task, parts[name].values[row]) for name in names)]) + " |")
+    for pair in next(iter(parts.values())).less:
+        cells = [_full(task, parts[name].less[pair], clip=False) for name in names]
         lines.append("| " + " | ".join([f"`{pair[0]}` less `{pair[1]}`", *cells]) + " |")
     return f"## {task.text[:1].upper()}{task.text[1:]}\n\n" + "\n".join(lines)
 
 
 def _full(task: Task, one: Measured, clip: bool = True) -> str:
-    span = _range(task, one) if clip else f"({one.low:.{task.digits}f} to {one.high:.{task.digits}f})"
-    return f"{one.value:.{task.digits}f} {span}"
+    return f"{one.value:.{task.digits}f}{_range(task, one, clip)}"
 
 
 # --- the plot
@@ -223,9 +234,12 @@ def _plot_cohort(axes: Axes, records: Records, cohort: str) -> None:
             continue
         value = records.measured(TOKENS, COMMANDS[TOKENS], *where, encoder, "with_drusen")
         hours = float(costs[encoder]["cpu_hours"])
+        assert value.low is not None
+        assert value.high is not None
         error = [[max(value.value - value.low, 0)], [max(value.high - value.value, 0)]]
         color = ("black", "0.35", "0.6")[number]
-        axes.errorbar([hours], [value.value], error, fmt="*", ms=10, color=color, capsize=3, label=encoder)
+        fill = "white" if "gpu_seconds" in costs[encoder] else color  # hours of a CPU are not all that it took
+        axes.errorbar([hours], [value.value], error, fmt="*", ms=10, color=color, mfc=fill, capsize=3, label=encoder)
     for name, style in _LINES.items():
         if not records.has(TOKENS, COMMANDS[TOKENS], *where, name):
             continue

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from benchmarks.packaged_weights import PACKAGED, write_package
 
-from octjepa.encoders.export import CARD, SUMS, WEIGHTS, export
+from octjepa.encoders.export import export
 from octjepa.errors import UsageError
-from octjepa.files import write_json
 
 from .page import HEADLINES, cell, table
 from .results import CENTERED, EYES, SAME_EYE, Results, RowName
 from .settings import EXAM, TUNED
 from .training import NAME, Plan, finished_run, first_plan, is_trained, run_folder, twin_name
 
-TARGET = Path(__file__).resolve().parents[2] / "src" / "octjepa" / "weights" / NAME
+TARGET = PACKAGED / NAME
 
 
 def ship(plan: Plan, work: Path, results: Results, target: Path = TARGET) -> None:
@@ -35,37 +29,24 @@ def ship(plan: Plan, work: Path, results: Results, target: Path = TARGET) -> Non
     if plan.cohort != "phantoms":
         raise UsageError(f"{plan.name} has learned from real eyes, which the package must not hold: ship another")
     if not is_trained(folder):
-        raise UsageError(f'{folder} has not ended: `make exam ARGS="--train {plan.name}:{seed}"` goes on with it')
+        raise UsageError(f'{folder} has not ended: `make exam ARGS="--train {plan.name}:{seed}"` continues it')
     found = finished_run(work, plan, seed)
     assert found is not None  # it has ended
     _, about = found
     figures = card_figures(plan, seed, results, folder.name, about)
-    with tempfile.TemporaryDirectory() as temporary:
-        made = Path(temporary) / NAME
-        export(folder / "run", "safetensors", made, licence="apache-2.0")
-        with safe_open(made / WEIGHTS, "pt") as file:
-            metadata = without_paths(file.metadata())
-            halves = {name: file.get_tensor(name).to(torch.float16) for name in file.keys()}  # noqa: SIM118
-        save_file(halves, made / WEIGHTS, metadata)
-        card = (made / CARD).read_text(encoding="utf-8")
-        card = card.replace("octjepa.load_encoder(folder)", f'octjepa.load_encoder("{NAME}")')
+
+    def edit(card: str) -> str:
         title = next(line for line in card.splitlines() if line.startswith("# "))
-        (made / CARD).write_text(f"{card.replace(title, f'# {NAME}', 1).rstrip()}\n\n{figures}", encoding="utf-8")
-        write_json(made / "run.json", {"alarms": _alarms(folder / "run"), **about})
-        names = (WEIGHTS, CARD, "run.json")
-        sums = [f"{hashlib.sha256((made / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
-        (made / SUMS).write_text("".join(sums), encoding="utf-8")
-        shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(made, target, ignore=shutil.ignore_patterns(".*"))
-        (target / WEIGHTS).chmod(0o644)
+        return f"{card.replace(title, f'# {NAME}', 1).rstrip()}\n\n{figures}"
 
-
-def without_paths(metadata: dict[str, str]) -> dict[str, str]:
-    """The weights' metadata without the places where the run found other weights, which are on one machine alone."""
-    about = json.loads(metadata["octjepa"])
-    about["recipe"]["model"]["warm_start"] = None
-    about["recipe"]["objective"]["teacher"] = None
-    return {**metadata, "octjepa": json.dumps(about)}
+    record = {"alarms": _alarms(folder / "run"), **about}
+    write_package(
+        NAME,
+        lambda exported: export(folder / "run", "safetensors", exported, licence="apache-2.0"),
+        edit,
+        record,
+        target,
+    )
 
 
 def card_figures(plan: Plan, seed: int, results: Results, run: str, about: dict[str, Any]) -> str:

@@ -13,11 +13,11 @@ from benchmarks.real_bscans import (
     counted_groups,
     dice,
     held_out_scores,
-    kept,
     mean_of,
     pooled,
     resample,
     resampled_groups,
+    retained_rows,
     tokens_of,
 )
 
@@ -95,8 +95,8 @@ def test_an_interval_counts_the_groups_that_limit_it() -> None:
 
 def test_rows_are_made_once(tmp_path) -> None:  # type: ignore[no-untyped-def]
     tokens = Tokens(np.ones((2, 3), np.float32), np.array([4, 5]), np.array([0, 0]))
-    kept(tmp_path, ["row"], lambda: [tokens])
-    again = kept(tmp_path, ["row"], lambda: pytest.fail("made twice"))["row"]
+    retained_rows(tmp_path, ["row"], lambda: [tokens])
+    again = retained_rows(tmp_path, ["row"], lambda: pytest.fail("made twice"))["row"]
     assert (again.features == tokens.features).all()
     assert again.index.tolist() == [4, 5]
 

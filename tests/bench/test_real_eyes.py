@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.real_eyes import PAGES, ZONES, pooled_precision, records_of, score_counts
+from benchmarks.real_eyes import PAGES, RECORDS, ZONES, page, pooled_precision, records_of, score_counts
 
 from octjepa.tasks.segment.thickness import SECTORS
 from octjepa.tasks.segmenter.validation import average_precision, dice_at
@@ -30,6 +30,11 @@ def test_pooled_counts_give_the_metrics_of_the_voxels() -> None:
 
 def test_every_zone_of_the_device_is_a_sector() -> None:
     assert sorted(ZONES.values()) == sorted(SECTORS)
+
+
+def test_the_published_page_follows_from_its_record() -> None:
+    results = json.loads((RECORDS / "results.json").read_text(encoding="utf-8"))
+    assert (PAGES / "README.md").read_text(encoding="utf-8") == page(results)
 
 
 @pytest.mark.slow

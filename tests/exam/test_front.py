@@ -126,7 +126,7 @@ def test_several_parts_show_the_interval_of_their_mean(folder: Path) -> None:
             content["lesions"][part]["rows"]["phantom-unet"]["less_context"]["low"] = -0.01
 
     change(folder / BSCANS, tie)
-    lesions = next(task for task in tasks_of(Records(folder)) if "lesions in 526" in task.text)
+    lesions = next(task for task in tasks_of(Records(folder)) if "lesions in B-scans" in task.text)
     interval = lesions.interval("phantom-unet")
     assert interval is not None
     assert interval.low == pytest.approx(0.85)

@@ -341,7 +341,7 @@ def test_a_spacing_option_keeps_the_files_order_and_notes_what_it_contradicts(tm
     assert other.spacing_mm == (dz * 1.5, dy, dx)
 
 
-def test_positions_without_an_orientation_do_not_tell_the_direction(tmp_path: Path) -> None:
+def test_positions_without_an_orientation_do_not_state_the_direction(tmp_path: Path) -> None:
     ds = make_dataset(PIXELS)
     del ds.SharedFunctionalGroupsSequence[0].PlaneOrientationSequence
     path = save(ds, tmp_path / "scan.dcm")

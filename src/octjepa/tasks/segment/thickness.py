@@ -46,8 +46,8 @@ Lines = Literal["horizontal", "vertical", "not parallel"]
 class ScanOrientation(NamedTuple):
     """A scan on the eye: eye "OD", "OS" or "" (unknown), centre (slice, column) in mm from the first voxel.
 
-    lines: how the B-scans run. Vertical ones have no sectors but the central one, for which end of a column is superior
-    is not known. B-scans that are not parallel have no sectors.
+    lines: how the B-scans run. Vertical B-scans have the central sector only, because it is not known which end of a
+    column is superior. B-scans that are not parallel have no sectors.
     """
 
     eye: str
