@@ -2,13 +2,13 @@
 
 `python -m benchmarks.objectives --work WORK --out benchmarks/records/objectives.json` trains each choice of `CHOICES`
 with seed 0 and reads it on validation eyes; the best choice of each objective is trained with two more seeds, and only
-then read on test eyes. `mae+truth` and `vjepa+truth` have one setting, that of their parts, and one seed.
-`mae_spectral` has the setting of `mae`, and one seed (`benchmarks.spectral`). It goes on where it stopped, and what the
-file of results has already is not trained again. Take one core: `OMP_NUM_THREADS=1`.
+then read on test eyes. Results of other choices in the file stay. `mae+truth` and `vjepa+truth` have one setting, that
+of their parts, and one seed. `mae_spectral` has the setting of `mae`, and one seed (`benchmarks.spectral`). It continues
+where it stopped, and results that the file has are not trained again. Take one core: `OMP_NUM_THREADS=1`.
 
 `--longer NAME...` trains `mae`, `vjepa` or `truth` for about half a CPU-hour with AMX, an hour without bf16, with the
-setting that was best in minutes; `--seeds` are 0 unless given. Results go to the same file, as `longer`, and the other
-results there are kept.
+setting that was the best of the first sweep; `--seeds` are 0 unless given. Results go to the same file, as `longer`,
+and the other results there stay.
 
 Objectives without labels learn from a store of 400 randomised volumes, those of longer runs from 1,200. The objective
 `truth` draws new volumes of the same ranges, and drawing them is part of its time. A combination takes a batch of each
@@ -154,7 +154,7 @@ CHOICES = (
     ),
 )
 _MORE_UPDATES = {"vjepa": 1200, "mae": 2100, "truth": 850}
-_BEST_IN_MINUTES = {"vjepa": "horizon 0.01", "mae": "rate 1e-3", "truth": "rate 1e-3"}
+_FIRST_SETTINGS = {"vjepa": "horizon 0.01", "mae": "rate 1e-3", "truth": "rate 1e-3"}
 LONGER = {
     choice.objective: replace(
         choice,
@@ -164,7 +164,7 @@ LONGER = {
         stored=MORE_STORED_VOLUMES,
     )
     for choice in CHOICES
-    if _BEST_IN_MINUTES.get(choice.objective) == choice.setting
+    if _FIRST_SETTINGS.get(choice.objective) == choice.setting
 }
 
 
@@ -322,7 +322,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for choice in chosen
         if seed in choice.seeds
     ]
-    result = {"validation": validated, "test": tested}
+    every = known["test"] | {_key(run): run for run in tested}
+    result = {"validation": validated, "test": list(every.values())}
     write_json(options.out, retained | {name: [asdict(run) for run in runs] for name, runs in result.items()})
     for name, runs in result.items():
         _print(name, runs)
