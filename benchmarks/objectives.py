@@ -3,8 +3,8 @@
 `python -m benchmarks.objectives --work WORK --out benchmarks/records/objectives.json` trains each choice of `CHOICES`
 with seed 0 and reads it on validation eyes; the best choice of each objective is trained with two more seeds, and only
 then read on test eyes. Results of other choices in the file stay. `mae+truth` and `vjepa+truth` have one setting, that
-of their parts, and one seed. `mae_spectral` has the setting of `mae`, and one seed (`benchmarks.spectral`). It continues
-where it stopped, and results that the file has are not trained again. Take one core: `OMP_NUM_THREADS=1`.
+of their parts, and one seed. `mae_spectral` has the setting of `mae`, and one seed (`benchmarks.spectral`). The command
+continues where it stopped, and does not train again what the file has. Take one core: `OMP_NUM_THREADS=1`.
 
 `--longer NAME...` trains `mae`, `vjepa` or `truth` for about half a CPU-hour with AMX, an hour without bf16, with the
 setting that was the best of the first sweep; `--seeds` are 0 unless given. Results go to the same file, as `longer`,
