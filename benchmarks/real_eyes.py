@@ -30,12 +30,12 @@ from benchmarks.exam.real_eyes import DEVELOPMENT_EYES
 import octjepa
 from octjepa.checkpoint.boundary_unet import PACKAGED
 from octjepa.files import write_json
-from octjepa.phantom.random_scene import BOUNDARIES
+from octjepa.layers import BOUNDARIES, BOUNDARY_NAMES
 from octjepa.tasks.segment.thickness import SECTORS
 from octjepa.tasks.segmenter.inference import Segmentation, Segmenter, load_segmenter, near_bscans_of
 from octjepa.tasks.segmenter.measurement import Preparation, measure
 from octjepa.tasks.segmenter.outer_boundaries import outer_boundaries
-from octjepa.tasks.segmenter.scan_picture import BOUNDARY_NAMES, LINE_COLOURS, draw_scan
+from octjepa.tasks.segmenter.scan_picture import LINE_COLOURS, draw_scan
 from octjepa.tasks.segmenter.validation import dice_at
 from octjepa.volume import OCTVolume
 

@@ -5,16 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octjepa.phantom.random_scene import (
-    BOUNDARIES,
-    INTRARETINAL,
-    RANGES,
-    STRONG,
-    SUB_RPE,
-    SUBRETINAL,
-    Scene,
-    draw_scene,
-)
+from octjepa.layers import BOUNDARIES
+from octjepa.phantom.random_scene import INTRARETINAL, RANGES, STRONG, SUB_RPE, SUBRETINAL, Scene, draw_scene
 
 
 @pytest.fixture(scope="module")

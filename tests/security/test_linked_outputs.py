@@ -14,9 +14,9 @@ import pytest
 
 from octjepa.embed.embedding import embed_store
 from octjepa.errors import UsageError
+from octjepa.layers import BOUNDARIES
 from octjepa.phantom import make_eye
 from octjepa.phantom.dicom import write_eye
-from octjepa.phantom.random_scene import BOUNDARIES
 from octjepa.read.reader import read_volume
 from octjepa.tasks.finetune import fit, inference
 from octjepa.tasks.finetune.fit import FinetuneInputs, finetune_store

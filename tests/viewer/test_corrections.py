@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from octjepa.errors import UsageError
+from octjepa.layers import BOUNDARIES
 from octjepa.notes import Note
-from octjepa.phantom.random_scene import BOUNDARIES
 from octjepa.tasks.segment.label_files import LabelFolder, ScanNames
 from octjepa.tasks.segmenter.adapt_scans import labelled_scan
 from octjepa.tasks.segmenter.retained_layers import RetainedLayers

@@ -23,6 +23,7 @@ from jaxtyping import Float, UInt8
 from scipy.ndimage import gaussian_filter1d
 
 from octjepa.keys import generator
+from octjepa.layers import BOUNDARIES
 from octjepa.phantom.anatomy import (
     BM,
     BRUCH_RADIUS_MM,
@@ -47,11 +48,8 @@ from octjepa.phantom.person import LESION_SIZES, LESIONS, LesionSizes
 from octjepa.phantom.render import DECIBEL, stack_sheets, tissue_sheets
 from octjepa.phantom.scan import Ripple, ScanGeometry
 
-# The eight boundaries that the Duke graders draw (Chiu et al. 2015), from the vitreous to the choroid.
-BOUNDARIES: Final = ("ilm", "rnfl_gcl", "ipl_inl", "inl_opl", "opl_onl", "ez", "rpe", "bm")
 BOUNDARY_SURFACES: Final = tuple(SURFACES.index(name) for name in BOUNDARIES)
-CLASSES: Final = ("background", "intraretinal_fluid", "subretinal_fluid", "sub_rpe")
-INTRARETINAL, SUBRETINAL, SUB_RPE = 1, 2, 3
+INTRARETINAL, SUBRETINAL, SUB_RPE = 1, 2, 3  # indices in CLASSES
 
 # A scene stores power as uint8: 10 log10(power) in steps of 1 / STEPS_PER_DB, starting at LOWEST_DB.
 STEPS_PER_DB: Final = 5

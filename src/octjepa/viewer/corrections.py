@@ -28,7 +28,7 @@ from jaxtyping import Float
 
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.files import write_atomic
-from octjepa.phantom.random_scene import BOUNDARIES
+from octjepa.layers import BOUNDARIES
 from octjepa.read.file_order import FileOrder
 from octjepa.tasks.segment.label_files import SOURCE
 from octjepa.tasks.segmenter.retained_layers import RetainedLayers

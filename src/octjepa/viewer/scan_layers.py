@@ -16,10 +16,11 @@ from typing import Final, Literal
 import numpy as np
 
 from octjepa.errors import OctjepaError, UsageError
+from octjepa.layers import LAYERS
 from octjepa.record import Record
 from octjepa.store.index import IndexEntry
 from octjepa.tasks.segment.thickness import SECTORS
-from octjepa.tasks.segmenter.measurement import LAYERS, Measurement, Preparation, measure
+from octjepa.tasks.segmenter.measurement import Measurement, Preparation, measure
 from octjepa.tasks.segmenter.retained_layers import LayerCache, RetainedLayers
 from octjepa.volume import OCTVolume
 

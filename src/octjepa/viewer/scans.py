@@ -18,13 +18,14 @@ import numpy as np
 from octjepa.canonical.native_mapping import NativeMap
 from octjepa.errors import OctjepaError
 from octjepa.ingest.native_files import NativeFiles
+from octjepa.layers import BOUNDARY_NAMES
 from octjepa.notes import Note
 from octjepa.read.orientation import has_slice_direction
 from octjepa.record import Record
 from octjepa.report.figures import eyes
 from octjepa.tasks.segmenter.measurement import Measurement
 from octjepa.tasks.segmenter.retained_layers import RetainedLayers
-from octjepa.tasks.segmenter.scan_picture import BOUNDARY_NAMES, LINE_COLOURS
+from octjepa.tasks.segmenter.scan_picture import LINE_COLOURS
 from octjepa.viewer.corrections import Corrections
 from octjepa.viewer.listing import VolumeList
 from octjepa.viewer.live import LiveAnswer, LiveRun

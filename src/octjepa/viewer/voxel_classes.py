@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import UInt8
 
-from octjepa.phantom.random_scene import CLASSES
+from octjepa.layers import CLASSES
 from octjepa.read.file_order import FileOrder
 from octjepa.record import Record
 from octjepa.store.index import IndexEntry

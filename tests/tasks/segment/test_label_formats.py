@@ -13,7 +13,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from octjepa.errors import UsageError
-from octjepa.phantom.random_scene import BOUNDARIES
+from octjepa.layers import BOUNDARIES
 from octjepa.read.formats.images import frame_names, read_images
 from octjepa.tasks.segment.label_files import LabelFolder, LabelVolume, ScanNames
 from octjepa.tasks.segment.layer_labels import LAYER_CLASSES, boundaries_of_codes

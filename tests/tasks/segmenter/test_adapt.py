@@ -17,10 +17,11 @@ from command_line import call
 from octjepa.cli.output import print_adapted
 from octjepa.errors import OctjepaError, UsageError, VolumeRejected
 from octjepa.ingest.sources import discover
+from octjepa.layers import BOUNDARIES
 from octjepa.notes import Note
 from octjepa.phantom import make_eye
 from octjepa.phantom.dicom import write_eye
-from octjepa.phantom.random_scene import BOUNDARIES, BOUNDARY_SURFACES
+from octjepa.phantom.random_scene import BOUNDARY_SURFACES
 from octjepa.tasks.segment.label_files import LabelFolder, LabelVolume
 from octjepa.tasks.segment.layer_names import ANY_CLASS, FLUID
 from octjepa.tasks.segmenter import adapt_scans

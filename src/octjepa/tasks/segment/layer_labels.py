@@ -30,9 +30,9 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from octjepa.errors import UsageError, VolumeRejected
-from octjepa.phantom.random_scene import BOUNDARIES
+from octjepa.layers import BOUNDARIES, LAYERS
 from octjepa.read.memory_budget import budget_bytes
-from octjepa.tasks.segment.layer_names import LAYERS, boundary_index, layer_edges
+from octjepa.tasks.segment.layer_names import boundary_index, layer_edges
 
 UNLABELLED: Final = 255  # or outside the scan
 LAYER_CLASSES: Final = tuple(name for name, _, _ in LAYERS[1:])

@@ -9,19 +9,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from octjepa.phantom.random_scene import BOUNDARIES, CLASSES
+from octjepa.layers import BOUNDARIES, CLASSES, LAYERS
 
-# Name, upper and lower boundary (index in BOUNDARIES). The first is the total thickness.
-LAYERS: Final = (
-    ("retina", 0, 7),
-    ("rnfl", 0, 1),
-    ("gcl_ipl", 1, 2),
-    ("inl", 2, 3),
-    ("opl", 3, 4),
-    ("onl_is", 4, 5),
-    ("os", 5, 6),
-    ("rpe", 6, 7),
-)
 BACKGROUND: Final = ("background", "other", "none")
 NOT_LABELLED: Final = ("unlabelled", "unlabeled", "ignore", "ungraded")
 ANY_CLASS: Final = 15  # the set of all four classes: nothing is known

@@ -31,9 +31,9 @@ from octjepa.distributed.precision import AUTO, choose_precision
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.keys import key
+from octjepa.layers import BOUNDARIES, CLASSES
 from octjepa.model.boundary_unet import STRIDE, BoundaryUNet, NetworkSize, boundary_loss, decode_boundaries
 from octjepa.model.bscan_inference import Calibration, bscan_logits, near_bscans, resampled, with_statistics
-from octjepa.phantom.random_scene import BOUNDARIES, CLASSES
 from octjepa.record import Record
 from octjepa.tasks.segment.layer_names import ANY_CLASS, FLUID, SUB_RPE
 from octjepa.tasks.segmenter.image_formation import ROW_UM, SIZE, Draws

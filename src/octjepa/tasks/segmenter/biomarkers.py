@@ -22,13 +22,13 @@ from octjepa.embed.shard import intensity_histogram
 from octjepa.embed.table import TableFacts, write_embeddings
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.files import write_atomic
-from octjepa.phantom.random_scene import CLASSES
+from octjepa.layers import CLASSES, LAYERS
 from octjepa.progress import bar
 from octjepa.store import Store
 from octjepa.store.index import IndexEntry, entries_of
 from octjepa.tables import format_table
 from octjepa.tasks.segment.thickness import SECTORS
-from octjepa.tasks.segmenter.measurement import LAYERS, Measurement, Preparation, measure
+from octjepa.tasks.segmenter.measurement import Measurement, Preparation, measure
 from octjepa.tasks.segmenter.retained_layers import LayerCache
 from octjepa.volume import OCTVolume
 

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from octjepa.checkpoint.boundary_unet import read_boundary_unet
 from octjepa.errors import OctjepaError
+from octjepa.layers import BOUNDARIES, CLASSES
 from octjepa.model.boundary_unet import decode_boundaries
 from octjepa.model.bscan_inference import (
     BATCH,
@@ -31,7 +32,7 @@ from octjepa.model.bscan_inference import (
     stack_neighbours,
     with_statistics,
 )
-from octjepa.phantom.random_scene import BOUNDARIES, CLASSES, COLUMN_MM, ROW_MM
+from octjepa.phantom.random_scene import COLUMN_MM, ROW_MM
 from octjepa.read.reader import read_volume
 from octjepa.tasks.segmenter.outer_boundaries import with_outer_boundaries
 from octjepa.volume import OCTVolume

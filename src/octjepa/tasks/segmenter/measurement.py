@@ -19,12 +19,11 @@ from jaxtyping import Bool, Float, UInt8
 from octjepa.canonical.pipeline import SPARSE_FRAMES, SPARSE_GAP_MM
 from octjepa.canonical.plausibility import DOUBTFUL_NOTE
 from octjepa.errors import counted_are
+from octjepa.layers import CLASSES, LAYERS
 from octjepa.model.bscan_inference import NEIGHBOUR_MM
 from octjepa.notes import SPARSE_NOTE, Note, read_notes
-from octjepa.phantom.random_scene import CLASSES
 from octjepa.read.orientation import has_slice_direction
 from octjepa.store.index import IndexEntry
-from octjepa.tasks.segment.layer_names import LAYERS as LAYERS
 from octjepa.tasks.segment.thickness import (
     MIN_AREA_SHARE,
     SECTORS,

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from octjepa.files import write_atomic
-from octjepa.phantom.random_scene import BOUNDARIES, CLASSES
+from octjepa.layers import BOUNDARIES, BOUNDARY_NAMES, CLASSES
 from octjepa.tasks.segment.thickness import RADII_MM, SECTORS, slice_widths_mm
 from octjepa.tasks.segmenter.inference import Segmentation
 from octjepa.tasks.segmenter.measurement import Measurement
@@ -22,7 +22,6 @@ from octjepa.volume import OCTVolume
 
 LINE_COLOURS: Final = ("#ff5c5c", "#ffa14a", "#ffe14a", "#9be564", "#3fd1a6", "#45c5ff", "#8f8bff", "#ff7de0")
 CLASS_COLOURS: Final = {"intraretinal_fluid": "#00c8ff", "subretinal_fluid": "#ff4fd8", "sub_rpe": "#ffb000"}
-BOUNDARY_NAMES: Final = ("ILM", "RNFL/GCL", "IPL/INL", "INL/OPL", "OPL/ONL", "IS/EZ", "OS/RPE", "BM")
 _DIRECTION: Final = {"superior": (0, 1), "nasal": (1, 0), "inferior": (0, -1), "temporal": (-1, 0)}  # (nasal, up)
 _RADIUS: Final = {"central": 0.0, "inner": 1.0, "outer": 2.25}
 

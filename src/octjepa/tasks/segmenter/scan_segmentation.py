@@ -29,8 +29,8 @@ from octjepa.ingest.refused_scan import RefusedScan, collect_refusals, lost_shar
 from octjepa.ingest.results_record import SHARED, ResultsRecord
 from octjepa.ingest.source_file import SourceFile
 from octjepa.ingest.sources import discover
+from octjepa.layers import BOUNDARIES, CLASSES, LAYERS
 from octjepa.locks import writer_lock
-from octjepa.phantom.random_scene import BOUNDARIES, CLASSES
 from octjepa.progress import Bar, bar
 from octjepa.read.personal_data import StatedPerson
 from octjepa.read.reader import SpacingOption
@@ -43,7 +43,7 @@ from octjepa.tasks.segment.class_files import Forms, file_order, missing_library
 from octjepa.tasks.segment.label_files import SOURCE
 from octjepa.tasks.segment.thickness import SECTORS
 from octjepa.tasks.segmenter.inference import Segmentation, Segmenter, load_segmenter
-from octjepa.tasks.segmenter.measurement import LAYERS, Measurement, Preparation, measure
+from octjepa.tasks.segmenter.measurement import Measurement, Preparation, measure
 from octjepa.tasks.segmenter.scan_picture import draw_scan
 from octjepa.volume import OCTVolume
 

@@ -31,8 +31,8 @@ from octjepa.ingest.output_names import OutputNames, check_apart
 from octjepa.ingest.refused_scan import RefusedScan, collect_refusals
 from octjepa.ingest.results_record import SHARED, ResultsRecord
 from octjepa.ingest.source_file import SourceFile
+from octjepa.layers import BOUNDARIES, CLASSES, LAYERS
 from octjepa.locks import writer_lock
-from octjepa.phantom.random_scene import BOUNDARIES, CLASSES
 from octjepa.progress import bar
 from octjepa.read.personal_data import StatedPerson
 from octjepa.read.single_bscan import ASSUMED_MM, SLICE_MM, BScan, find_bscans, read_bscan
@@ -42,7 +42,6 @@ from octjepa.reasons import rejection
 from octjepa.recipe import Preprocessing
 from octjepa.record import Record
 from octjepa.tables import format_table
-from octjepa.tasks.segment.layer_names import LAYERS
 from octjepa.tasks.segmenter.inference import Segmentation, Segmenter, load_segmenter
 from octjepa.tasks.segmenter.measurement import cut_off, is_unrecognised
 from octjepa.tasks.segmenter.scan_picture import CLASS_COLOURS, LINE_COLOURS

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octjepa.errors import UsageError
+from octjepa.layers import BOUNDARIES
 from octjepa.model import Encoder
-from octjepa.phantom.random_scene import BOUNDARIES
 from octjepa.tasks.recall import Recall
 from octjepa.tasks.truth.volumes import LAYERS, UNKNOWN, VOXEL_CLASSES
 from octjepa.views.tokens import extract_patches

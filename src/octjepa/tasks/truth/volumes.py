@@ -21,8 +21,8 @@ from scipy.ndimage import gaussian_filter1d
 from octjepa.canonical.pipeline import BAND_BELOW_BRUCH_MM, intensity_scale, rescale_to_8_bit
 from octjepa.canonical.surfaces import fit_surface
 from octjepa.keys import generator
+from octjepa.layers import BOUNDARIES
 from octjepa.phantom.random_scene import (
-    BOUNDARIES,
     COLUMN_MM,
     COLUMNS,
     LOWEST_DB,
