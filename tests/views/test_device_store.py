@@ -63,7 +63,7 @@ def test_a_run_trains_the_weights_of_one_whose_views_the_host_makes(tmp_path):
 def test_what_only_the_host_computes_is_refused_or_left_to_it(views):
     (name,) = views
     for where in ("patches", "device"):
-        with pytest.raises(UsageError, match=rf"data_on={where} cannot do views\.{name}"):
+        with pytest.raises(UsageError, match=rf"data_on={where} does not support views\.{name}"):
             choose_data_on(small_recipe(views=views, machine={"data_on": where}), CPU, 12)
     assert choose_data_on(small_recipe(views=views), CUDA, 12).value == "host"
 

@@ -271,7 +271,7 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing, halves: bool =
     inner_band = _tissue_band(surfaces, shifts, slice_weights, ty, stored_h)  # [2, S, C]
     tissue = _band_mask(inner_band, stored_h) & covered
     if not tissue.any():
-        raise rejection("no_tissue", "the tissue band is outside the stored height")
+        raise rejection("no_tissue", "the tissue mask is outside the stored height")
     values = inner[tissue]
 
     # Into the stored size, padded where the scan is smaller; slices and columns are on the last two axes of maps.

@@ -122,7 +122,9 @@ def check_layered(image: Float[np.ndarray, "D R C"], surfaces: Surfaces, depth_m
     slope = thick_mm < _THINNEST_MM and surfaces.noise > _UNEVEN * surfaces.contrast
     if edge < _EDGE or slope:
         raise rejection(
-            "no_tissue", f"no layers: a step of {edge:.2f} of the contrast, {thick_mm:.2f} mm below the first"
+            "no_tissue",
+            f"no layers: the intensity step at Bruch's membrane is {edge:.2f} of the contrast, {thick_mm:.2f} mm below "
+            "the ILM",
         )
 
 

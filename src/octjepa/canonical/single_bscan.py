@@ -37,7 +37,7 @@ def canonicalise_bscan(volume: OCTVolume, preprocessing: Preprocessing, slices: 
     canonical = result.volume
     filled = np.flatnonzero((canonical.band[0] >= 0).any(axis=1))
     if not len(filled):
-        raise rejection("no_tissue", "the tissue band is outside the stored size")
+        raise rejection("no_tissue", "the tissue mask is outside the stored size")
     slots = bscan_range(preprocessing, slices)
     pixels, shifts = np.zeros_like(canonical.pixels), np.zeros_like(canonical.shifts)
     band = np.full_like(canonical.band, -1)

@@ -18,7 +18,7 @@ from octjepa.cohort import examples
 from octjepa.distributed.runtime import best_device
 from octjepa.embed.embedding import require_same_contract
 from octjepa.encoders import PretrainedEncoder, load_encoder
-from octjepa.errors import OctjepaError
+from octjepa.errors import OctjepaError, counted
 from octjepa.explain.occlusion import (
     POOL,
     Occlusion,
@@ -101,7 +101,10 @@ def change_scale(store: Store, explained: ExplainedEyes) -> ChangeScale:
     volume_ids = [str(volume_id) for volume_id in first_of_person[:SCALE_EYES]]
     unit = median_distance(np.stack([explained.encoder.embed(store.read(volume_id), POOL) for volume_id in volume_ids]))
     if not unit > 0:
-        raise OctjepaError(f"{len(volume_ids)} held-out people give no distance between eyes to scale changes by")
+        raise OctjepaError(
+            "the map scale is the median distance between eyes of held-out people, which needs at least two people "
+            f"with different embeddings: found {counted(len(volume_ids), 'held-out person')}"
+        )
     return ChangeScale(unit, unit, len(volume_ids))
 
 

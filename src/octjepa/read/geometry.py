@@ -4,7 +4,7 @@ Slice pitch: frame positions, frame location on the fundus image, per-frame and 
 protocol's known field over its lines. Depth and column: shared Pixel Measures, per-frame, manifest, protocol.
 A value outside the limits is passed over and noted. DepthSpatialResolution is optical resolution and is not used.
 Gaps between positions are real up to 1.5 mm, even or not: five-line rasters and lines that a study follows have them.
-A slice thickness above 0.5 mm is none, for writers put 1 where they know nothing.
+A slice thickness above 0.5 mm is ignored, because some writers use 1 mm as a placeholder.
 """
 
 from __future__ import annotations

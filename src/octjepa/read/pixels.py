@@ -153,7 +153,7 @@ def _read_native(data: Dataset, layout: Layout, notes: list[str]) -> Shaped[np.n
         if rest > _PADDING or any(buffer[-rest:]):
             raise rejection(
                 "header_contradicts_pixels",
-                f"{len(buffer)} bytes are not whole number of frames of {layout.rows} x {layout.columns}",
+                f"{len(buffer)} bytes are not a whole number of frames of {layout.rows} x {layout.columns}",
             )
         notes.append("pixel_data_padded")
     frames = _check_frame_count(data, n_frames, notes)
@@ -278,7 +278,7 @@ def _check_rows_and_columns(values: Shaped[np.ndarray, "F H W"], layout: Layout)
     if mean_difference(layout.rows) < _SHEARED * mean_difference(layout.columns):
         raise rejection(
             "header_contradicts_pixels",
-            f"the frames hang together as {layout.columns} x {layout.rows}, the header says {layout.rows} x "
+            f"neighbouring rows match at {layout.columns} x {layout.rows}, the header says {layout.rows} x "
             f"{layout.columns}",
         )
 

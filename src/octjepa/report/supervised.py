@@ -91,7 +91,7 @@ def segmentation_section(segmentation: Training, probe: ProbeContents) -> tuple[
         ]
         selected = _selected_weights(None if results is None else results.chosen.get(about["encoder"]))
     except KeyError as error:
-        raise OctjepaError(f"results.json is damaged: something lacks {error}") from None
+        raise OctjepaError(f"results.json is damaged: the key {error} is missing") from None
     bscans = None if results is None else results.bscans
     parts: dict[str, list[Any]] = {"b_scans": [], "sectors": []}
     for key, title, read in (

@@ -191,14 +191,15 @@ def choose_data_on(recipe: Recipe, device: torch.device, volumes: int) -> Choice
     wanted, reason = recipe.machine.data_on, host_only(recipe)
     if wanted not in ("auto", "host") and reason is not None:
         raise UsageError(
-            f"machine.data_on={wanted} cannot do {reason}, which is for the host: set it to 0, or data_on=auto"
+            f"machine.data_on={wanted} does not support {reason}, which only the host computes: switch {reason} off, "
+            "or set machine.data_on=auto"
         )
     if wanted != "auto":
         return Choice(wanted, _REQUESTED)
     if device.type != "cuda":
         return Choice("host", f"views are made on a GPU or by the host, and this is {device.type}")
     if reason is not None:
-        return Choice("host", f"{reason} is for the host")
+        return Choice("host", f"only the host computes {reason}")
     needed, free = stored_bytes(recipe, volumes), free_device_bytes(device)
     memory_text = f"{needed / 1e9:.3g} GB of stored voxels, {free / 1e9:.3g} GB free"
     return Choice("device" if needed <= DEVICE_SHARE * free else "patches", memory_text)

@@ -91,7 +91,8 @@ def test_faults_stand_first_and_what_is_absent_is_named(line: Line, tmp_path: Pa
     assert page.count('class="headline"') == 3  # the rest stands
     assert "Thickness in the ETDRS sectors" in page
     (out / "results.json").write_text(json.dumps(results | {"rows": [{"name": "small"}]}), encoding="utf-8")
-    assert "results.json is damaged: something lacks &#39;class&#39;" in write_report(out).read_text(encoding="utf-8")
+    damaged = write_report(out).read_text(encoding="utf-8")
+    assert "results.json is damaged: the key &#39;class&#39; is missing" in damaged
     assert str(tmp_path) not in page
     (out / "results.json").unlink()
     assert "Missing: the probe." in write_report(out).read_text(encoding="utf-8")

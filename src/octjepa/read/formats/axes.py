@@ -1,10 +1,12 @@
 """Decide which axis of an array is slice, depth and column: stated, decided by spacing and content, or refused; never
 guessed.
 
-If a file states its axes, that order is used. A spacing leaves some orders: those in which every axis has a plausible
-spacing and the scan the extent of an OCT scan. A header's spacing that leaves one order, and none if it is read
-backwards, is believed; so is a spacing that leaves the format's own order and none that content speaks for. The note
-`axes_unlike_content` then says that content speaks against it.
+If a file states its axes, that order is used. Otherwise the spacing allows some orders: those in which every axis has a
+plausible spacing. If the format's own order is one of them and also gives the scan the extent of an OCT scan, and no
+allowed order has depth where the content suggests it, the format's own order is used. If the spacing in the header
+allows exactly one order with such an extent, and none when the spacing is read backwards, that order is used. The note
+`axes_unlike_content` says that the content suggests another axis as depth. In all other cases spacing and content have
+to agree, or the scan is refused.
 
 Depth is the axis along which the mean intensity has a profile: dark vitreous, bright layers, fading choroid. Of the
 other two, the slow axis has the coarser spacing, and its neighbours share less speckle. Vitreous is at the side where

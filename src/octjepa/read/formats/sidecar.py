@@ -81,7 +81,7 @@ def with_sidecar(scan: RawScan, path: Path) -> RawScan:
         raise rejection("broken_header", "its JSON file cannot be read as JSON") from None
     stated = axes_word(sidecar.axes)
     if sidecar.axes and not stated:
-        raise rejection("broken_header", "its JSON file: axes; expected slice, depth and column in the stored order")
+        raise rejection("broken_header", "`axes` in its JSON file is not an order of slice, depth and column")
     if not set(content) & set(Sidecar.model_fields):
         return scan
     texts = sidecar.model_dump(include={"laterality", "person_id", "protocol", "region", "site", "visit"})

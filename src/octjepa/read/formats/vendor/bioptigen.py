@@ -77,7 +77,7 @@ def _read_header(path: Path) -> _Header:
     check_shape(frames, depth, columns)
     check_length(frames * depth * columns * 2, size)
     if not 0 < times * scans <= frames:
-        raise rejection("frames_missing", f"{frames} B-scans in the file, its volumes are of more")
+        raise rejection("frames_missing", f"the file holds {frames} B-scans; its header describes {times * scans}")
     volumes, frames_per_volume = (times * scans, 1) if scan_type == _LINEAR else (times, scans)
     dz, dy, dx = (
         None if positive(length) is None else length / count

@@ -66,7 +66,7 @@ def _check_directories(path: Path) -> None:
             marked, last = head.startswith(b"MDbDir"), at + _DIRECTORY + (entries - 1) * _ENTRY
             if not entries or last + _ENTRY > size:
                 if marked or not visited:
-                    raise rejection("truncated", "the file ends in its first directory, or in one that lists it on")
+                    raise rejection("truncated", "the file ends within a directory")
                 return
             file.seek(last)
             visited.add(at)
@@ -74,7 +74,7 @@ def _check_directories(path: Path) -> None:
             at = start + length + _CONTAINER
             if marked and at > size:
                 check_length(at, size)
-    raise rejection("broken_header", "a directory that leads back to where the reading was")
+    raise rejection("broken_header", "the directories form a loop")
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ def read_e2e(path: Path, member: str = "") -> RawScan:
         header, personal = _header(series, database)
     promised = int(metas[0].n_bscans)
     if promised > len(metas):
-        raise rejection("frames_missing", f"{len(metas)} B-scans in the file, its series was of more")
+        raise rejection("frames_missing", f"the file holds {len(metas)} B-scans; its series had {promised}")
     starts = np.array([[meta.start_x, meta.start_y] for meta in metas]) * MM_PER_DEGREE  # [D, 2]
     ends = np.array([[meta.end_x, meta.end_y] for meta in metas]) * MM_PER_DEGREE
     return RawScan(
