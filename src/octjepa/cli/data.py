@@ -229,7 +229,7 @@ def convert(
     to: Annotated[Literal["nifti", "dicom", "tiff", "zarr"], typer.Option("--to", help="Format of the files.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the files, apart from the scans.")],
     layers: Annotated[
-        bool, typer.Option("--layers", help="Also write the layers of each scan, by the packaged segmenter.")
+        bool, typer.Option("--layers", help="Also write the layers of each scan, with the packaged segmenter.")
     ] = False,
     spacing: Spacing = None,
     max_lost: MaxLost = 0.2,
@@ -237,7 +237,8 @@ def convert(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Writes scans as octjepa reads them in another format. Each file is read back and compared with its scan."""
+    """Writes scans in another format, exactly as octjepa reads them. Each file is read back and compared with its
+    scan."""
     from octjepa.convert.scans import convert_sources
     from octjepa.read.reader import parse_spacing
 

@@ -54,7 +54,7 @@ Spacing = Annotated[
     typer.Option(
         "--spacing",
         help="Voxel spacing of all files in mm: slice,depth,column, such as 0.047,0.0026,0.0117. "
-        "'file' uses the spacing in the files again.",
+        "'file': ignore an earlier --spacing and use the spacing in the files.",
     ),
 ]
 Labelled = Annotated[

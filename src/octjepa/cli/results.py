@@ -99,7 +99,8 @@ def visits(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Pairs the visits of each eye. Writes the change of features, and of labels next to it as a TSV."""
+    """Pairs the visits of each eye. Writes the change of each feature to --out, and of each label to a TSV next to
+    it."""
     from octjepa.embed.table import read_embeddings, write_table
     from octjepa.evaluate.cases import read_visit_order
     from octjepa.evaluate.labels import read_labels
@@ -134,7 +135,7 @@ def probe(
     ] = "auto",
     event: Annotated[
         str | None,
-        typer.Option("--event", help="For survival, where the target is a time: column of whether the event occurred."),
+        typer.Option("--event", help="With --task survival: the column that says whether the event occurred."),
     ] = None,
     kind: Annotated[
         list[str] | None, typer.Option("--probe", help="linear, knn (default: both), mlp or attentive; repeatable.")
@@ -246,7 +247,8 @@ def leaderboard(
         typer.Option("--task", help="As in probe."),
     ] = "auto",
     event: Annotated[
-        str | None, typer.Option("--event", help="For survival: column of whether the event occurred.")
+        str | None,
+        typer.Option("--event", help="With --task survival: the column that says whether the event occurred."),
     ] = None,
     kind: Annotated[
         list[str] | None,
@@ -309,7 +311,7 @@ def report(
         Path | None, typer.Option("--attention", help="With --saliency: also maps of a file of probe --attention.")
     ] = None,
     compare: Annotated[
-        list[str] | None, typer.Option("--compare", help="Another pretraining run next to this one; again for more.")
+        list[str] | None, typer.Option("--compare", help="Another pretraining run next to this one; repeatable.")
     ] = None,
     scans: Annotated[
         list[str] | None, typer.Option("--scans", help="For the layers of a store: the ingested folder; repeatable.")

@@ -49,8 +49,7 @@ def segment(
         list[str],
         typer.Argument(
             metavar="SCAN...",
-            help="Scans: files, folders, globs or lists. Or adapt and labelled scans, or a segmentation recipe with "
-            "key=value, or a head's folder and scans.",
+            help="Scans: files, folders, globs or lists; in the other forms the words above.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder for the results.")],
@@ -94,11 +93,15 @@ def segment(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Segments layers and fluid of any scan. The packaged network needs no labels. The output folder holds files,
-    tables, pictures and an HTML page.
+    """Segments layers and fluid of any scan. There are four forms:
 
-    adapt SCAN... --labels FOLDER --out MODEL trains the network on your labels. --model MODEL uses the result.
-    With a recipe instead of scans: trains and evaluates a head on an encoder. With the folder of a head: applies it.
+    segment SCAN... uses the packaged network, which needs no labels, or the adapted network that --model names.
+
+    segment adapt SCAN... --labels FOLDER adapts the network to your labels. Its --out is a folder for --model.
+
+    segment RECIPE [key=value...] --from ENCODER --store STORE --labels FOLDER trains and tests a head on an encoder.
+
+    segment HEAD SCAN... applies a head, which is the output folder of a recipe.
     """
     from octjepa.tasks.segment.folder import is_head
 

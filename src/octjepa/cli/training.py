@@ -38,14 +38,15 @@ def plan(
         bool | None,
         typer.Option(
             "--measure/--no-measure",
-            help="Time a few micro-batches of --store here to estimate the hours. Default: if that takes seconds; "
-            "not with --json.",
+            help="Time a few micro-batches of --store here to estimate the hours. Default: yes, if it takes "
+            "only seconds; not with --json.",
         ),
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Predicts the cost of a run. Updates, memory, disk and, with --store, hours; `octjepa -v plan` shows all."""
+    """Predicts the cost of a run. Prints updates, memory, disk and, with --store, hours; `octjepa -v plan` prints
+    every value."""
     from octjepa.config import load_recipe
 
     resolved = load_recipe(recipe, overrides or ())  # a wrong name or path is refused before torch is imported

@@ -1,4 +1,4 @@
-"""Verbs of tasks that are learned from labels: finetune, predict, segment."""
+"""The verbs finetune and predict."""
 
 from __future__ import annotations
 
