@@ -178,7 +178,7 @@ def _onnx(encoder: PretrainedEncoder) -> dict[str, Content]:
     how = f'onnxruntime.InferenceSession("{GRAPH}").run(["features"], {{"patches": ..., "positions": ...}})'
     inputs = {
         "patches": f"[batch, tokens, {math.prod(recipe.tokens.patch_size)}]: voxels of a patch by slice, row and "
-        "column, minus the mean and by the standard deviation of the volume's tissue band",
+        "column, minus the mean and by the standard deviation of the volume's tissue mask",
         "positions": "[batch, tokens, 3]: of each patch its row of grid_positions",
         "chosen": "any number of patches a volume; octjepa gives every patch with a share of at least "
         f"{TISSUE_SHARE} of tissue, filled up to a multiple of {COUNT_MULTIPLE} by the nearest others (with "
@@ -255,7 +255,7 @@ def input_contract(encoder: PretrainedEncoder, inputs: dict[str, Any] | None = N
     contract: dict[str, Any] = {
         "preprocessing": recipe.preprocessing.model_dump(mode="json"),
         "tokens": recipe.tokens.model_dump(mode="json"),
-        "intensity": "z-score over the tissue band, once",
+        "intensity": "z-score over the tissue mask, once",
         **({} if inputs is None else {"inputs": inputs}),
     }
     return json.dumps(contract, indent=2)
@@ -275,6 +275,6 @@ def processor_config(preprocessing: Preprocessing, input_name: str) -> dict[str,
         "size": {"slices": slices, "depth": depth, "columns": columns},
         "spacing_mm": list(preprocessing.target_spacing_mm),
         "num_channels": 1,
-        "normalization": "z-score over the tissue band of each volume, once; no further mean or standard deviation",
+        "normalization": "z-score over the tissue mask of each volume, once; no further mean or standard deviation",
         "preprocessing": preprocessing.model_dump(mode="json"),
     }

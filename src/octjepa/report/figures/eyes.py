@@ -175,7 +175,7 @@ def eye_picture(store: Store, entry: IndexEntry) -> EyePicture:
     return EyePicture(
         entry,
         native_geometry(entry),
-        svg.scan(pixels[centre], f"Central B-scan with tissue band: {title}", [*lines, bars]),
+        svg.scan(pixels[centre], f"Central B-scan with tissue mask: {title}", [*lines, bars]),
         en_face_scan(en_face(pixels, band, spacing[1]), f"En face projection: {title}", [], centre + 0.5, spacing),
         svg.depth_stretch(pixels.shape[1:], spacing[1:]),
         tuple(

@@ -12,7 +12,7 @@ export const plain = (text) => (text || "unknown").replaceAll("_", " ");
 export const titleOf = (row) => `${plain(row.device)}, ${row.eye || "eye unknown"}`;
 
 // Views that can be shown next to the B-scan.
-export const PLANES = [["thickness", "thickness map"], ["face", "en face: lowest 0.25 mm of the tissue band"], ["depth", "plane at the chosen depth"], ["localizer", "picture of the fundus in the file"]];
+export const PLANES = [["thickness", "thickness map"], ["face", "en face: lowest 0.25 mm of the tissue mask"], ["depth", "plane at the chosen depth"], ["localizer", "picture of the fundus in the file"]];
 
 export function blank(canvas) {
   canvas.getContext("2d").clearRect(0, 0, canvas.width, canvas.height);
