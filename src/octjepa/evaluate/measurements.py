@@ -56,7 +56,7 @@ def estimate_metric(
 ) -> Estimate:
     """`metric` ("brier" as well) of the predictions of test cases, resampled by person.
 
-    predictions: of one predictor, or of several that were fitted to draws of labelled subjects: then the mean over
+    predictions: of one predictor, or of several that were fitted to draws of labelled people: then the mean over
     these draws, on the same resamples. people: of the test cases, in order. label_hash: of the test cases and their
     labels (`Target.label_hash`).
     """

@@ -1,13 +1,13 @@
 """The evaluation protocol: the sequence from labels to typed results, which every caller follows.
 
 1. `Ledger.of`: the ledger of test-set uses can be written, so that a use that cannot be counted does not happen.
-2. `prepare_evaluation`: labels; subjects in one split; multi-label columns; cases; targets; groups. `refuse_leaks`: the
-   encoder was not pretrained on subjects of val or test.
+2. `prepare_evaluation`: labels; people in one split; multi-label columns; cases; targets; groups. `refuse_leaks`: the
+   encoder was not pretrained on people of val or test.
 3. The caller fits its candidates on train and selects on val, or inside train (`features.plan_selection`).
 4. `open_test_set`: the only access to the test set. It writes one line per target into the ledger, before anything is
    predicted on test cases.
-5. `TestSet.measure`: predictions become `Row`s with intervals over subjects. All candidates share the draws of
-   subjects, so that every difference between two of them is paired (`Paired`).
+5. `TestSet.measure`: predictions become `Row`s with intervals over people. All candidates share the draws of
+   people, so that every difference between two of them is paired (`Paired`).
 
 Probes, leaderboard, fine-tuning, segmentation and the exam (benchmarks/exam) are callers: they bring candidates and get
 typed results. Their differences are in docs/decisions/0006-evaluation-protocol.md.
@@ -45,7 +45,7 @@ class ProtocolSettings:
 
     task: one of `targets.TASKS`. level, several, visit_order: see `cases`. event: with task survival, the column that
     says whether the event happened; the targets are times. subgroups: columns by whose groups results are measured.
-    resamples: of the bootstrap over subjects.
+    resamples: of the bootstrap over people.
     """
 
     task: str = "auto"
@@ -74,7 +74,7 @@ class Ledger:
 
 
 def refuse_leaks(leaked: int, encoder: str, remedy: str) -> None:
-    """Raises UsageError if `leaked` subjects, whom the encoder was pretrained on, are in val or test."""
+    """Raises UsageError if `leaked` people, whom the encoder was pretrained on, are in val or test."""
     if leaked:
         raise UsageError(
             f"leak: {encoder} was pretrained on eyes of {counted(leaked, 'person')} now in val or test, so the results "
@@ -174,10 +174,10 @@ def prepare_evaluation(
     settings: ProtocolSettings,
     findings: Findings,
 ) -> Evaluation:
-    """Checks subjects, joins labels to the volumes, groups them to cases, and prepares every target.
+    """Checks people, joins labels to the volumes, groups them to cases, and prepares every target.
 
-    labels: of `read_target_labels`. Notes on subjects and labels go to `findings`; those on targets are for
-    `Evaluation.report_targets`. Raises UsageError: a subject in two splits, an empty split, an unknown level or rule,
+    labels: of `read_target_labels`. Notes on people and labels go to `findings`; those on targets are for
+    `Evaluation.report_targets`. Raises UsageError: a person in two splits, an empty split, an unknown level or rule,
     no target that can be measured (of a single target its own error), a column of subgroups that does not exist.
     """
     findings.add_notes(check_people(volumes))
@@ -206,7 +206,7 @@ class TestSet:
     people: Mapping[str, Sequence[str]]
 
     def estimate(self, target: Target, metric: str, predictions: Sequence[Predictions]) -> Estimate:
-        """`metric` of a target's test cases: the mean over fits to several draws of labelled subjects."""
+        """`metric` of a target's test cases: the mean over fits to several draws of labelled people."""
         return estimate_metric(metric, predictions, self.draws, self.people[target.name], target.label_hash)
 
     def measure(
