@@ -338,10 +338,10 @@ def test_e2e_faults_have_their_reasons(tmp_path: Path) -> None:
     loop[at + 4 : at + 8] = (88 - 60).to_bytes(4, "little")  # the last entry leads to the directory itself
     faults = {
         "circle": ("too_few_frames", e2e_bytes([sound[:1]], PATTERN_CIRCLE)),
-        "back to where": ("broken_header", bytes(loop)),
+        "form a loop": ("broken_header", bytes(loop)),
         "CMDb": ("broken_header", b"X" + whole[1:]),
         "holds": ("truncated", whole[: len(whole) - 100]),
-        "ends in": ("truncated", whole[:600]),
+        "ends within a directory": ("truncated", whole[:600]),
     }
     for message, (reason, content) in faults.items():
         path.write_bytes(content)
