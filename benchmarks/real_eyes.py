@@ -359,7 +359,7 @@ def page(results: dict[str, Any]) -> str:
             "Mean thickness in ETDRS sectors of two HEYEX exports (Heidelberg Spectralis, one eye with drusen, one",
             "healthy): difference in um from the grid that the device wrote into the export. The grid is in the middle",
             "of the scan. The rule for Bruch's membrane was made after errors in these two eyes had been seen. The",
-            "network alone does not use it.",
+            "second row does not use it.",
             "",
             "| | mean difference | largest | sectors |",
             "|---|---|---|---|",
