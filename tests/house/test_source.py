@@ -23,6 +23,7 @@ OWN_CODE = [*SOURCES, *TESTS]
 PARTS_OF_BENCHMARKS = {
     "__main__",
     "marked_tables",
+    "packaged_weights",
     "performance_aims",
     "phantom_measures",
     "segmenter_features",

@@ -256,7 +256,7 @@ def test_volumes_are_the_areas_of_a_class_times_the_width_of_its_b_scans() -> No
         (7, 0.8, {}, "sparse raster"),
         (61, 0.1, {"uncertain": ("slice",)}, "slice spacing is uncertain"),
         (61, 0.1, {"laterality": None}, "right or left eye is not known"),
-        (61, 0.1, {"provenance": {"slice": "header"}}, "no positions"),
+        (61, 0.1, {"provenance": {"slice": "header"}}, "does not state the direction"),
         (24, 0.1, {"pattern": "radial"}, "radial scan"),
         (61, 0.1, {"pattern": "unknown"}, "pattern is not known"),
         (61, 0.1, {"protocol": "optic disc cube"}, "optic disc"),
