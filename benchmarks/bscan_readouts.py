@@ -169,7 +169,7 @@ def _print(by_readout: Mapping[str, Mapping[str, Any]], metric: str) -> None:
                 if baseline is not None:
                     less = {name: entry["rows"][row][f"less_{baseline}"] for name, entry in found.items()}
                     each = [less[name]["low"] for name in less if name != MEAN]
-                    mean = "{value:.3f} ({low:.3f} to {high:.3f})".format(**less[MEAN])
+                    mean = "{value} ({low} to {high})".format(**less[MEAN])
                     ahead.append(f"{baseline} {sum(low is not None and low > 0 for low in each)} of 4, mean {mean}")
             print(f"{readout:10} {row:32} {'  '.join(cells)}  ahead of {', '.join(ahead)}")
 
