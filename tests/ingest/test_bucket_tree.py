@@ -14,10 +14,13 @@ from bucket_servers import Bucket
 from eye_files import phantom, write_voxels
 from oct_dicom import make_dataset, retina, save
 from octjepa import remote
-from octjepa.errors import UsageError
-from octjepa.ingest import Discovery, discover
+from octjepa.convert.scans import convert_sources
+from octjepa.errors import NothingReadError, UsageError
+from octjepa.ingest import Discovery, build_store, discover
 from octjepa.ingest.archive import expand
 from octjepa.read.reader import read_volume
+from octjepa.recipe import Preprocessing
+from octjepa.store import Store
 from vendor_files import e2e_bytes, write_heyex_xml
 
 TABLE = "person_id\tfilepath\tlaterality\n"
@@ -141,6 +144,25 @@ def test_a_scan_is_read_from_a_verified_copy(bucket: Bucket, tmp_path: Path) -> 
     (again,) = discover([bucket.url]).files
     assert again.key == file.key
     assert again.state() != before
+
+
+@pytest.mark.slow
+def test_a_refused_object_hides_the_person_of_its_header(bucket: Bucket, tmp_path: Path) -> None:
+    scan = make_dataset(retina(frames=6))
+    scan.PixelData = scan.PixelData[:100]
+    put(bucket, **{"set/Doe_Jane/scan.dcm": save(scan, tmp_path / "scan.dcm").read_bytes()})
+    for number in range(5):
+        frame = make_dataset(retina(1, seed=number))
+        frame.SeriesInstanceUID, frame.InstanceNumber = "1.2.3", number + 1
+        frame.PixelData = frame.PixelData[: 100 if number == 0 else None]
+        put(bucket, **{f"set/jane/{number}.dcm": save(frame, tmp_path / "frame.dcm").read_bytes()})
+    converted = convert_sources([f"{bucket.url}/set"], tmp_path / "out", "nifti")
+    assert converted.scans == []
+    assert sorted(refusal.scan for refusal in converted.refused) == ["***", "***/scan.dcm"]
+    with pytest.raises(NothingReadError):
+        build_store([f"{bucket.url}/set"], tmp_path / "store", Preprocessing(image_size=(16, 32, 32)))
+    refused = Store.open(tmp_path / "store").quarantine
+    assert sorted(refusal["file"] for refusal in refused) == ["***", "***/scan.dcm"]
 
 
 def test_a_folder_of_images_is_one_scan(bucket: Bucket) -> None:

@@ -10,12 +10,17 @@ import pytest
 from PIL import Image
 
 from oct_dicom import make_dataset, retina, save
-from octjepa.errors import UsageError, VolumeRejected
-from octjepa.ingest import Discovery, discover
+from octjepa.errors import NothingReadError, UsageError, VolumeRejected
+from octjepa.convert.scans import convert_sources
+from octjepa.ingest import Discovery, build_store, discover
+from octjepa.ingest.audit import audit
 from octjepa.ingest.one_file import refused
 from octjepa.ingest.output_names import OutputNames
 from octjepa.read.manifest import find_row
+from octjepa.read.personal_data import StatedPerson
 from octjepa.read.reader import read_volume
+from octjepa.recipe import Preprocessing
+from octjepa.store import Store
 
 
 def scan(path: Path, content: bytes = bytes(128) + b"DICM") -> Path:
@@ -215,3 +220,51 @@ def test_a_row_that_names_a_pipe_is_refused_without_opening_it(tmp_path: Path) -
     recording.start()
     recording.join(10)
     assert not recording.is_alive()
+
+
+def series(
+    folder: Path, uid: str, damaged: bool = True, names: tuple[str, ...] = ("Doe^Jane",), files: int = 6
+) -> Path:
+    """A DICOM file per B-scan, the first of them truncated; file k states the name `names[k]`, or the last of them."""
+    for number in range(files):
+        frame = make_dataset(retina(1, seed=number))
+        frame.SeriesInstanceUID, frame.InstanceNumber = uid, number + 1
+        frame.PatientName = names[min(number, len(names) - 1)]
+        if damaged and number == 0:
+            frame.PixelData = frame.PixelData[:100]
+        save(frame, folder / f"{uid}_{number}.dcm")
+    return folder
+
+
+def test_the_folder_of_a_damaged_series_hides_the_person_of_its_files(tmp_path: Path) -> None:
+    series(tmp_path / "set" / "Doe_Jane_19500101", "1.2.3", names=("anonymous", "", "Doe^Jane"))
+    store = tmp_path / "store"
+    with pytest.raises(NothingReadError):
+        build_store([tmp_path / "set"], store, Preprocessing(image_size=(16, 32, 32)))
+    (refusal,) = Store.open(store).quarantine
+    assert (refusal["reason"], refusal["file"]) == ("truncated", "***")
+    (scan,) = convert_sources([str(tmp_path / "set")], tmp_path / "converted", "nifti").refused
+    assert (scan.reason, scan.scan) == ("truncated", "***")
+
+
+def test_a_series_states_the_person_of_its_own_files(tmp_path: Path) -> None:
+    """Two people in one folder are not taken for each other."""
+    series(tmp_path / "set", "1.2.3")
+    series(tmp_path / "set", "1.2.4", names=("Roe^Richard",))
+    found = discover([tmp_path / "set"]).files
+    assert [file.stated_person().name for file in found] == ["Doe^Jane", "Roe^Richard"]
+    os.mkfifo(tmp_path / "set" / "1.2.3_00.dcm")
+    (tmp_path / "set" / "1.2.3_0.dcm").unlink()  # gone since the search
+    assert found[0].stated_person() == StatedPerson("Doe^Jane", "19500101", "")
+
+
+def test_a_refused_folder_hides_the_person_of_the_files_in_it(tmp_path: Path) -> None:
+    folder = tmp_path / "set" / "Doe_Jane"
+    series(folder, "1.2.3", damaged=False, files=1)
+    os.mkfifo(folder / "0.dcm")
+    for number in range(1, 7):
+        Image.new("L", (8, 8)).save(folder / f"{number}.png")
+    (refusal,) = discover([tmp_path / "set"]).refused
+    assert (refusal.reason, refusal.source.name) == ("images_beside_scan", "Doe_Jane")
+    assert OutputNames.shown(refusal.source, []) == "***"
+    assert list(audit([tmp_path / "set"]).refused) == ["***"]

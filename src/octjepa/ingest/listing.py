@@ -138,7 +138,7 @@ class LocalListing:
         self, path: str, name: str, row: ManifestRow | None, is_folder: bool = False, series: Series | None = None
     ) -> SourceFile:
         """The scan at `path`, a folder of images or of the B-scans of `series` where `is_folder`."""
-        return SourceFile(Path(path), name, row)
+        return SourceFile(Path(path), name, row, series=() if series is None else series.names)
 
 
 class BScanListing(LocalListing):

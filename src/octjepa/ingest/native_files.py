@@ -127,7 +127,7 @@ def _scans_named(folder: Path, file: str) -> Iterator[SourceFile]:
             with suppress(OSError):
                 names = sorted(child.name for child in path.iterdir() if child.is_file())
             for series in series_in(path, names):
-                yield SourceFile(path, file, None, (), series.member)
+                yield SourceFile(path, file, None, (), series.member, series.names)
 
 
 def existing_scans(scans: Sequence[str]) -> tuple[str, ...]:

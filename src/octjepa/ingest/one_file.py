@@ -70,7 +70,7 @@ def ingest_one(
     people: list[StatedPerson] = []
     try:
         before = state(source, spacing_mm)
-        with source.local() as path:
+        with source.local(people) as path:
             stated_mm = None if spacing_mm == "file" else spacing_mm
             if bscan_slices:
                 volume = read_bscan_volume(path, source.row, stated_mm, source.dataset_path, people, seconds=math.inf)

@@ -17,7 +17,7 @@ def read_source(
     be read. UsageError: the file went away.
     """
     given = None if spacing_mm == "file" else spacing_mm
-    with source.local() as path:
+    with source.local(people) as path:
         return read_volume(
             path, source.row, given, dataset_path=source.dataset_path, member=source.member, people=people
         )

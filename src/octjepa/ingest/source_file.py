@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePath, PurePosixPath
@@ -14,14 +14,17 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from octjepa import remote
+from octjepa.read.dicom_series import may_be_b_scan
 from octjepa.read.formats import companion_names
 from octjepa.read.formats.metaimage import HEADER_BYTES, named_voxel_file
 from octjepa.read.formats.vendor.heyex_xml import MAX_XML_BYTES, pictures_in
 from octjepa.read.formats.zarr import is_zarr
 from octjepa.read.manifest import ManifestRow
-from octjepa.read.personal_data import StatedPerson, read_stated_person
+from octjepa.read.personal_data import StatedPerson, first_stated, read_stated_person
 
 _ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".7z", ".rar")
+
+_MAX_HEADERS = 64  # that are read in a folder of unknown content to find out whom it shows
 
 
 def _hash_to_63_bits(*parts: object) -> int:
@@ -35,7 +38,7 @@ class SourceFile:
 
     `location` is a local path or a url; `objects` are the objects of a url: a file and its companions
     (`formats.companion_names`), or the images of a folder. `member` is one of several scans in the same file, and part
-    of `name` then ("eyes.e2e#2").
+    of `name` then ("eyes.e2e#2"). `series` names the files of a scan with a DICOM file per B-scan in a local folder.
     """
 
     location: Path | str
@@ -43,6 +46,7 @@ class SourceFile:
     row: ManifestRow | None = None
     objects: tuple[remote.RemoteObject, ...] = field(default=(), repr=False)
     member: str = ""
+    series: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def path(self) -> Path:
@@ -66,31 +70,51 @@ class SourceFile:
         return hashlib.sha256(os.fsencode(location)).hexdigest()[:16]
 
     def stated_person(self) -> StatedPerson:
-        """The person that a DICOM file on a disk states; not read from objects, nor from pipes, which never end."""
-        is_file = isinstance(self.location, Path) and self.location.is_file()
-        return read_stated_person(self.path) if is_file else StatedPerson()
+        """The person that DICOM headers on a disk state: that of the file, or those of the files in the folder.
+
+        Of a series its files are read, of another folder at most `_MAX_HEADERS` files. Objects are not read: `local`
+        does this. Pipes are not read either, because they never end.
+        """
+        if isinstance(self.location, str):
+            return StatedPerson()
+        if self.location.is_file():
+            return read_stated_person(self.location)
+        return _person_in(self.location, self.series or _may_be_dicom(self.location)[:_MAX_HEADERS])
 
     @contextmanager
-    def local(self) -> Iterator[Path]:
+    def local(self, people: list[StatedPerson] | None = None) -> Iterator[Path]:
         """The path of the file, or of a verified copy of its objects that exists while the context is open. Read only.
 
-        Raises what `remote.local_copy` raises.
+        If the work on a copy fails before `people` holds the person, the person that the headers state is appended:
+        later there may be no copy. Raises what `remote.local_copy` raises.
         """
         if isinstance(self.location, Path):
             yield self.location
             return
-        is_folder = self.location.endswith("/")
+        with self._copy(self.location) as copy:
+            try:
+                yield copy
+            except Exception:
+                if people is not None and not people:
+                    names = [PurePosixPath(obj.url).name for obj in self.objects]
+                    people.append(_person_in(copy, names) if copy.is_dir() else read_stated_person(copy))
+                raise
+
+    @contextmanager
+    def _copy(self, url: str) -> Iterator[Path]:
+        """The path of a verified copy of the objects at `url`."""
+        is_folder = url.endswith("/")
         if not is_folder and len(self.objects) < 2:
-            with remote.local_copy(self.objects[0] if self.objects else self.location) as copy:
+            with remote.local_copy(self.objects[0] if self.objects else url) as copy:
                 yield copy
             return
         with ExitStack() as copies, TemporaryDirectory(prefix="octjepa-") as made:
-            folder = Path(made, PurePosixPath(self.location).name) if is_folder else Path(made)
+            folder = Path(made, PurePosixPath(url).name) if is_folder else Path(made)
             folder.mkdir(exist_ok=True)
             for obj in self.objects:
                 copy = copies.enter_context(remote.local_copy(obj))
                 (folder / PurePosixPath(obj.url).name).symlink_to(copy)
-            yield folder if is_folder else folder / PurePosixPath(self.location).name
+            yield folder if is_folder else folder / PurePosixPath(url).name
 
     def state(self) -> tuple[int, int] | None:
         """(size, time or version): both are equal as long as nothing changed; None if it cannot be looked at.
@@ -114,6 +138,21 @@ class SourceFile:
             return sum(size for _, size, _ in files), _hash_to_63_bits(files)
         except OSError:
             return None
+
+
+def _person_in(folder: Path, names: Sequence[str]) -> StatedPerson:
+    """The person whom the files called `names` in a folder state; headers are read until one is named."""
+    paths = (folder / name for name in names)
+    return first_stated(read_stated_person(path) for path in paths if path.is_file())
+
+
+def _may_be_dicom(folder: Path) -> list[str]:
+    """The names of files in a folder that may be DICOM, sorted; links are left out. [] if it cannot be listed."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        return sorted(
+            entry.name for entry in entries if may_be_b_scan(entry.name) and entry.is_file(follow_symlinks=False)
+        )
+    return []
 
 
 def _companions(path: Path) -> list[Path]:

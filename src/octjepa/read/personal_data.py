@@ -342,6 +342,20 @@ def mask_path(path: str, name: str, birth_date: str) -> str:
     )
 
 
+def first_stated(people: Iterable[StatedPerson]) -> StatedPerson:
+    """The first name, birth date and sex that `people` state, without placeholders.
+
+    Iteration ends as soon as the name and the birth date are known.
+    """
+    stated = StatedPerson()
+    for person in people:
+        texts = ("" if is_placeholder(text) else text for text in person)
+        stated = StatedPerson(*(first or text for first, text in zip(stated, texts, strict=True)))
+        if stated.name and stated.birth_date:
+            break
+    return stated
+
+
 def read_stated_person(path: Path) -> StatedPerson:
     """The person that the DICOM header at `path` states; empty texts for none, and for what is not DICOM."""
     fields = ("PatientName", "PatientBirthDate", "PatientSex")
