@@ -14,6 +14,7 @@ from PIL import Image
 
 import octjepa
 from command_line import call
+from oct_dicom import make_dataset, retina, save
 from octjepa.cli.output import print_adapted
 from octjepa.errors import OctjepaError, UsageError, VolumeRejected
 from octjepa.ingest.sources import discover
@@ -304,7 +305,7 @@ def test_a_folder_of_pictures_with_masks(tmp_path: Path, monkeypatch: pytest.Mon
         shutil.rmtree(masks / f"P{person}")
     refused = call(*words, "--out", out)
     assert refused.code == 2
-    assert "middle.png belongs to two pictures, P0/middle.png and P1/middle.png" in refused.err
+    assert "middle.png belongs to P0/middle.png and P1/middle.png: put label files into folders" in refused.err
 
 
 def test_only_scans_with_labels_are_read_and_a_refused_scan_is_named(
@@ -350,6 +351,31 @@ def test_only_scans_with_labels_are_read_and_a_refused_scan_is_named(
     request = adapt_scans.AdaptRequest([str(folder)], [labels])
     with pytest.raises(VolumeRejected, match=r"truncated: cut\.dcm: "):
         adapt_scans.adapt_sources(request, tmp_path / "network")
+
+
+def test_the_labels_of_one_scan_are_not_learned_for_scans_of_its_name(tmp_path: Path) -> None:
+    """Scans of several people are often called alike; which of them was labelled is then unknown."""
+    for person in range(2):
+        pixels = retina(6, seed=person)
+        (tmp_path / "scans" / f"P{person}").mkdir(parents=True)
+        save(make_dataset(pixels), tmp_path / "scans" / f"P{person}" / "oct.dcm")
+    labels = tmp_path / "labels"
+    labels.mkdir()
+    np.savez(labels / "oct.npz", rows=np.full((8, 6, 80), 40, np.float32), names=np.array(BOUNDARIES))
+    request = adapt_scans.AdaptRequest([str(tmp_path / "scans")], [labels])
+    expected = r"oct\.npz belongs to P0/oct\.dcm and P1/oct\.dcm: name label files by SOP instance UID or volume id"
+    with pytest.raises(UsageError, match=expected):
+        adapt_scans.adapt_sources(request, tmp_path / "network")
+    broken = tmp_path / "scans" / "P0" / "oct.dcm"
+    broken.write_bytes(broken.read_bytes()[:-5000])  # the labels may be those of the scan that cannot be read
+    with pytest.raises(UsageError, match=expected):
+        adapt_scans.adapt_sources(request, tmp_path / "network")
+    volume = octjepa.read_volume(tmp_path / "scans" / "P1" / "oct.dcm")
+    (labels / "oct.npz").rename(labels / f"{volume.sop_instance_uid}.npz")
+    made: list[str] = []
+    folders = [LabelFolder(labels), LabelFolder(labels)]  # named twice
+    (scan,) = adapt_scans._labelled_volumes(discover([tmp_path / "scans"]), folders, None, made)
+    assert scan.name == "P1/oct.dcm"
 
 
 def test_an_archive_among_the_sources_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,9 @@ from octjepa.volume import OCTVolume, volume_id
 
 WEIGHTS: Final = "segmenter.safetensors"
 RECORD: Final = "segmenter.json"
+# Advice if a label file belongs to several volumes, or to several pictures.
+_BY_ID: Final = "name label files by SOP instance UID or volume id (docs/segment.md)"
+_BY_FOLDER: Final = "put label files into folders with the names of those of the pictures"
 _MOST_NAMED: Final = 5  # refused files in a note
 _SOP_INSTANCE_UID: Final = 0x00080018  # no later tag of the header is needed
 _ID: Final = re.compile(r"[0-9a-f]{16}|[0-9]+(\.[0-9]+){3,}")  # the id of a volume in a store, or a DICOM UID
@@ -180,12 +183,14 @@ def _labelled_volumes(
 ) -> list[LabelledScan]:
     """The scans that have labels. Only these are read, because a folder may hold many others.
 
-    Adds to `notes`. Raises UsageError: none has labels. VolumeRejected: all with labels are refused.
+    Adds to `notes`. Raises UsageError: none has labels, or a label file belongs to several scans. VolumeRejected: all
+    with labels are refused.
     """
     sources = discovery.files
     is_only = len(sources) == 1 and not discovery.refused
     to_read, with_labels = _sources_to_read(sources, folders)
-    scans, used, refused, others = [], set[Path](), list[VolumeRejected](), list[VolumeRejected]()
+    scans, used = [], dict[Path, SourceFile]()
+    refused, others = list[VolumeRejected](), list[VolumeRejected]()
     for source in sources if is_only else to_read:
         try:
             with source.local() as path:
@@ -199,6 +204,8 @@ def _labelled_volumes(
                 bscans = frame_names(path) if path.is_dir() else []
         except VolumeRejected as error:
             (refused if is_only or source.key in with_labels else others).append(_named(source, error))
+            stated = ScanNames(_stated_uid(source), source.name, "")
+            _use([file for folder in folders if (file := folder.file_for(stated)) is not None], source, used, _BY_ID)
             continue
         names = ScanNames(volume.sop_instance_uid, source.name, volume_id(volume.content_hash))
         files = [folder.file_for(names) for folder in folders]
@@ -206,7 +213,7 @@ def _labelled_volumes(
             only = f"the only scan, {Path(source.name).name}"
             files = [file or folder.only_file(only) for folder, file in zip(folders, files, strict=True)]
         pairs = [(folder, file) for folder, file in zip(folders, files, strict=True) if file is not None]
-        used |= {file for _, file in pairs}
+        _use([file for _, file in pairs], source, used, _BY_ID)
         if parts := [_read_labels(folder, file, volume, bscans, notes) for folder, file in pairs]:
             labels = joined(parts)
             notes += labels.notes
@@ -220,6 +227,18 @@ def _labelled_volumes(
     return scans
 
 
+def _use(files: Sequence[Path], source: SourceFile, used: dict[Path, SourceFile], advice: str) -> None:
+    """Adds the label files of `source` to `used`. Raises UsageError with `advice`: another scan has one of them.
+
+    Scans of several people are often called alike, `oct.dcm`. The labels of one scan are not labels of the others.
+    """
+    for file in files:
+        first = used.setdefault(file, source)
+        if first.key != source.key:
+            scans = " and ".join(OutputNames.shown(scan, ()) for scan in (first, source))
+            raise UsageError(f"{file} belongs to {scans}: {advice}")
+
+
 def _labelled_bscans(
     sources: Sequence[SourceFile], folders: Sequence[LabelFolder], spacing_mm: SpacingOption, notes: list[str]
 ) -> list[LabelledScan]:
@@ -231,19 +250,13 @@ def _labelled_bscans(
     label_paths = {folder.path.resolve() for folder in folders}
     # Masks in a folder below the pictures are not pictures. Masks next to their pictures are left out by their names.
     sources = [source for source in sources if not label_paths & set(source.path.resolve().parents)] or sources
-    scans, refused, used = [], [], dict[Path, str]()
+    scans, refused, used = [], [], dict[Path, SourceFile]()
     for source in sources:
         names = ScanNames("", source.path.resolve().as_posix(), "")
         pairs = [(folder, file) for folder in folders if (file := folder.file_for(names)) is not None]
         if not pairs:
             continue
-        for _, file in pairs:
-            if file in used:
-                raise UsageError(
-                    f"{file} belongs to two pictures, {used[file]} and {source.name}: put label files into folders "
-                    "with the names of those of the pictures"
-                )
-            used[file] = source.name
+        _use([file for _, file in pairs], source, used, _BY_FOLDER)
         stated_mm = None if spacing_mm == "file" else spacing_mm
         try:
             volume = read_bscan_volume(source.path, source.row, stated_mm, source.dataset_path)
