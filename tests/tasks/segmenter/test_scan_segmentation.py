@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 
 from command_line import call, run
-from oct_dicom import make_dataset, save
+from oct_dicom import make_dataset, retina, save
+from octjepa.ingest.source_file import SourceFile
 from octjepa.ingest.sources import discover
 from octjepa.notes import unique_notes
 from octjepa.phantom import DEVICES, make_eye
 from octjepa.phantom.dicom import write_eye
 from octjepa.phantom.random_scene import BOUNDARY_SURFACES
 from octjepa.read.reader import read_volume
+from octjepa.tasks.segment.class_files import Forms, write_classes
 from octjepa.tasks.segment.dicom_seg import read_segmentation
 from octjepa.tasks.segment.thickness import SECTORS
 from octjepa.tasks.segmenter.fovea import find_centre
@@ -157,6 +159,20 @@ def test_results_of_another_scan_stay_and_results_are_not_read_as_scans(tmp_path
     refused = call("segment", tmp_path / "patB", "--out", tmp_path / "site", "--quiet")
     assert refused.code == 2
     assert "site holds index.html, and octjepa has no record of writing it: choose another --out" in refused.err
+
+
+@pytest.mark.parametrize(("forms", "expected"), [(("nifti",), ["x.nii.gz"]), (("dicom",), ["x.dcm"]), ((), [])])
+def test_class_files_of_an_earlier_call_do_not_stay(forms: Forms, expected: list[str], tmp_path: Path) -> None:
+    dataset = make_dataset(retina(6))
+    dataset.StudyInstanceUID, dataset.SeriesInstanceUID, dataset.FrameOfReferenceUID = "1.2.3", "1.2.4", "1.2.5"
+    (tmp_path / "out").mkdir()
+    source = SourceFile(save(dataset, tmp_path / "scan.dcm"), "scan.dcm")
+    volume = read_volume(source.path)
+    codes = np.ones(volume.shape, np.uint8)
+    assert write_classes(tmp_path / "out" / "x", codes, ("fluid",), volume, source, ("nifti", "dicom")).notes == ()
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["x.dcm", "x.nii.gz"]
+    write_classes(tmp_path / "out" / "x", codes, ("fluid",), volume, source, forms)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == expected
 
 
 @pytest.mark.slow

@@ -62,28 +62,30 @@ def write_classes(
     source: SourceFile,
     forms: Forms,
 ) -> ClassFiles:
-    """Writes `STEM.nii.gz` and, of a DICOM scan, `STEM.dcm`; an old `STEM.dcm` is removed if none is written.
+    """Writes `STEM.nii.gz` and, of a DICOM scan, `STEM.dcm`, as far as `forms` names them.
 
-    Codes of 255 ("not labelled") are background in a DICOM Segmentation. Raises OctjepaError: the disk refuses.
+    Both files of an earlier call are removed first, so that no file of another result stays next to the new one. The
+    caller has claimed both in the record of the folder. Codes of 255 ("not labelled") are background in a DICOM
+    Segmentation. Raises OctjepaError: the disk refuses.
     """
+    nifti_path, dicom_path = (stem.with_name(f"{stem.name}{ending}") for ending in (".nii.gz", ".dcm"))
+    for path in (nifti_path, dicom_path):
+        path.unlink(missing_ok=True)
     order, moved = file_order(volume)
     notes = [moved] if moved else []
     in_file_order = np.ascontiguousarray(order.voxels(codes))
     nifti = dicom = None
     if "nifti" in forms:
-        path = stem.with_name(f"{stem.name}.nii.gz")
-        write_nifti(path, in_file_order, volume.spacing_mm)
-        nifti = str(path)
+        write_nifti(nifti_path, in_file_order, volume.spacing_mm)
+        nifti = str(nifti_path)
     if "dicom" in forms and volume.format == "dicom":
-        path = stem.with_name(f"{stem.name}.dcm")
-        path.unlink(missing_ok=True)  # of an earlier call
         inside = np.where(in_file_order == UNLABELLED, np.uint8(0), in_file_order)
         if _has_highdicom():
             why = _no_dicom(inside, source, is_in_file_order=not moved)
             if not why:
                 try:
-                    write_segmentation(path, inside, classes, volume.spacing_mm, source.path)
-                    dicom = str(path)
+                    write_segmentation(dicom_path, inside, classes, volume.spacing_mm, source.path)
+                    dicom = str(dicom_path)
                 except UsageError:
                     why = "its frames cannot be referenced (frames were left out, or the header lacks identifiers)"
             if why:
