@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -249,7 +250,11 @@ def test_the_command_writes_a_network_that_segment_reads(tmp_path: Path, monkeyp
     assert loaded.calibration == octjepa.load_segmenter().calibration  # no fluid was labelled
     outcome = call("segment", scan, "--model", out, "--out", tmp_path / "second", "--format", "nifti", "--json")
     assert outcome.code == 0, outcome.err
-    assert "adapted network" in (tmp_path / "second" / "classes.json").read_text()
+    made_by = f"made automatically by octjepa {version('octjepa')}"
+    for name, source in (("first", made_by), ("second", f"{made_by}, adapted network")):
+        labels = LabelFolder(tmp_path / name)
+        assert labels.source(tmp_path / name / "eye_boundaries.npz") == source
+        assert labels.source(tmp_path / name / "eye_classes.nii.gz") == source
     found = loaded.segment(scan)
     with np.load(tmp_path / "second" / "eye_boundaries.npz") as made:
         step = -1 if "frames_reversed" in octjepa.read_volume(scan).notes else 1

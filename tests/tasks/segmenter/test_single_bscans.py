@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from octjepa.ingest.sources import discover
 from octjepa.phantom import make_eye
 from octjepa.phantom.random_scene import BOUNDARY_SURFACES
 from octjepa.read.single_bscan import find_bscans, is_picture, parse_bscan_spacing, read_bscan
+from octjepa.tasks.segment.label_files import LabelFolder
 from octjepa.tasks.segmenter import single_bscans
 from octjepa.tasks.segmenter.inference import Segmentation, Segmenter
 
@@ -67,8 +69,11 @@ def test_every_picture_has_a_row_in_pixels(segmented: tuple[Path, dict[str, Any]
 
 
 def test_files_of_a_picture(segmented: tuple[Path, dict[str, Any]]) -> None:
-    _, made = segmented
+    out, made = segmented
     files = made["images"][0]["files"]
+    labels = LabelFolder(out, of_bscans=True)
+    made_by = f"made automatically by octjepa {version('octjepa')}"
+    assert [labels.source(Path(files[kind])) for kind in ("boundaries", "classes")] == [made_by, made_by]
     with np.load(files["boundaries"]) as found:
         assert found["rows"].shape == (8, 1, EYE.pixels.shape[2])
         assert np.abs(found["rows"][:, 0] - TRUE_PX).mean() < 3

@@ -32,6 +32,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -372,6 +373,11 @@ class LabelFolder:
         if file.suffix.lower() in _META_SUFFIXES:
             return _metaimage(file, self.nifti_names)
         return _nifti(file, self.nifti_names)
+
+
+def made_automatically(is_adapted: bool = False) -> str:
+    """The source of labels that a network of octjepa made: the packaged network, or an adapted one."""
+    return f"made automatically by octjepa {version('octjepa')}{', adapted network' if is_adapted else ''}"
 
 
 def default_classes(names: Sequence[str]) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ from octjepa.recipe import Preprocessing
 from octjepa.record import Record
 from octjepa.tables import format_table
 from octjepa.tasks.segment.class_files import Forms, file_order, missing_library, write_classes
-from octjepa.tasks.segment.label_files import SOURCE
+from octjepa.tasks.segment.label_files import SOURCE, made_automatically
 from octjepa.tasks.segment.thickness import SECTORS
 from octjepa.tasks.segmenter.inference import Segmentation, Segmenter, load_segmenter
 from octjepa.tasks.segmenter.measurement import Measurement, Preparation, measure
@@ -136,7 +135,7 @@ def segment_sources(
     names = OutputNames(discovery.files)
     made.refused += refused_by_search(discovery)
     with writer_lock(out), bar("segment", len(discovery.files), "scan") as progress:
-        made_by = f"made automatically by octjepa {version('octjepa')}{'' if model is None else ', adapted network'}"
+        made_by = made_automatically(is_adapted=model is not None)
         record = ResultsRecord(out, SEGMENTED)
         record.claim(SHARED, SHARED, (PAGE, CLASSES_FILE))
         write_json(out / CLASSES_FILE, {**{str(k): name for k, name in enumerate(CLASSES) if k}, SOURCE: made_by})
@@ -148,7 +147,7 @@ def segment_sources(
                 record.check(name, volume.content_hash, _result_names(name))
                 if (note := missing_library(volume.format, forms)) and not made.notes:
                     made.notes.append(note)
-                output = _Output(out, name, forms, progress, record)
+                output = _Output(out, name, forms, progress, record, made_by)
                 made.scans.append(_segment(segmenter, volume, preparation, source, output))
             progress.advance()
     return made
@@ -194,6 +193,7 @@ class _Output:
     forms: Forms
     progress: Bar
     record: ResultsRecord
+    made_by: str
 
     def path(self, ending: str) -> Path:
         """The file of this scan that ends with `ending`."""
@@ -239,6 +239,7 @@ def _write_labels(
         "expected_error_um": order.ascans(found.expected_error_um),
         "names": np.array(BOUNDARIES),
         "spacing_mm": np.array(found.spacing_mm),
+        SOURCE: np.array(to.made_by),
     }
     write_atomic(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
     written = write_classes(to.path("_classes"), found.classes, CLASSES[1:], volume, source, to.forms)

@@ -12,7 +12,6 @@ the network was not guide to the true scale.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +25,7 @@ from octjepa.canonical.plausibility import DOUBTFUL_NOTE
 from octjepa.canonical.quality import looks_inverted
 from octjepa.canonical.single_bscan import canonicalise_bscan
 from octjepa.errors import OctjepaError, VolumeRejected
-from octjepa.files import write_atomic
+from octjepa.files import write_atomic, write_json
 from octjepa.ingest.output_names import OutputNames, check_apart
 from octjepa.ingest.refused_scan import RefusedScan, collect_refusals
 from octjepa.ingest.results_record import SHARED, ResultsRecord
@@ -42,6 +41,7 @@ from octjepa.reasons import rejection
 from octjepa.recipe import Preprocessing
 from octjepa.record import Record
 from octjepa.tables import format_table
+from octjepa.tasks.segment.label_files import SOURCE, made_automatically
 from octjepa.tasks.segmenter.inference import Segmentation, Segmenter, load_segmenter
 from octjepa.tasks.segmenter.measurement import cut_off, is_unrecognised
 from octjepa.tasks.segmenter.scan_picture import CLASS_COLOURS, LINE_COLOURS
@@ -114,6 +114,8 @@ def segment_bscans(
     with writer_lock(out), bar("segment", len(files), "B-scan") as progress:
         record = ResultsRecord(out, SEGMENTED)
         record.claim(SHARED, SHARED, (_TABLE, CLASSES_FILE))
+        made_by = made_automatically(is_adapted=model is not None)
+        write_json(out / CLASSES_FILE, {**{str(k): key for k, key in enumerate(CLASSES) if k}, SOURCE: made_by})
         for source in files:
             people: list[StatedPerson] = []
             with collect_refusals(result.refused, partial(names.shown, source, people)):
@@ -121,7 +123,7 @@ def segment_bscans(
                 people.append(bscan.person)
                 name = names.of(source, people)
                 record.check(name, hash_pixels(bscan.pixels), _result_names(name))
-                result.images.append(_segment(segmenter, bscan, spacing_mm, name, _Output(out, record)))
+                result.images.append(_segment(segmenter, bscan, spacing_mm, name, _Output(out, record, made_by)))
             progress.advance()
         current = {bscan.image: bscan for bscan in result.images}
         _write_table(Path(result.table), record.merged(_KIND, current, SegmentedBScan.from_json))
@@ -146,6 +148,7 @@ def _result_names(name: str) -> list[str]:
 class _Output:
     folder: Path
     record: ResultsRecord
+    made_by: str
 
 
 def _segment(
@@ -181,7 +184,7 @@ def _segment(
     to.record.claim(name, hash_pixels(bscan.pixels), _result_names(name))
     result = SegmentedBScan(
         image=name,
-        files=_write_files(to.folder, name, bscan, segmentation),
+        files=_write_files(to, name, bscan, segmentation),
         shape=(height, width),
         spacing_um=(round(1000 * depth_mm, 4), round(1000 * column_mm, 4)) if known_mm else None,
         unit="um" if known_mm else "px",
@@ -227,14 +230,15 @@ def _notes(bscan: BScan, segmentation: Segmentation, measured: np.ndarray, is_kn
     return tuple(notes)
 
 
-def _write_files(out: Path, name: str, bscan: BScan, segmentation: Segmentation) -> dict[str, str]:
+def _write_files(to: _Output, name: str, bscan: BScan, segmentation: Segmentation) -> dict[str, str]:
     """Writes boundaries, classes as an indexed PNG, and the picture."""
     arrays = {
         "rows": segmentation.boundaries_px,
         "expected_error_px": segmentation.expected_error_um / np.float32(1000 * segmentation.spacing_mm[1]),
         "names": np.array(BOUNDARIES),
+        SOURCE: np.array(to.made_by),
     }
-    boundaries, classes, picture = (out / file for file in _result_names(name))
+    boundaries, classes, picture = (to.folder / file for file in _result_names(name))
     write_atomic(boundaries, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
     colours = [(0, 0, 0), *(ImageColor.getrgb(CLASS_COLOURS[key]) for key in CLASSES[1:])]
     indexed = Image.fromarray(segmentation.classes[0], "P")
@@ -242,8 +246,6 @@ def _write_files(out: Path, name: str, bscan: BScan, segmentation: Segmentation)
     write_atomic(classes, lambda file: indexed.save(file, "PNG"))
     drawn = Image.fromarray(_drawn(bscan.pixels, segmentation, np.array(colours, np.float32)))
     write_atomic(picture, lambda file: drawn.save(file, "PNG"))
-    named = {str(k): key for k, key in enumerate(CLASSES) if k}
-    write_atomic(out / CLASSES_FILE, lambda file: file.write(json.dumps(named).encode()))
     return {"boundaries": str(boundaries), "classes": str(classes), "picture": str(picture)}
 
 
