@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from oct_dicom import make_dataset, retina, save
-from octjepa.errors import NothingReadError, UsageError, VolumeRejected
 from octjepa.convert.scans import convert_sources
+from octjepa.errors import NothingReadError, UsageError, VolumeRejected
 from octjepa.ingest import Discovery, build_store, discover
 from octjepa.ingest.audit import audit
 from octjepa.ingest.one_file import refused
