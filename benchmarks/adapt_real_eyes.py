@@ -21,7 +21,7 @@ from benchmarks.real_eyes import SHARED, USUAL_WAY, development_eyes
 import octjepa
 from octjepa.files import write_json
 from octjepa.model.boundary_unet import BoundaryUNet, NetworkSize
-from octjepa.tasks.segment.layer_names import ANY_CLASS, FLUID
+from octjepa.tasks.labels.layer_names import ANY_CLASS, FLUID
 from octjepa.tasks.segmenter.adapt import (
     AdaptSettings,
     LabelledScan,

@@ -31,12 +31,12 @@ import octjepa
 from octjepa.checkpoint.boundary_unet import PACKAGED
 from octjepa.files import write_json
 from octjepa.layers import BOUNDARIES, BOUNDARY_NAMES
-from octjepa.tasks.segment.thickness import SECTORS
 from octjepa.tasks.segmenter.inference import Segmentation, Segmenter, load_segmenter, near_bscans_of
 from octjepa.tasks.segmenter.measurement import Preparation, measure
 from octjepa.tasks.segmenter.outer_boundaries import outer_boundaries
 from octjepa.tasks.segmenter.scan_picture import LINE_COLOURS, draw_scan
 from octjepa.tasks.segmenter.validation import dice_at
+from octjepa.tasks.thickness import SECTORS
 from octjepa.volume import OCTVolume
 
 ROOT = Path(__file__).resolve().parents[1]

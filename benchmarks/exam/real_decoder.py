@@ -16,8 +16,8 @@ from jaxtyping import UInt8
 
 from octjepa.encoders import PretrainedEncoder
 from octjepa.recipe import Preprocessing
+from octjepa.tasks.labels.label_files import UNLABELLED
 from octjepa.tasks.segment import decoder
-from octjepa.tasks.segment.label_files import UNLABELLED
 from octjepa.tasks.segment.recipe import DecoderRecipe
 from octjepa.tasks.segment.windows import LabelledVolume, PositionPrior
 from octjepa.views import geometry

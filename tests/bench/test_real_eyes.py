@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from benchmarks.real_eyes import PAGES, RECORDS, ZONES, page, pooled_precision, records_of, score_counts
 
-from octjepa.tasks.segment.thickness import SECTORS
 from octjepa.tasks.segmenter.validation import average_precision, dice_at
+from octjepa.tasks.thickness import SECTORS
 
 ROOT = Path(__file__).resolve().parents[2]
 

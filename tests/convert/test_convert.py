@@ -299,7 +299,7 @@ def test_a_scan_that_cannot_be_segmented_leaves_no_file(
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_layers_lie_in_the_converted_scan(form: str, scans: Path, tmp_path: Path) -> None:
-    from octjepa.tasks.segment.dicom_seg import read_segmentation
+    from octjepa.tasks.labels.dicom_seg import read_segmentation
     from octjepa.tasks.segmenter.measurement import LAYER_NAMES
 
     made = convert(scans / "heidelberg_spectralis.dcm", "--to", form, "--out", tmp_path, "--layers")

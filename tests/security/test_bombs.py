@@ -220,7 +220,7 @@ def test_an_xml_of_very_many_parts_is_refused_before_it_is_parsed(tmp_path: Path
 LABELS = CHILD.replace("read_volume(sys.argv[1], spacing_mm=(0.1, 0.004, 0.01))", "labels(Path(sys.argv[1]))").replace(
     "from octjepa.read.reader import read_volume",
     """from octjepa.errors import UsageError
-from octjepa.tasks.segment.label_files import LabelFolder
+from octjepa.tasks.labels.label_files import LabelFolder
 def labels(path):
     try:
         LabelFolder(path.parent).names(path)

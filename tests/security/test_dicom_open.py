@@ -19,7 +19,7 @@ from octjepa.read.dicom_file import read_header
 from octjepa.read.dicom_series import series_facts
 from octjepa.read.personal_data import read_stated_person
 from octjepa.read.reader import read_volume
-from octjepa.tasks.segment.dicom_seg import is_segmentation
+from octjepa.tasks.labels.dicom_seg import is_segmentation
 
 MIB = 1 << 20
 # pydicom's own ways to open a file, which inflate and allocate without limits.

@@ -14,7 +14,7 @@ from octjepa.evaluate.labels import read_labels
 from octjepa.report.leaderboard import csv_text
 from octjepa.tables import format_table, plain_cell, table_cell
 from octjepa.tasks.finetune.inference import write_frame
-from octjepa.tasks.segment.thickness import write_table
+from octjepa.tasks.thickness import write_table
 
 FORMULAS = [
     "=1+1",

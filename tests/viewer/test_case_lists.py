@@ -19,8 +19,8 @@ from octjepa.ingest.build import build_store
 from octjepa.phantom import write_cohort
 from octjepa.record import to_json
 from octjepa.store import Store
+from octjepa.tasks.labels.layer_names import CLASS_COLOURS
 from octjepa.tasks.segment.folder import SavedHead
-from octjepa.tasks.segment.layer_names import CLASS_COLOURS
 from octjepa.tasks.segment.linear import LinearHead
 from octjepa.tasks.segment.recipe import SegmentRecipe
 from octjepa.viewer.misread import CasePredictions

@@ -16,7 +16,7 @@ import pytest
 from octjepa.errors import UsageError
 from octjepa.layers import BOUNDARIES
 from octjepa.notes import Note
-from octjepa.tasks.segment.label_files import LabelFolder, ScanNames
+from octjepa.tasks.labels.label_files import LabelFolder, ScanNames
 from octjepa.tasks.segmenter.adapt_scans import labelled_scan
 from octjepa.tasks.segmenter.retained_layers import RetainedLayers
 from octjepa.viewer.corrections import Corrections

@@ -28,8 +28,8 @@ from octjepa.read.one_frame import read_one_frame
 from octjepa.read.reader import read_volume
 from octjepa.record import to_json
 from octjepa.store import Store
+from octjepa.tasks.labels.dicom_seg import write_segmentation
 from octjepa.tasks.nifti import write_nifti
-from octjepa.tasks.segment.dicom_seg import write_segmentation
 from octjepa.tasks.segmenter.retained_layers import LayerCache, RetainedLayers
 from octjepa.viewer.listing import MAX_PAGE, VolumeList
 from octjepa.viewer.live import Alarm, LiveRun

@@ -112,7 +112,7 @@ def convert_sources(
     or `out`, or with `layers` its folder "layers", holds a scan of `sources` or other files; highdicom is missing.
     """
     if layers and form == "dicom":
-        from octjepa.tasks.segment.dicom_seg import check_highdicom
+        from octjepa.tasks.labels.dicom_seg import check_highdicom
 
         check_highdicom()
     discovery = discover(sources)
@@ -269,8 +269,8 @@ def _write_layers(codes: UInt8[np.ndarray, "D H W"], volume: OCTVolume, file: Pa
     """Writes the layers in the geometry of the converted file, as a label file that `octjepa segment` reads."""
     from importlib.metadata import version
 
-    from octjepa.tasks.segment.dicom_seg import write_segmentation
-    from octjepa.tasks.segment.label_files import SOURCE
+    from octjepa.tasks.labels.dicom_seg import write_segmentation
+    from octjepa.tasks.labels.label_files import SOURCE
     from octjepa.tasks.segmenter.measurement import LAYER_NAMES
 
     folder = job.out / LAYERS_FOLDER

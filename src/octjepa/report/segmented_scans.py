@@ -9,8 +9,8 @@ from pathlib import Path
 
 from octjepa.files import write_atomic
 from octjepa.report.html import render_template
-from octjepa.tasks.segment.thickness import SECTORS
 from octjepa.tasks.segmenter.scan_segmentation import PAGE, SegmentedScans, recorded_scans
+from octjepa.tasks.thickness import SECTORS
 
 
 def write_page(segmented: SegmentedScans, out: Path) -> Path:

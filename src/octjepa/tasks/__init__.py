@@ -1,4 +1,7 @@
-"""Supervised tasks on a pretrained encoder: fine-tuning to labels, and segmentation of layers and lesions.
+"""Supervised tasks: fine-tuning (`finetune`), segmentation of layers and lesions, and the truth of phantoms (`truth`).
+
+`segment` trains heads on an encoder, `segmenter` is the packaged network of `octjepa segment SCAN`. Both use `labels`
+(files of labels and segmentations) and `thickness` (ETDRS sectors). `distil` teaches an encoder the tokens of another.
 
 In: a task recipe, a checkpoint, a store and labels. Out: a folder with the tuned network or head and its test metrics
 next to baselines. Fails with RecipeError on a recipe, UsageError on labels, ContractError on other weights. Packages

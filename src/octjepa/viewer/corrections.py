@@ -30,7 +30,7 @@ from octjepa.errors import OctjepaError, UsageError
 from octjepa.files import write_atomic
 from octjepa.layers import BOUNDARIES
 from octjepa.read.file_order import FileOrder
-from octjepa.tasks.segment.label_files import SOURCE
+from octjepa.tasks.labels.label_files import SOURCE
 from octjepa.tasks.segmenter.retained_layers import RetainedLayers
 from octjepa.volume import OCTVolume
 

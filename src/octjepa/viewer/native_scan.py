@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, UInt8
 
 from octjepa.canonical.native_mapping import NativeMap
 from octjepa.report.figures import eyes
-from octjepa.tasks.segment.thickness import Lines, ScanOrientation, lines_of
+from octjepa.tasks.thickness import Lines, ScanOrientation, lines_of
 from octjepa.viewer.native_surfaces import Plane
 from octjepa.volume import AXES, OCTVolume
 

@@ -19,9 +19,9 @@ from octjepa.errors import OctjepaError, UsageError
 from octjepa.layers import LAYERS
 from octjepa.record import Record
 from octjepa.store.index import IndexEntry
-from octjepa.tasks.segment.thickness import SECTORS
 from octjepa.tasks.segmenter.measurement import Measurement, Preparation, measure
 from octjepa.tasks.segmenter.retained_layers import LayerCache, RetainedLayers
+from octjepa.tasks.thickness import SECTORS
 from octjepa.volume import OCTVolume
 
 _GIVEN_UP_SECONDS: Final = 5.0

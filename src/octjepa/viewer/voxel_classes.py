@@ -20,7 +20,7 @@ from octjepa.layers import CLASSES
 from octjepa.read.file_order import FileOrder
 from octjepa.record import Record
 from octjepa.store.index import IndexEntry
-from octjepa.tasks.segment.layer_names import CLASS_COLOURS as NAMED_COLOURS
+from octjepa.tasks.labels.layer_names import CLASS_COLOURS as NAMED_COLOURS
 from octjepa.tasks.segmenter.scan_picture import CLASS_COLOURS
 from octjepa.volume import OCTVolume
 
@@ -81,7 +81,7 @@ class VoxelClasses:
 
     def __init__(self, head: Callable[[], SavedHead] | None, labels: str | Path | None) -> None:
         """Raises UsageError: `labels` is not a folder, or nothing is in it."""
-        from octjepa.tasks.segment.label_files import LabelFolder
+        from octjepa.tasks.labels.label_files import LabelFolder
 
         self._head, self._folder = head, None if labels is None else LabelFolder(labels)
         self._lock = threading.Lock()
@@ -134,7 +134,7 @@ class VoxelClasses:
 
     def _read(self, file: Path, volume: OCTVolume) -> tuple[UInt8[np.ndarray, "N R C"], tuple[str, ...]]:
         """(codes in the order of `volume`, names). Raises UsageError: the file does not fit the scan."""
-        from octjepa.tasks.segment.label_files import default_classes
+        from octjepa.tasks.labels.label_files import default_classes
 
         assert self._folder is not None
         names = default_classes(self._folder.names(file))
@@ -146,7 +146,7 @@ class VoxelClasses:
 
 def _same(first: np.ndarray, first_names: Sequence[str], second: np.ndarray, second_names: Sequence[str]) -> bool:
     """Whether two label files mark the same voxels; a DICOM Segmentation cannot tell unlabelled from background."""
-    from octjepa.tasks.segment.label_files import UNLABELLED
+    from octjepa.tasks.labels.label_files import UNLABELLED
 
     if set(first_names) != set(second_names):
         return False

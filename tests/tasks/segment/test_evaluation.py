@@ -12,7 +12,7 @@ from octjepa.metrics.findings import Findings
 from octjepa.recipe import Preprocessing
 from octjepa.tasks.segment.evaluation import METRICS, HeadEstimates, ScanFigures, evaluate_scan, report_classes
 from octjepa.tasks.segment.labelled_volumes import NativeLabels, whole_scan_preprocessing
-from octjepa.tasks.segment.thickness import SECTORS, ScanOrientation, scan_centre
+from octjepa.tasks.thickness import SECTORS, ScanOrientation, scan_centre
 from octjepa.volume import OCTVolume
 
 PEOPLE = [str(number) for number in range(8)]

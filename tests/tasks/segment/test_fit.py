@@ -15,11 +15,11 @@ from command_line import call
 from octjepa.encoders import load_encoder
 from octjepa.errors import ContractError, UsageError
 from octjepa.outside import OutsideError
+from octjepa.tasks.labels.label_files import PHANTOM_LAYERS
 from octjepa.tasks.segment import fit
 from octjepa.tasks.segment.dice import dice
 from octjepa.tasks.segment.evaluation import evaluate_scan
 from octjepa.tasks.segment.folder import load_head
-from octjepa.tasks.segment.label_files import PHANTOM_LAYERS
 from octjepa.tasks.segment.labelled_volumes import LabelledVolumes
 from octjepa.tasks.segment.recipe import load_recipe
 

@@ -15,10 +15,10 @@ from scipy.io import savemat
 from octjepa.errors import UsageError
 from octjepa.layers import BOUNDARIES
 from octjepa.read.formats.images import frame_names, read_images
-from octjepa.tasks.segment.label_files import LabelFolder, LabelVolume, ScanNames
-from octjepa.tasks.segment.layer_labels import LAYER_CLASSES, boundaries_of_codes
-from octjepa.tasks.segment.layer_names import boundary_index, class_set
-from octjepa.tasks.segment.mask_images import read_masks
+from octjepa.tasks.labels.label_files import LabelFolder, LabelVolume, ScanNames
+from octjepa.tasks.labels.layer_labels import LAYER_CLASSES, boundaries_of_codes
+from octjepa.tasks.labels.layer_names import boundary_index, class_set
+from octjepa.tasks.labels.mask_images import read_masks
 
 SHAPE = (5, 40, 12)
 ROWS = np.array([4, 8, 12, 16, 20, 26, 30, 34], np.float32)

@@ -20,8 +20,8 @@ from octjepa.errors import UsageError
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store
 from octjepa.store.index import IndexEntry, entries_of
+from octjepa.tasks.labels.label_files import PHANTOM_LAYERS, LabelFolder, LabelVolume, ScanNames
 from octjepa.tasks.nifti import write_nifti
-from octjepa.tasks.segment.label_files import PHANTOM_LAYERS, LabelFolder, LabelVolume, ScanNames
 from octjepa.tasks.segment.labelled_volumes import LabelledVolumes, labels_to_stored, scores_to_scan
 from octjepa.tasks.segment.recipe import RECIPES, load_recipe
 from shaped_eye import shaped_eye

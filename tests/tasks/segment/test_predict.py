@@ -17,11 +17,11 @@ from command_line import call
 from octjepa.checkpoint.folder import SCHEMA
 from octjepa.errors import OctjepaError
 from octjepa.read.reader import read_volume
+from octjepa.tasks.labels.dicom_seg import read_segmentation, write_segmentation
+from octjepa.tasks.labels.label_files import LabelFolder
 from octjepa.tasks.nifti import write_nifti
 from octjepa.tasks.segment import predict
-from octjepa.tasks.segment.dicom_seg import read_segmentation, write_segmentation
 from octjepa.tasks.segment.folder import KIND, load_head
-from octjepa.tasks.segment.label_files import LabelFolder
 from octjepa.tasks.segment.predict import segment_volume
 
 from .conftest import Line

@@ -13,7 +13,7 @@ from PIL import Image
 from command_line import call
 from octjepa.errors import UsageError
 from octjepa.phantom import SURFACES, make_eye
-from octjepa.tasks.segment.label_files import LabelFolder, ScanNames
+from octjepa.tasks.labels.label_files import LabelFolder, ScanNames
 
 pytestmark = pytest.mark.timeout(400)
 DEVICE = "heidelberg_spectralis"

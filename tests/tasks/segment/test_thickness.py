@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from octjepa.tasks.segment.thickness import (
+from octjepa.tasks.thickness import (
     RADII_MM,
     SECTORS,
     ScanOrientation,

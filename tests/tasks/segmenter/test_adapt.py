@@ -24,8 +24,8 @@ from octjepa.notes import Note
 from octjepa.phantom import make_eye
 from octjepa.phantom.dicom import write_eye
 from octjepa.phantom.random_scene import BOUNDARY_SURFACES
-from octjepa.tasks.segment.label_files import LabelFolder, LabelVolume
-from octjepa.tasks.segment.layer_names import ANY_CLASS, FLUID
+from octjepa.tasks.labels.label_files import LabelFolder, LabelVolume
+from octjepa.tasks.labels.layer_names import ANY_CLASS, FLUID
 from octjepa.tasks.segmenter import adapt_scans
 from octjepa.tasks.segmenter.adapt import (
     Adaptation,

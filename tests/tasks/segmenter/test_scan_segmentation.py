@@ -20,12 +20,12 @@ from octjepa.phantom import DEVICES, make_eye
 from octjepa.phantom.dicom import write_eye
 from octjepa.phantom.random_scene import BOUNDARY_SURFACES
 from octjepa.read.reader import read_volume
-from octjepa.tasks.segment.class_files import Forms, write_classes
-from octjepa.tasks.segment.dicom_seg import read_segmentation
-from octjepa.tasks.segment.thickness import SECTORS
+from octjepa.tasks.labels.class_files import Forms, write_classes
+from octjepa.tasks.labels.dicom_seg import read_segmentation
 from octjepa.tasks.segmenter.fovea import find_centre
 from octjepa.tasks.segmenter.inference import Segmentation
 from octjepa.tasks.segmenter.measurement import Measurement, Preparation, measure
+from octjepa.tasks.thickness import SECTORS
 from octjepa.volume import OCTVolume
 
 pytestmark = pytest.mark.timeout(400)

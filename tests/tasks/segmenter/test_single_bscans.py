@@ -20,7 +20,7 @@ from octjepa.ingest.sources import discover
 from octjepa.phantom import make_eye
 from octjepa.phantom.random_scene import BOUNDARY_SURFACES
 from octjepa.read.single_bscan import find_bscans, is_picture, parse_bscan_spacing, read_bscan
-from octjepa.tasks.segment.label_files import LabelFolder
+from octjepa.tasks.labels.label_files import LabelFolder
 from octjepa.tasks.segmenter import single_bscans
 from octjepa.tasks.segmenter.inference import Segmentation, Segmenter
 

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float, UInt8
 from markupsafe import Markup, escape
 
-from octjepa.tasks.segment.label_files import UNLABELLED
+from octjepa.tasks.labels.label_files import UNLABELLED
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

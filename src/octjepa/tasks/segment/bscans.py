@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from octjepa.files import write_atomic
+from octjepa.tasks.labels.label_files import UNLABELLED
 from octjepa.tasks.segment.dice import mean_dice
 from octjepa.tasks.segment.evaluation import ScanFigures
-from octjepa.tasks.segment.label_files import UNLABELLED
 from octjepa.tasks.segment.labelled_volumes import LabelledVolumes
 from octjepa.tasks.segment.result import ShownBScan
 from octjepa.volume import CanonicalVolume

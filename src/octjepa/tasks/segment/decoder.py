@@ -26,8 +26,8 @@ from octjepa.distributed.adamw import adamw
 from octjepa.distributed.runtime import Runtime
 from octjepa.encoders import PretrainedEncoder
 from octjepa.recipe import Recipe
+from octjepa.tasks.labels.label_files import UNLABELLED
 from octjepa.tasks.segment.dice import mean_dice, voxel_counts
-from octjepa.tasks.segment.label_files import UNLABELLED
 from octjepa.tasks.segment.network import Decoder
 from octjepa.tasks.segment.recipe import DecoderRecipe
 from octjepa.tasks.segment.windows import (

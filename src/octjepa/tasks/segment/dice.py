@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from octjepa.tasks.segment.label_files import UNLABELLED
+from octjepa.tasks.labels.label_files import UNLABELLED
 
 
 def voxel_counts(

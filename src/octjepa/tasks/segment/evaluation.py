@@ -24,10 +24,10 @@ from octjepa.evaluate.results import HeadRow
 from octjepa.metrics.bootstrap import Draws, Estimate
 from octjepa.metrics.findings import Findings
 from octjepa.metrics.intervals import MIN_PEOPLE, Scale
+from octjepa.tasks.labels.label_files import UNLABELLED
 from octjepa.tasks.segment.dice import dice, voxel_counts
-from octjepa.tasks.segment.label_files import UNLABELLED
 from octjepa.tasks.segment.labelled_volumes import NativeLabels, scores_to_scan
-from octjepa.tasks.segment.thickness import sector_means, slice_widths_mm, thickness_um
+from octjepa.tasks.thickness import sector_means, slice_widths_mm, thickness_um
 
 METRICS = ("dice", "hd95_mm", "thickness_error_um", "etdrs_error_um")
 

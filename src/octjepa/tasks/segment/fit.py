@@ -41,8 +41,8 @@ from octjepa.tasks.segment.labelled_volumes import LabelledVolumes, NativeLabels
 from octjepa.tasks.segment.linear import fit_linear_head
 from octjepa.tasks.segment.recipe import SegmentRecipe
 from octjepa.tasks.segment.result import ChosenHead, SegmentationResult
-from octjepa.tasks.segment.thickness import SECTORS, draw_thickness, write_table
 from octjepa.tasks.segment.windows import PositionPrior, encoder_tokens, pixel_tokens
+from octjepa.tasks.thickness import SECTORS, draw_thickness, write_table
 from octjepa.train.learner import STATES
 from octjepa.volume import CanonicalVolume
 

@@ -24,10 +24,10 @@ from octjepa.read.orientation import is_direction_known
 from octjepa.recipe import Preprocessing, Recipe
 from octjepa.store import Store
 from octjepa.store.index import IndexEntry, entries_of
-from octjepa.tasks.segment.label_files import UNLABELLED, LabelFolder, default_classes
+from octjepa.tasks.labels.label_files import UNLABELLED, LabelFolder, default_classes
 from octjepa.tasks.segment.result import SplitCounts
-from octjepa.tasks.segment.thickness import ScanOrientation, lines_of, scan_centre, slice_positions_mm
 from octjepa.tasks.segment.windows import LabelledVolume
+from octjepa.tasks.thickness import ScanOrientation, lines_of, scan_centre, slice_positions_mm
 from octjepa.volume import OCTVolume
 
 log = logging.getLogger(__name__)

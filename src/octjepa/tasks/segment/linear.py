@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from octjepa.recipe import Recipe
+from octjepa.tasks.labels.label_files import UNLABELLED
 from octjepa.tasks.segment.dice import mean_dice, voxel_counts
-from octjepa.tasks.segment.label_files import UNLABELLED
 from octjepa.tasks.segment.windows import (
     Corner,
     ExtractTokens,

@@ -36,12 +36,12 @@ from octjepa.read.reader import SpacingOption
 from octjepa.read.single_bscan import read_bscan_volume
 from octjepa.read.written_results import CLASSES, HEAD_ENDINGS, SEGMENTED
 from octjepa.record import Record
-from octjepa.tasks.segment.class_files import Forms, missing_library, write_classes
+from octjepa.tasks.labels.class_files import Forms, missing_library, write_classes
+from octjepa.tasks.labels.label_files import SOURCE
 from octjepa.tasks.segment.folder import SavedHead, load_head
-from octjepa.tasks.segment.label_files import SOURCE
 from octjepa.tasks.segment.labelled_volumes import scores_to_scan, whole_scan_preprocessing
 from octjepa.tasks.segment.single_bscans import SegmentedPicture, write_picture
-from octjepa.tasks.segment.thickness import (
+from octjepa.tasks.thickness import (
     SECTORS,
     Lines,
     ScanOrientation,

@@ -20,9 +20,9 @@ from octjepa.errors import UsageError
 from octjepa.files import write_atomic
 from octjepa.read.single_bscan import ASSUMED_NOTE
 from octjepa.record import Record
-from octjepa.tasks.segment.label_files import UNLABELLED
-from octjepa.tasks.segment.layer_names import CLASS_COLOURS
-from octjepa.tasks.segment.thickness import thickness_um
+from octjepa.tasks.labels.label_files import UNLABELLED
+from octjepa.tasks.labels.layer_names import CLASS_COLOURS
+from octjepa.tasks.thickness import thickness_um
 from octjepa.volume import OCTVolume
 
 _TINT: Final = 0.45

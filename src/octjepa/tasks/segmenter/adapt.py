@@ -35,7 +35,7 @@ from octjepa.layers import BOUNDARIES, CLASSES
 from octjepa.model.boundary_unet import STRIDE, BoundaryUNet, NetworkSize, boundary_loss, decode_boundaries
 from octjepa.model.bscan_inference import Calibration, bscan_logits, near_bscans, resampled, with_statistics
 from octjepa.record import Record
-from octjepa.tasks.segment.layer_names import ANY_CLASS, FLUID, SUB_RPE
+from octjepa.tasks.labels.layer_names import ANY_CLASS, FLUID, SUB_RPE
 from octjepa.tasks.segmenter.image_formation import ROW_UM, SIZE, Draws
 from octjepa.tasks.segmenter.inference import Segmenter, load_segmenter, network_shape, without_fill
 from octjepa.train.learner import Learner

@@ -1,7 +1,7 @@
 """`octjepa segment adapt`: scans and label files in, a folder with the adapted network out.
 
 In: scans, or pictures of single B-scans, and folders or files of labels in every form of
-`octjepa.tasks.segment.label_files`. Out: a folder with
+`octjepa.tasks.labels.label_files`. Out: a folder with
 `segmenter.safetensors` and `segmenter.json` for `octjepa segment --model` and `octjepa.load_segmenter`. The folder
 names neither scans nor people. The weights were tuned on their images: share them only where you may share these.
 """
@@ -33,8 +33,8 @@ from octjepa.read.formats.images import frame_names
 from octjepa.read.reader import SpacingOption, read_volume
 from octjepa.read.single_bscan import ASSUMED_NOTE, read_bscan_volume
 from octjepa.record import Record
-from octjepa.tasks.segment.label_files import UNLABELLED, LabelFolder, LabelVolume, ScanNames, joined, label_key
-from octjepa.tasks.segment.layer_names import ANY_CLASS, KNOWN_NAMES, class_set
+from octjepa.tasks.labels.label_files import UNLABELLED, LabelFolder, LabelVolume, ScanNames, joined, label_key
+from octjepa.tasks.labels.layer_names import ANY_CLASS, KNOWN_NAMES, class_set
 from octjepa.tasks.segmenter.adapt import AdaptSettings, Candidate, LabelledScan, adapt, as_record
 from octjepa.tasks.segmenter.inference import Segmenter, load_segmenter
 from octjepa.volume import OCTVolume, volume_id

@@ -27,9 +27,9 @@ from octjepa.progress import bar
 from octjepa.store import Store
 from octjepa.store.index import IndexEntry, entries_of
 from octjepa.tables import format_table
-from octjepa.tasks.segment.thickness import SECTORS
 from octjepa.tasks.segmenter.measurement import Measurement, Preparation, measure
 from octjepa.tasks.segmenter.retained_layers import LayerCache
+from octjepa.tasks.thickness import SECTORS
 from octjepa.volume import OCTVolume
 
 NAME: Final = "biomarkers"

@@ -24,7 +24,10 @@ from octjepa.model.bscan_inference import NEIGHBOUR_MM
 from octjepa.notes import SPARSE_NOTE, Note, read_notes
 from octjepa.read.orientation import has_slice_direction
 from octjepa.store.index import IndexEntry
-from octjepa.tasks.segment.thickness import (
+from octjepa.tasks.segmenter.fovea import ScanCentre, find_centre
+from octjepa.tasks.segmenter.inference import Segmentation
+from octjepa.tasks.segmenter.retained_layers import RetainedLayers
+from octjepa.tasks.thickness import (
     MIN_AREA_SHARE,
     SECTORS,
     Lines,
@@ -34,9 +37,6 @@ from octjepa.tasks.segment.thickness import (
     slice_positions_mm,
     slice_widths_mm,
 )
-from octjepa.tasks.segmenter.fovea import ScanCentre, find_centre
-from octjepa.tasks.segmenter.inference import Segmentation
-from octjepa.tasks.segmenter.retained_layers import RetainedLayers
 from octjepa.volume import OCTVolume
 
 LAYER_NAMES: Final = tuple(name for name, _, _ in LAYERS[1:])  # of the codes 1, 2, ... of `layer_codes`

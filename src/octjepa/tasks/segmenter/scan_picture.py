@@ -14,10 +14,10 @@ import numpy as np
 
 from octjepa.files import write_atomic
 from octjepa.layers import BOUNDARIES, BOUNDARY_NAMES, CLASSES
-from octjepa.tasks.segment.thickness import RADII_MM, SECTORS, slice_widths_mm
 from octjepa.tasks.segmenter.inference import Segmentation
 from octjepa.tasks.segmenter.measurement import Measurement
 from octjepa.tasks.segmenter.retained_layers import RetainedLayers
+from octjepa.tasks.thickness import RADII_MM, SECTORS, slice_widths_mm
 from octjepa.volume import OCTVolume
 
 LINE_COLOURS: Final = ("#ff5c5c", "#ffa14a", "#ffe14a", "#9be564", "#3fd1a6", "#45c5ff", "#8f8bff", "#ff7de0")

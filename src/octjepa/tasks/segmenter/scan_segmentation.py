@@ -38,12 +38,12 @@ from octjepa.read.written_results import SCAN_ENDINGS, SEGMENTED
 from octjepa.recipe import Preprocessing
 from octjepa.record import Record
 from octjepa.tables import format_table
-from octjepa.tasks.segment.class_files import Forms, file_order, missing_library, write_classes
-from octjepa.tasks.segment.label_files import SOURCE, made_automatically
-from octjepa.tasks.segment.thickness import SECTORS
+from octjepa.tasks.labels.class_files import Forms, file_order, missing_library, write_classes
+from octjepa.tasks.labels.label_files import SOURCE, made_automatically
 from octjepa.tasks.segmenter.inference import Segmentation, Segmenter, load_segmenter
 from octjepa.tasks.segmenter.measurement import Measurement, Preparation, measure
 from octjepa.tasks.segmenter.scan_picture import draw_scan
+from octjepa.tasks.thickness import SECTORS
 from octjepa.volume import OCTVolume
 
 PAGE = "index.html"

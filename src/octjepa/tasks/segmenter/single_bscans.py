@@ -41,7 +41,7 @@ from octjepa.reasons import rejection
 from octjepa.recipe import Preprocessing
 from octjepa.record import Record
 from octjepa.tables import format_table
-from octjepa.tasks.segment.label_files import SOURCE, made_automatically
+from octjepa.tasks.labels.label_files import SOURCE, made_automatically
 from octjepa.tasks.segmenter.inference import Segmentation, Segmenter, load_segmenter
 from octjepa.tasks.segmenter.measurement import cut_off, is_unrecognised
 from octjepa.tasks.segmenter.scan_picture import CLASS_COLOURS, LINE_COLOURS

@@ -24,11 +24,11 @@ from octjepa.progress import bar
 from octjepa.remote import is_remote
 from octjepa.store import Store
 from octjepa.store.index import IndexEntry
-from octjepa.tasks.segment.thickness import SECTORS
 from octjepa.tasks.segmenter.measurement import Preparation, measure
 from octjepa.tasks.segmenter.retained_layers import LayerCache
 from octjepa.tasks.segmenter.scan_picture import scan_jpeg
 from octjepa.tasks.segmenter.scan_segmentation import SegmentedScan
+from octjepa.tasks.thickness import SECTORS
 
 SECONDS: Final = 240.0  # after which no further scan is segmented for a page; about 20 scans of 49 B-scans on two cores
 

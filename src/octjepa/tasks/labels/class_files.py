@@ -18,9 +18,9 @@ from jaxtyping import UInt8
 from octjepa.errors import UsageError, install_command
 from octjepa.ingest.source_file import SourceFile
 from octjepa.read.file_order import FileOrder
+from octjepa.tasks.labels.dicom_seg import write_segmentation
+from octjepa.tasks.labels.label_files import UNLABELLED
 from octjepa.tasks.nifti import write_nifti
-from octjepa.tasks.segment.dicom_seg import write_segmentation
-from octjepa.tasks.segment.label_files import UNLABELLED
 from octjepa.volume import OCTVolume
 
 Forms = Sequence[Literal["nifti", "dicom"]]

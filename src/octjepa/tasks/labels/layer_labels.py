@@ -32,7 +32,7 @@ from jaxtyping import Float, UInt8
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.layers import BOUNDARIES, LAYERS
 from octjepa.read.memory_budget import budget_bytes
-from octjepa.tasks.segment.layer_names import boundary_index, layer_edges
+from octjepa.tasks.labels.layer_names import boundary_index, layer_edges
 
 UNLABELLED: Final = 255  # or outside the scan
 LAYER_CLASSES: Final = tuple(name for name, _, _ in LAYERS[1:])

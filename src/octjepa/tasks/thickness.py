@@ -18,7 +18,7 @@ from jaxtyping import Float, Int, UInt8
 from octjepa.files import write_atomic
 from octjepa.read.orientation import VERTICAL_NOTE
 from octjepa.tables import format_table
-from octjepa.tasks.segment.label_files import UNLABELLED
+from octjepa.tasks.labels.label_files import UNLABELLED
 from octjepa.volume import OCTVolume
 
 SECTORS = (

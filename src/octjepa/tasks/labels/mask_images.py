@@ -27,8 +27,8 @@ from octjepa.errors import UsageError
 from octjepa.parsing import read_object
 from octjepa.read.formats.images import unmasked
 from octjepa.read.formats.sequence import natural_key
-from octjepa.tasks.segment.layer_labels import UNLABELLED
-from octjepa.tasks.segment.layer_names import BACKGROUND, NOT_LABELLED
+from octjepa.tasks.labels.layer_labels import UNLABELLED
+from octjepa.tasks.labels.layer_names import BACKGROUND, NOT_LABELLED
 
 MASK_SUFFIXES: Final = (".png", ".tif", ".tiff", ".bmp")
 _LOSSY: Final = (".jpg", ".jpeg")

@@ -44,7 +44,7 @@ from octjepa.parsing import read_object
 from octjepa.phantom import LESIONS, SURFACES, read_truth
 from octjepa.read.formats.images import unmasked
 from octjepa.store.index import IndexEntry
-from octjepa.tasks.segment.dicom_seg import (
+from octjepa.tasks.labels.dicom_seg import (
     MAX_CLASSES,
     is_segmentation,
     read_segmentation,
@@ -52,16 +52,16 @@ from octjepa.tasks.segment.dicom_seg import (
     segment_names,
     segmentation_source,
 )
-from octjepa.tasks.segment.layer_labels import UNLABELLED as UNLABELLED
-from octjepa.tasks.segment.layer_labels import (
+from octjepa.tasks.labels.layer_labels import UNLABELLED as UNLABELLED
+from octjepa.tasks.labels.layer_labels import (
     LayerLabels,
     boundaries_of_codes,
     has_layers,
     layers_of_arrays,
     read_layers,
 )
-from octjepa.tasks.segment.layer_names import NOT_LABELLED
-from octjepa.tasks.segment.mask_images import (
+from octjepa.tasks.labels.layer_names import NOT_LABELLED
+from octjepa.tasks.labels.mask_images import (
     MASK_SUFFIXES,
     Masks,
     MaskTable,
