@@ -169,7 +169,7 @@ def test_what_cannot_be_reported_on_is_reported(tmp_path: Path) -> None:
         write_report(tmp_path)
     segmented = tmp_path / "segmented"
     segmented.mkdir()
-    for name in ("index.html", "eye_boundaries.npz"):
+    for name in ("index.html", "classes.json", "eye_boundaries.npz"):
         (segmented / name).touch()
     with pytest.raises(UsageError, match=r"results of `octjepa segment`, .*: open .*segmented/index\.html"):
         write_report(segmented)

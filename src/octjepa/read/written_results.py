@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from pathlib import Path
 from typing import Final
 
 # Records of `octjepa.ingest.results_record` in the folders that hold converted scans, their layers, and segmentations.
@@ -16,14 +17,32 @@ CONVERTED: Final = "octjepa_converted.jsonl"
 LAYERS: Final = "octjepa_layers.jsonl"
 SEGMENTED: Final = "octjepa_segmented.jsonl"
 CLASSES: Final = "classes.json"
-_BOUNDARIES: Final = "_boundaries.npz"
+PAGE: Final = "index.html"  # of scans
+TABLE: Final = "images.csv"  # of single B-scans
+BOUNDARY_FILE: Final = "_boundaries.npz"
+CLASS_FILES: Final = "_classes"
+CLASS_PICTURE: Final = f"{CLASS_FILES}.png"
+THICKNESS: Final = "_thickness.csv"
+FLUID: Final = "_fluid.csv"
 _PICTURE: Final = ".png"
-_ENDINGS: Final = (_BOUNDARIES, "_classes.nii.gz", "_classes.dcm", "_classes.png", "_thickness.csv", "_fluid.csv")
+_ENDINGS: Final = (
+    BOUNDARY_FILE,
+    f"{CLASS_FILES}.nii.gz",
+    f"{CLASS_FILES}.dcm",
+    CLASS_PICTURE,
+    THICKNESS,
+    FLUID,
+)
 _PICTURE_OF_HEAD: Final = re.compile(r"([0-9a-f]{16})_classes\.png")  # named after the volume id
-_SHARED: Final = frozenset({CLASSES, "index.html", "images.csv", SEGMENTED})
+_SHARED: Final = frozenset({CLASSES, PAGE, TABLE, SEGMENTED})
 SCAN_ENDINGS: Final = (*_ENDINGS[:3], *_ENDINGS[4:], _PICTURE)  # of the results of a scan
 HEAD_ENDINGS: Final = (".nii.gz", ".dcm", ".svg", ".etdrs.tsv")  # of the results of a head for a scan
-BSCAN_ENDINGS: Final = (_BOUNDARIES, "_classes.png", _PICTURE)  # of the results of a single B-scan
+BSCAN_ENDINGS: Final = (BOUNDARY_FILE, CLASS_PICTURE, _PICTURE)  # of the results of a single B-scan
+
+
+def is_segmentation_folder(folder: Path) -> bool:
+    """Whether `folder` holds results of `octjepa segment` for scans or single B-scans."""
+    return (folder / CLASSES).is_file() and any(folder.glob(f"*{BOUNDARY_FILE}"))
 
 
 def result_files(names: Collection[str]) -> frozenset[str]:
@@ -37,10 +56,10 @@ def result_files(names: Collection[str]) -> frozenset[str]:
         return frozenset()
     results: set[str] = set()
     for name in present:
-        if name.endswith(_BOUNDARIES):
-            stem = name.removesuffix(_BOUNDARIES)
-            is_scan = f"{stem}_thickness.csv" in present
-            is_bscan = f"{stem}_classes.png" in present and not present.isdisjoint({"images.csv", SEGMENTED})
+        if name.endswith(BOUNDARY_FILE):
+            stem = name.removesuffix(BOUNDARY_FILE)
+            is_scan = f"{stem}{THICKNESS}" in present
+            is_bscan = f"{stem}{CLASS_PICTURE}" in present and not present.isdisjoint({TABLE, SEGMENTED})
             if is_scan or is_bscan or SEGMENTED in present:
                 results.update(f"{stem}{ending}" for ending in _ENDINGS)
             if is_scan or is_bscan:

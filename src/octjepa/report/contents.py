@@ -25,6 +25,7 @@ from octjepa.files import read_json_object
 from octjepa.metrics.findings import Fault
 from octjepa.outside import OutsideError, named_by
 from octjepa.parsing import read_arrow
+from octjepa.read.written_results import PAGE, is_segmentation_folder
 from octjepa.recipe import Recipe
 from octjepa.record import Record
 from octjepa.remote import is_remote
@@ -236,9 +237,9 @@ def _kind(root: Path, shown: Path) -> Kind:
         return "demo"
     if (root / "head").is_dir():
         return "segmentation"
-    if (root / "index.html").is_file() and any(root.glob("*_boundaries.npz")):
+    if (root / PAGE).is_file() and is_segmentation_folder(root):
         raise UsageError(
-            f"{shown} holds results of `octjepa segment`, which already wrote their page: open {shown / 'index.html'}"
+            f"{shown} holds results of `octjepa segment`, which already wrote their page: open {shown / PAGE}"
         )
     raise UsageError(
         f"{shown} holds nothing to show: expected a run or fine-tuning (run.json), a segmentation (head), a store "

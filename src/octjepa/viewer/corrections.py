@@ -30,6 +30,7 @@ from octjepa.errors import OctjepaError, UsageError
 from octjepa.files import write_atomic
 from octjepa.layers import BOUNDARIES
 from octjepa.read.file_order import FileOrder
+from octjepa.read.written_results import BOUNDARY_FILE
 from octjepa.tasks.labels.label_files import SOURCE
 from octjepa.tasks.segmenter.retained_layers import RetainedLayers
 from octjepa.volume import OCTVolume
@@ -111,7 +112,7 @@ class Corrections:
         """The file of a volume. Raises UsageError: an id that is not a plain word, or a link in place of the file."""
         if not _ID.fullmatch(volume_id):
             raise UsageError("the volume id of the store is not a plain word: its corrections cannot be saved")
-        path = self.folder / f"{volume_id}_boundaries.npz"
+        path = self.folder / f"{volume_id}{BOUNDARY_FILE}"
         if path.is_symlink():
             raise UsageError(f"{path.name} in the folder of --corrections is a link: remove it")
         return path

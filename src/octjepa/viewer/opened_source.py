@@ -21,14 +21,12 @@ from octjepa.errors import UsageError, counted
 from octjepa.ingest.build import build_store
 from octjepa.ingest.remembered_sources import sources_of
 from octjepa.ingest.sources import discover
+from octjepa.read.written_results import PAGE, TABLE, is_segmentation_folder
 from octjepa.reasons import REASONS
 from octjepa.remote import is_remote
 from octjepa.report.contents import holds_contents
 from octjepa.store import Store
 
-_ANSWERS = "classes.json"  # next to *_boundaries.npz: a folder that `octjepa segment` wrote
-_PICTURES = "images.csv"  # in such a folder: the results of single B-scans
-_PAGE = "index.html"  # in such a folder: the page of volumes
 _MOST_WARNED: Final = 20  # refused files that are listed on stderr
 _MOST_NOTED: Final = 5  # refused files that the page names
 _log = logging.getLogger(__name__)
@@ -113,16 +111,16 @@ def scans_without_store(source: str | Path, scans: Sequence[str] = ()) -> list[s
         )
     if not path.is_dir() or holds_contents(path):
         return []
-    if (path / _ANSWERS).is_file() and any(path.glob("*_boundaries.npz")):
-        has_page = (path / _PAGE).is_file()
-        if (path / _PICTURES).is_file() and not has_page:
+    if is_segmentation_folder(path):
+        has_page = (path / PAGE).is_file()
+        if (path / TABLE).is_file() and not has_page:
             raise UsageError(
                 f"{source} holds the results of single B-scans, which the viewer does not show: open the table "
-                f"{path / _PICTURES} and the picture NAME.png of each B-scan next to it"
+                f"{path / TABLE} and the picture NAME.png of each B-scan next to it"
             )
         if named := list(scans) or sources_of(path):
             return named
-        page = f", or open {path / _PAGE}" if has_page else ""
+        page = f", or open {path / PAGE}" if has_page else ""
         raise UsageError(
             f"{source} holds segmentations, and it is not known where their scans are: name their folder with "
             f"--scans{page}"

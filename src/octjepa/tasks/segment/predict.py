@@ -34,7 +34,7 @@ from octjepa.read.orientation import has_slice_direction
 from octjepa.read.personal_data import StatedPerson
 from octjepa.read.reader import SpacingOption
 from octjepa.read.single_bscan import read_bscan_volume
-from octjepa.read.written_results import CLASSES, HEAD_ENDINGS, SEGMENTED
+from octjepa.read.written_results import CLASS_PICTURE, CLASSES, HEAD_ENDINGS, SEGMENTED
 from octjepa.record import Record
 from octjepa.tasks.labels.class_files import Forms, missing_library, write_classes
 from octjepa.tasks.labels.label_files import SOURCE
@@ -200,7 +200,7 @@ def segment_volume(saved: SavedHead, volume: OCTVolume) -> tuple[np.ndarray, str
 def _segment_bscan(saved: SavedHead, volume: OCTVolume, to: _Output) -> SegmentedPicture:
     """Writes the files of one single B-scan."""
     codes, name = segment_volume(saved, volume)
-    to.record.claim(name, volume.content_hash, (f"{name}_classes.png", f"{name}.png"))
+    to.record.claim(name, volume.content_hash, (f"{name}{CLASS_PICTURE}", f"{name}.png"))
     return write_picture(volume, codes, saved.classes, name, to.folder, to.scan)
 
 

@@ -19,6 +19,7 @@ from PIL import Image
 from octjepa.errors import UsageError
 from octjepa.files import write_atomic
 from octjepa.read.single_bscan import ASSUMED_NOTE
+from octjepa.read.written_results import CLASS_PICTURE
 from octjepa.record import Record
 from octjepa.tasks.labels.label_files import UNLABELLED
 from octjepa.tasks.labels.layer_names import CLASS_COLOURS
@@ -63,7 +64,7 @@ def write_picture(
     area = depth_mm * column_mm if is_known else 1.0
     counts = [float((codes == code).sum() * area) for code in range(1, len(classes) + 1)]
     step = -1 if "turned_upright" in volume.notes else 1
-    files = (out / f"{name}_classes.png", out / f"{name}.png")
+    files = (out / f"{name}{CLASS_PICTURE}", out / f"{name}.png")
     _write(files, volume.pixels[0, ::step], codes[0, ::step], len(classes))
     return SegmentedPicture(
         scan=scan,

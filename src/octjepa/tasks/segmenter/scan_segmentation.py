@@ -33,8 +33,8 @@ from octjepa.locks import writer_lock
 from octjepa.progress import Bar, bar
 from octjepa.read.personal_data import StatedPerson
 from octjepa.read.reader import SpacingOption
+from octjepa.read.written_results import BOUNDARY_FILE, CLASS_FILES, FLUID, PAGE, SCAN_ENDINGS, SEGMENTED, THICKNESS
 from octjepa.read.written_results import CLASSES as CLASSES_FILE
-from octjepa.read.written_results import SCAN_ENDINGS, SEGMENTED
 from octjepa.recipe import Preprocessing
 from octjepa.record import Record
 from octjepa.tables import format_table
@@ -46,7 +46,6 @@ from octjepa.tasks.segmenter.scan_picture import draw_scan
 from octjepa.tasks.thickness import SECTORS
 from octjepa.volume import OCTVolume
 
-PAGE = "index.html"
 _KIND = "scan"  # of the results in the record of the output folder
 
 
@@ -215,8 +214,8 @@ def _segment(
     to.record.claim(to.name, volume.content_hash, _result_names(to.name))
     files, notes = _write_labels(volume, found, source, to)
     result = SegmentedScan.of(to.name, volume, made, files, notes)
-    files["thickness"] = str(_write_thickness(to.path("_thickness.csv"), result, made))
-    files["fluid"] = str(_write_fluid(to.path("_fluid.csv"), result))
+    files["thickness"] = str(_write_thickness(to.path(THICKNESS), result, made))
+    files["fluid"] = str(_write_fluid(to.path(FLUID), result))
     title = f"{to.name}{', ' + result.eye if result.eye else ''}"
     files["picture"] = str(draw_scan(to.path(".png"), title, volume, found, made))
     to.record.add(to.name, _KIND, result.to_json())
@@ -232,7 +231,7 @@ def _write_labels(
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Writes boundaries and classes in the order of the file's B-scans and columns; returns the files and notes."""
     order, _ = file_order(volume)
-    path = to.path("_boundaries.npz")
+    path = to.path(BOUNDARY_FILE)
     arrays = {
         "rows": order.ascans(found.boundaries_px),
         "um": order.ascans(found.boundaries_um),
@@ -242,7 +241,7 @@ def _write_labels(
         SOURCE: np.array(to.made_by),
     }
     write_atomic(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
-    written = write_classes(to.path("_classes"), found.classes, CLASSES[1:], volume, source, to.forms)
+    written = write_classes(to.path(CLASS_FILES), found.classes, CLASSES[1:], volume, source, to.forms)
     files = {"boundaries": str(path), "classes": written.nifti, "dicom_seg": written.dicom}
     return {kind: file for kind, file in files.items() if file is not None}, written.notes
 

@@ -35,7 +35,7 @@ from octjepa.locks import writer_lock
 from octjepa.progress import bar
 from octjepa.read.personal_data import StatedPerson
 from octjepa.read.single_bscan import ASSUMED_MM, SLICE_MM, BScan, find_bscans, read_bscan
-from octjepa.read.written_results import BSCAN_ENDINGS, SEGMENTED
+from octjepa.read.written_results import BSCAN_ENDINGS, SEGMENTED, TABLE
 from octjepa.read.written_results import CLASSES as CLASSES_FILE
 from octjepa.reasons import rejection
 from octjepa.recipe import Preprocessing
@@ -51,7 +51,6 @@ _UNKNOWN_UM: Final = 60.0  # an A-scan whose ILM or Bruch's membrane is expected
 _LEAST_MEASURED: Final = 0.1  # share of A-scans; with fewer there is no retina
 _UNSURE_UM: Final = 15.0
 _TINT: Final = 0.45
-_TABLE: Final = "images.csv"
 _KIND: Final = "bscan"  # of the results in the record of the output folder
 _DOUBTFUL: Final = "it may not be a human retina"
 
@@ -110,10 +109,10 @@ def segment_bscans(
     check_apart(files, out)
     segmenter = load_segmenter(model)
     names = OutputNames(files)
-    result = SegmentedBScans(table=str(out / _TABLE))
+    result = SegmentedBScans(table=str(out / TABLE))
     with writer_lock(out), bar("segment", len(files), "B-scan") as progress:
         record = ResultsRecord(out, SEGMENTED)
-        record.claim(SHARED, SHARED, (_TABLE, CLASSES_FILE))
+        record.claim(SHARED, SHARED, (TABLE, CLASSES_FILE))
         made_by = made_automatically(is_adapted=model is not None)
         write_json(out / CLASSES_FILE, {**{str(k): key for k, key in enumerate(CLASSES) if k}, SOURCE: made_by})
         for source in files:
