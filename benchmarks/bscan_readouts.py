@@ -1,7 +1,7 @@
 """Other ways to read lesions and diagnoses from the frozen tokens of real B-scans, beside that of the page.
 
-`python -m benchmarks.bscan_readouts --keep FOLDER --out FILE` measures tasks 5 and 6 of `benchmarks.real_bscans` in
-each of these ways, for the encoders and their baselines alike, and prints how many comparisons exclude zero. FOLDER is
+`python -m benchmarks.bscan_readouts --keep FOLDER --out FILE` measures the tasks of `benchmarks.real_bscans` in each
+of these ways, for the encoders and their baselines alike, and prints how many comparisons exclude zero. FOLDER is
 that of `benchmarks.real_bscans --keep`. These are development eyes: the results say what limits the goals, and nothing
 is chosen with them.
 
@@ -88,7 +88,7 @@ def with_neighbours(tokens: Tokens, grid: tuple[int, int]) -> Tokens:
 
 
 def diagnoses_by_bscan(rows: Mapping[str, Tokens], frames: Sequence[Frame]) -> dict[str, Any]:
-    """Task 6 learned from B-scans: an eye has the mean of the log-odds of its B-scans."""
+    """Diagnoses learned from B-scans: an eye has the mean of the log-odds of its B-scans."""
     usable = [number for number, frame in enumerate(frames) if frame.eye.diagnoses & set(DIAGNOSES)]
     names = [frames[number].eye.name for number in usable]
     eyes = {frame.eye.name: frame.eye for frame in frames}

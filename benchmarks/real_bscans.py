@@ -1,4 +1,4 @@
-"""Tasks 5 and 6: lesions in single real B-scans and the diagnosis of an eye, with groups of patients held out.
+"""Lesions in single real B-scans and the diagnosis of an eye, with groups of patients held out.
 
 `python -m benchmarks.real_bscans [NAME=ENCODER ...] [--out docs/real]` reads ../shared/real/macular_edema_bscans
 and writes bscans.md, and bscans.json (of docs/real: into benchmarks/records/real). These are development eyes; nothing
@@ -9,10 +9,10 @@ a picture: 2 mm deep, 6 mm wide, and one position of the token grid along the sl
 tokens. The square that the device painted into every B-scan is replaced by a mirror image of what lies beside it.
 B-scans that ingest would refuse are left out and counted.
 
-Task 5: a token is positive where a lesion fills at least 2 % of it, in B-scans that were graded for this lesion. A
+Lesions: a token is positive where a lesion fills at least 2 % of it, in B-scans that were graded for this lesion. A
 logistic regression on 128 principal components of the features, with the token's position, learns from four of five
 folds of patient groups. Its threshold for Dice is the best one on the learned folds.
-Task 6: mean and maximum over the tokens of an eye, 32 principal components, logistic regression for each diagnosis.
+Diagnoses: mean and maximum over the tokens of an eye, 32 principal components, logistic regression for each diagnosis.
 `biomarkers` are thickness of layers and shares of fluid by the segmentation network, as `octjepa embed biomarkers`.
 
 Each interval (95 %) resamples patient groups and is Student's (`octjepa.metrics.intervals`), because there are few
@@ -252,7 +252,7 @@ def _biomarkers(result: Segmentation) -> Float[np.ndarray, " f"]:
     return np.array([*thickness.mean(axis=1), *thickness.std(axis=1), *shares], np.float32)
 
 
-# --- task 5
+# --- lesions
 
 
 def lesion_truth(frames: Sequence[Frame], tokens: Tokens, encoder: PretrainedEncoder) -> np.ndarray:
@@ -381,7 +381,7 @@ def mean_of(parts: Sequence[Mapping[str, Resampled]]) -> dict[str, Resampled]:
 def lesions(
     rows: Mapping[str, Tokens], frames: Sequence[Frame], encoder: PretrainedEncoder, limited: bool = False
 ) -> dict[str, Any]:
-    """Task 5: results of every lesion and row."""
+    """Lesions: results of every lesion and row."""
     any_row = next(iter(rows.values()))
     truth = lesion_truth(frames, any_row, encoder)
     groups = np.array([frame.eye.group for frame in frames])[any_row.frame]
@@ -422,11 +422,11 @@ def mean_entry(parts: Mapping[str, Any], rows: Sequence[Mapping[str, Resampled]]
     return {"counted_groups": count, "rows": compare(mean_of(rows), count, kind)}
 
 
-# --- task 6
+# --- diagnoses
 
 
 def diagnoses(eyes: Mapping[str, np.ndarray], frames: Sequence[Frame], limited: bool = False) -> dict[str, Any]:
-    """Task 6: results of every diagnosis and row. `eyes` holds one vector per eye, in the order of their names."""
+    """Diagnoses: results of every diagnosis and row. `eyes` holds one vector per eye, in the order of their names."""
     of_eye = {frame.eye.name: frame.eye for frame in frames}
     names = sorted(of_eye)
     known = np.array([bool(of_eye[name].diagnoses & set(DIAGNOSES)) for name in names])

@@ -238,7 +238,7 @@ def picture(
 
 
 def tasks(duke: dict[str, dict[str, Any]], heyex: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The results of tasks 1, 2 and 4 from the parts of every eye."""
+    """The results of layers, fluid and thickness from the parts of every eye."""
     eyes = list(duke.values())
 
     def mean(key: str) -> list[float]:

@@ -1,4 +1,4 @@
-"""Task 7 on the real development eyes: what frozen features know of fluid and surfaces, compared with baselines.
+"""Real development eyes: what frozen features know of fluid and surfaces, compared with baselines.
 
 `python -m benchmarks.real_tokens --keep KEEP --out benchmarks/records/real_tokens.json [NAME=ENCODER ...]` reads the
 five Duke eyes of ../shared on the grid of the packaged encoders. It measures the rows that are missing in the folder

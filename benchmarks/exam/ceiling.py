@@ -82,7 +82,7 @@ def few_decoys_network(cohorts: Sequence[Cohort], seed: int = 0) -> Answer:
 
 
 def lesions_ceiling(main: Cohort, answer: Answer, labels: int | None) -> Iterator[Finding | LeftOut]:
-    """Task 2 by a network that learned from `labels` people (None: ample): AUROC of each lesion, and their mean."""
+    """Whole eyes by a network that learned from `labels` people (None: ample): AUROC of each lesion, and their mean."""
     test = main.indices("test")
     truth = {
         name: main.lesions[:, number]
@@ -104,7 +104,7 @@ def lesions_ceiling(main: Cohort, answer: Answer, labels: int | None) -> Iterato
 
 
 def decoys_ceiling(cohorts: Sequence[Cohort], answer: Answer, labels: int | None) -> Iterator[Finding | LeftOut]:
-    """Task 3 by one network for all kinds, each question asked of its own pairs alone."""
+    """Pairs by one network for all kinds of lesions; each kind is tested on its pairs only."""
     found: list[Finding] = []
     for number, cohort in enumerate(cohorts):
         test, member = cohort.indices("test"), _member(cohort)

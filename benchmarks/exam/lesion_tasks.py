@@ -1,4 +1,4 @@
-"""Tasks 1 to 3: where a lesion is, whether an eye has it, and which of two matched eyes has it."""
+"""Lesions: where a lesion is, whether an eye has it, and which of two matched eyes has it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def lesions_mean(task: str, metric: str, count: int | None, parts: Mapping[str, 
 
 
 def token_lesion(cohort: Cohort, table: TokenTable, truth: TokenTruth) -> Iterator[Finding | LeftOut]:
-    """Task 1: average precision by token, from few labelled eyes; depth and eccentricity are given to every row.
+    """Average precision by token, from few labelled eyes; depth and eccentricity are given to every row.
 
     A draw whose labelled eyes hold fewer than two tokens of the lesion teaches nothing: the figure is the mean over the
     other draws, and left out where there is none.
@@ -184,7 +184,7 @@ def fit_draws(
 def eye_lesion(
     cohort: Cohort, probe: EyeProbe, intensity: EyeProbe | None, task: str = "eye_lesion"
 ) -> Iterator[Finding | LeftOut]:
-    """Task 2: AUROC of each lesion; with `intensity` also what the row adds to it. task: its name in the results."""
+    """AUROC of each lesion; with `intensity` also what the row adds to it. task: its name in the results."""
     train, test = cohort.indices("train"), cohort.indices("test")
     both = None if intensity is None else EyeProbe(cohort, interleave([intensity.x, probe.x]))
     measured = [fingerprint(one.x, "logistic") for one in (probe, both, intensity) if one is not None]
@@ -215,7 +215,7 @@ def eye_lesion(
 
 
 def decoys(cohort: Cohort, x: Float[np.ndarray, "V f"]) -> Iterator[Finding | LeftOut]:
-    """Task 3, one kind of pair: AUROC of the lesion against its decoy."""
+    """One kind of pair: AUROC of the lesion against its decoy."""
     train, test = cohort.indices("train"), cohort.indices("test")
     truth = cohort.column("decoy_member") == 1
     for count in LABELLED_PEOPLE[1:]:

@@ -1,4 +1,4 @@
-"""Tasks 4 to 6: depth of retinal surfaces, severity of disease, and the same eye on another scanner."""
+"""Measurements: depth of retinal surfaces, severity of disease, and the same eye on another scanner."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MEASURES = {"r2": "r2", "mae": "mean_absolute_error"}
 
 
 def surfaces(cohort: Cohort, table: TokenTable) -> Iterator[Finding | LeftOut]:
-    """Task 4: mean absolute error in um of four surfaces, read by `SurfaceHead` from a few eyes.
+    """Mean absolute error in um of four surfaces, read by `SurfaceHead` from a few eyes.
 
     Left out where there are fewer eyes than are to be labelled: of fewer it would be another figure.
     """
@@ -78,7 +78,7 @@ def projection_of(
 
 
 def severity(cohort: Cohort, x: Float[np.ndarray, "V f"]) -> Iterator[Finding | LeftOut]:
-    """Task 5: R2 and mean absolute error of what is measured in diseased eyes; left out where too few have it."""
+    """R2 and mean absolute error of what is measured in diseased eyes; left out where too few have it."""
     for count in LABELLED_PEOPLE[1:]:
         for kind, columns in _SEVERITY.items():
             values = np.sum([cohort.column(name) for name in columns], axis=0)
@@ -114,7 +114,7 @@ def mean_of_known(values: Float[np.ndarray, " n"], draws: Draws, people: list[st
 def same_eye(
     first: Cohort, x: Float[np.ndarray, "V f"], second: Cohort, y: Float[np.ndarray, "U f"]
 ) -> Iterator[Finding | LeftOut]:
-    """Task 6: the eye of the first visit that is nearest by cosine to each eye of the second, on another scanner.
+    """The eye of the first visit that is nearest by cosine to each eye of the second, on another scanner.
 
     `x` and `y` are whitened on training people. Only people of the test split take part.
     """

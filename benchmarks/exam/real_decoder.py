@@ -1,4 +1,4 @@
-"""Task 8 by a decoder: fluid in real eyes by convolutions over tokens and voxels, learned from one eye.
+"""A decoder for real eyes: fluid by convolutions over tokens and voxels, learned from one eye.
 
 The decoder is that of `octjepa segment` with the settings of `segment_decoder`, but for fewer updates, the encoder
 frozen. It is trained on the moved copies of one eye that the linear head learns from, without validation, and calls

@@ -1,4 +1,4 @@
-"""Task 8: fluid and retinal surfaces in real eyes, learned from one eye and tested on the other, both ways.
+"""Real eyes: fluid and retinal surfaces in real eyes, learned from one eye and tested on the other, both ways.
 
 A row's head is linear and in closed form: ridge regression from each token, with its depth, to the voxels of its own
 patch. The penalty, and the threshold above which a voxel is called fluid, are chosen by cross-validation over the

@@ -1,4 +1,4 @@
-"""Task 7: the whole network tuned on few labelled people, from pretrained weights or from its first ones: AUROC.
+"""Fine-tuning: the whole network, tuned on few labelled people, from pretrained weights or from its first ones: AUROC.
 
 Trained as `tuning_loop` says. The network is that of `octjepa finetune`: a linear head for each lesion reads the mean,
 spread and maximum of the tokens, and what a query of its own attends to. The loss is binary cross-entropy over all

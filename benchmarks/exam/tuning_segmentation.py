@@ -1,4 +1,4 @@
-"""Task 7 by Dice: lesions segmented by the whole network, tuned on few labelled people.
+"""Fine-tuning by Dice: lesions segmented by the whole network, tuned on few labelled people.
 
 Trained as `tuning_loop` says, on the people of `tuning`. The head is linear: from a token, and its depth in the grid,
 to each lesion at the voxels of its own patch, one for `COLUMNS` columns, so that what is found is the encoder's. Tokens

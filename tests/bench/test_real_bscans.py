@@ -1,4 +1,4 @@
-"""Tasks 5 and 6 on real B-scans: folds by patient group, thresholds, tokens of copies and differences."""
+"""Lesions and diagnoses in real B-scans: folds by patient group, thresholds, tokens of copies and differences."""
 
 from __future__ import annotations
 
