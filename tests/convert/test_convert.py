@@ -260,6 +260,44 @@ def test_conversions_below_the_scans_are_not_converted_again(tmp_path: Path) -> 
         assert [one["scan"] for one in made.json["scans"]] == ["patA_eye", "patB_eye"]
 
 
+def write_named(folder: Path, name: str, pixels: np.ndarray) -> None:
+    """A scan whose file is called after the person in its header."""
+    dataset = make_dataset(pixels)
+    dataset.PatientName = name.replace("_", "^")
+    save(dataset, folder / f"{name}.dcm")
+
+
+def test_scans_with_masked_names_keep_their_files_if_others_are_added(tmp_path: Path) -> None:
+    pixels = retina()
+    write_named(tmp_path / "in", "Mueller_Anna", pixels)
+    write_named(tmp_path / "in", "Schmidt_Karl", np.ascontiguousarray(pixels[:, :, ::-1]))
+    made = convert(tmp_path / "in", "--to", "tiff", "--out", tmp_path / "out")
+    assert [one["scan"] for one in made.json["scans"]] == ["xxx", "xxx_2"]
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.tif")}
+    write_named(tmp_path / "in", "Aalto_Ida", np.ascontiguousarray(pixels[:, :, ::-1] // 2))
+    write_named(tmp_path / "in", "Zorn_Eva", pixels)  # the pixels of another scan
+    for _ in range(2):
+        made = convert(tmp_path / "in", "--to", "tiff", "--out", tmp_path / "out")
+        assert made.code == 0, made.err
+        assert [one["scan"] for one in made.json["scans"]] == ["xxx_3", "xxx", "xxx_2", "xxx_4"]
+        assert {name: (tmp_path / "out" / name).read_bytes() for name in before} == before
+    made = convert(tmp_path / "in" / "Aalto_Ida.dcm", "--to", "nifti", "--out", tmp_path / "out")
+    assert [one["scan"] for one in made.json["scans"]] == ["xxx_3"]
+
+
+def test_scans_with_the_same_file_name_keep_their_files_if_others_are_added(tmp_path: Path) -> None:
+    pixels = retina()
+    save(make_dataset(pixels), tmp_path / "in" / "b" / "oct.dcm")
+    assert convert(tmp_path / "in", "--to", "tiff", "--out", tmp_path / "out").code == 0
+    save(make_dataset(np.ascontiguousarray(pixels[:, :, ::-1])), tmp_path / "in" / "c" / "oct.dcm")
+    made = convert(tmp_path / "in", "--to", "tiff", "--out", tmp_path / "out")
+    assert [one["scan"] for one in made.json["scans"]] == ["oct", "c_oct"]
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.tif")) == ["c_oct.tif", "oct.tif"]
+    save(make_dataset(pixels), tmp_path / "in" / "oct" / "a.dcm")  # a copy does not take the name of the first scan
+    made = convert(tmp_path / "in" / "oct", tmp_path / "in" / "b", "--to", "tiff", "--out", tmp_path / "out")
+    assert [one["scan"] for one in made.json["scans"]] == ["a", "oct"]
+
+
 def test_layers_without_highdicom_are_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scan, _ = write_two_people(tmp_path)
     monkeypatch.setitem(sys.modules, "highdicom", None)

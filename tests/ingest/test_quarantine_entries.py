@@ -16,9 +16,11 @@ from octjepa.ingest import Discovery, build_store, discover
 from octjepa.ingest.audit import audit
 from octjepa.ingest.one_file import refused
 from octjepa.ingest.output_names import OutputNames
+from octjepa.ingest.results_record import ResultsRecord
 from octjepa.read.manifest import find_row
 from octjepa.read.personal_data import StatedPerson
 from octjepa.read.reader import read_volume
+from octjepa.read.written_results import CONVERTED
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store
 
@@ -212,11 +214,11 @@ def test_a_row_that_names_a_pipe_is_refused_without_opening_it(tmp_path: Path) -
     manifest(tmp_path, "1\t/x.dcm\tL", "2\t/a.dcm\tL")
     (refusal,) = discover([tmp_path]).refused
 
-    def record() -> None:
+    def name_and_record() -> None:
         refused(refusal.source, "discover", refusal.reason, refusal.detail)
-        OutputNames([refusal.source]).of(refusal.source, [])
+        OutputNames([refusal.source], ResultsRecord(tmp_path, CONVERTED)).of(refusal.source, [], "0" * 64)
 
-    recording = threading.Thread(target=record, daemon=True)
+    recording = threading.Thread(target=name_and_record, daemon=True)
     recording.start()
     recording.join(10)
     assert not recording.is_alive()

@@ -120,11 +120,11 @@ def convert_sources(
     for folder in (out, *([out / LAYERS_FOLDER] if layers else [])):
         check_apart(files, folder)
     results = ConvertedScans()
-    names = OutputNames(files)
     results.refused += refused_by_search(discovery)
     codes = _layer_codes() if layers else None
     with writer_lock(out), bar("convert", len(files), "scan") as progress:
         record, layer_record = ResultsRecord(out, CONVERTED), ResultsRecord(out / LAYERS_FOLDER, LAYERS)
+        names = OutputNames(files, record)
         if layers:
             _check_layers_folder(out / LAYERS_FOLDER, layer_record)
         job = _Job(out, form, spacing_mm, codes, record, layer_record)
@@ -159,7 +159,7 @@ def _convert(source: SourceFile, names: OutputNames, people: list[StatedPerson],
     OutputExists: a file would be replaced that is not of this scan.
     """
     volume = read_source(source, job.spacing_mm, people)
-    name = names.of(source, people)
+    name = names.of(source, people, volume.content_hash)
     file = job.out / f"{name}{ENDINGS[job.form]}"
     description = file / "geometry.json" if job.form == "zarr" else job.out / f"{name}.json"
     job.claim(name, volume, file)

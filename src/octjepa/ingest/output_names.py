@@ -10,6 +10,7 @@ from typing import Final
 
 from octjepa.errors import UsageError
 from octjepa.ingest.refused_scan import RefusedScan
+from octjepa.ingest.results_record import ResultsRecord
 from octjepa.ingest.source_file import Discovery, SourceFile
 from octjepa.read.personal_data import StatedPerson, mask_path
 
@@ -26,9 +27,14 @@ def check_apart(files: Sequence[SourceFile], out: Path) -> None:
 
 
 class OutputNames:
-    """Names of output files: the scan's file name; with names of folders before it if several scans have that name."""
+    """Names of output files: the scan's file name; with names of folders before it if several scans have that name.
 
-    def __init__(self, files: Sequence[SourceFile]) -> None:
+    A scan whose results the `record` of the output folder names keeps its name, so that a repeated command writes the
+    same files even if scans were added to the search in the meantime.
+    """
+
+    def __init__(self, files: Sequence[SourceFile], record: ResultsRecord) -> None:
+        self._record = record
         self._parts: dict[str, int] = {}
         longest = max((file.name.count("/") + 1 for file in files), default=1)
         for parts in range(1, longest + 1):
@@ -36,6 +42,7 @@ class OutputNames:
             for file in files:
                 if counts[self._last(file.name, parts)] == 1:
                     self._parts.setdefault(file.key, parts)
+        self._names_of_files = Counter(self._name(file, file.name).casefold() for file in files)
         self._used: set[str] = set()
 
     @staticmethod
@@ -43,17 +50,36 @@ class OutputNames:
         *folders, file = name.split("/")[-parts:]
         return "_".join([*folders, _stem(file)]).casefold()
 
-    def of(self, source: SourceFile, people: Sequence[StatedPerson]) -> str:
-        """A name that no other scan of this call has."""
-        masked = self.shown(source, people).split("/")[-self._parts.get(source.key, 1) :]
-        name = "_".join([*masked[:-1], _stem(masked[-1])])
-        name = _UNSAFE.sub("_", name).translate(_NOT_ALLOWED).strip("._-")[:120] or "scan"
-        unique, number = name, 1
-        while unique.casefold() in self._used:
+    def _name(self, source: SourceFile, path: str) -> str:
+        *folders, file = path.split("/")[-self._parts.get(source.key, 1) :]
+        name = "_".join([*folders, _stem(file)])
+        return _UNSAFE.sub("_", name).translate(_NOT_ALLOWED).strip("._-")[:120] or "scan"
+
+    def of(self, source: SourceFile, people: Sequence[StatedPerson], pixels_sha256: str) -> str:
+        """A name that no other scan of this call has: that of earlier results of the same pixels, or a new one.
+
+        A name that is masked says nothing about the scan, so results of another scan with that name do not count as
+        an earlier version: the name gets the next number. Any other name stays, and `ResultsRecord.check` refuses it.
+        """
+        unmasked = self._name(source, source.name)
+        name = self._name(source, self.shown(source, people))
+        unique = self._recorded_name(name, pixels_sha256) or name
+        number = 1
+        while unique.casefold() in self._used or (
+            (name != unmasked or number > 1) and self._record.is_of_another_scan(unique, pixels_sha256)
+        ):
             number += 1
             unique = f"{name}_{number}"
         self._used.add(unique.casefold())
         return unique
+
+    def _recorded_name(self, name: str, pixels_sha256: str) -> str | None:
+        """The name of earlier results of the same pixels: `name` if they have several, and no other file's name."""
+        recorded = self._record.names_of(pixels_sha256)
+        free = [each for each in recorded if each.casefold() not in self._used]
+        if name in free:
+            return name
+        return next((each for each in free if each.casefold() not in self._names_of_files), None)
 
     @staticmethod
     def shown(source: SourceFile, people: Sequence[StatedPerson]) -> str:

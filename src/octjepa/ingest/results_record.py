@@ -59,6 +59,18 @@ class ResultsRecord:
         """Whether `path` is a recorded file of this folder."""
         return path.name in self._hash_of and path.parent.resolve() == self._folder.resolve()
 
+    def names_of(self, pixels_sha256: str) -> list[str]:
+        """The names under which results of a scan are recorded, each once."""
+        names = {name for (name, _), entry in self._entries.items() if entry["pixels_sha256"] == pixels_sha256}
+        return sorted(names, key=natural_key)
+
+    def is_of_another_scan(self, name: str, pixels_sha256: str) -> bool:
+        """Whether results of another scan are recorded under `name`, in any case of its letters."""
+        return any(
+            of_name.casefold() == name.casefold() and entry["pixels_sha256"] != pixels_sha256
+            for (of_name, _), entry in self._entries.items()
+        )
+
     def check(self, name: str, pixels_sha256: str, files: Sequence[str]) -> None:
         """Raises OutputExists if one of `files` is there and not recorded as a result of the same pixels."""
         for file in files:

@@ -131,6 +131,21 @@ def test_nothing_personal_is_written(tmp_path: Path) -> None:
         assert b"jane_doe" not in content
 
 
+def test_scans_with_masked_names_keep_their_results_if_others_are_added(tmp_path: Path) -> None:
+    pixels = make_eye(11, 41, "OS", "topcon_maestro2").pixels[::4]
+    crops = {"Aalto_Ida": 4, "Mueller_Anna": 8, "Schmidt_Karl": 12}
+    for names, expected in ((("Schmidt_Karl",), ["xxx"]), (("Aalto_Ida", "Mueller_Anna"), ["xxx_2", "xxx_3", "xxx"])):
+        for name in names:
+            dataset = make_dataset(np.ascontiguousarray(pixels[:, :, crops[name] :]), 0.3)
+            dataset.PatientName = name.replace("_", "^")
+            save(dataset, tmp_path / "in" / f"{name}.dcm")
+        outcome = call("segment", tmp_path / "in", "--out", tmp_path / "out", "--json", "--quiet")
+        assert outcome.code == 0, outcome.err
+        assert [one["scan"] for one in outcome.json["scans"]] == expected
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert page.count("data:image/png;base64,") == 3
+
+
 def test_results_of_another_scan_stay_and_results_are_not_read_as_scans(tmp_path: Path) -> None:
     scans, pixels = tmp_path / "my scans", make_eye(11, 41, "OS", "topcon_maestro2").pixels[::4]
     save(make_dataset(pixels, 0.3), scans / "patA" / "eye.dcm")

@@ -113,6 +113,17 @@ def test_results_of_another_picture_are_not_replaced_and_the_table_lists_all(tmp
     assert "labels holds classes.json, and octjepa has no record of writing it: choose another --out" in labels.err
 
 
+def test_pictures_with_the_same_file_name_keep_their_results_if_others_are_added(tmp_path: Path) -> None:
+    for person, expected in (("b", ["oct"]), ("a", ["a_oct", "oct"])):
+        (tmp_path / "in" / person).mkdir(parents=True)
+        Image.fromarray(EYE.pixels[MIDDLE + (person == "a")]).save(tmp_path / "in" / person / "oct.png")
+        outcome = call("segment", tmp_path / "in", "--images", "--out", tmp_path / "out", "--json")
+        assert outcome.code == 0, outcome.err
+        assert [one["image"] for one in outcome.json["images"]] == expected
+    with (tmp_path / "out" / "images.csv").open() as file:
+        assert [row["image"] for row in csv.DictReader(file)] == ["a_oct", "oct"]
+
+
 def test_results_below_the_pictures_are_not_read_as_pictures(tmp_path: Path) -> None:
     (tmp_path / "pics").mkdir()
     Image.fromarray(EYE.pixels[MIDDLE]).save(tmp_path / "pics" / "eye.png")

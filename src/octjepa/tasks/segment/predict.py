@@ -125,7 +125,6 @@ def segment_scans(
     discovery = discover(sources, single_bscans)
     check_apart(discovery.files, out)
     saved = load_head(head, checkpoint)
-    names = OutputNames(discovery.files)
     result = SegmentedFiles(tuple(saved.classes))
     result.refused += refused_by_search(discovery)
     codes = {str(code): name for code, name in enumerate(saved.classes, start=1)}
@@ -135,9 +134,9 @@ def segment_scans(
         write_json(out / CLASSES, {**codes, SOURCE: f"made automatically by octjepa {version('octjepa')}"})
         for source in discovery.files:
             people: list[StatedPerson] = []
-            with collect_refusals(result.refused, partial(names.shown, source, people)):
+            with collect_refusals(result.refused, partial(OutputNames.shown, source, people)):
                 volume = (_read_bscan if single_bscans else read_source)(source, spacing_mm, people)
-                to = _Output(out, names.shown(source, people), forms, record)
+                to = _Output(out, OutputNames.shown(source, people), forms, record)
                 if single_bscans:
                     result.scans.append(_segment_bscan(saved, volume, to))
                 else:

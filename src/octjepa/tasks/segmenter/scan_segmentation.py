@@ -131,18 +131,18 @@ def segment_sources(
     check_apart(discovery.files, out)
     segmenter = load_segmenter(model)
     made = SegmentedScans()
-    names = OutputNames(discovery.files)
     made.refused += refused_by_search(discovery)
     with writer_lock(out), bar("segment", len(discovery.files), "scan") as progress:
         made_by = made_automatically(is_adapted=model is not None)
         record = ResultsRecord(out, SEGMENTED)
+        names = OutputNames(discovery.files, record)
         record.claim(SHARED, SHARED, (PAGE, CLASSES_FILE))
         write_json(out / CLASSES_FILE, {**{str(k): name for k, name in enumerate(CLASSES) if k}, SOURCE: made_by})
         for source in discovery.files:
             people: list[StatedPerson] = []
             with collect_refusals(made.refused, partial(names.shown, source, people)):
                 volume, preparation = _read(source, spacing_mm, people)
-                name = names.of(source, people)
+                name = names.of(source, people, volume.content_hash)
                 record.check(name, volume.content_hash, _result_names(name))
                 if (note := missing_library(volume.format, forms)) and not made.notes:
                     made.notes.append(note)

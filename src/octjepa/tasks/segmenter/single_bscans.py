@@ -108,10 +108,10 @@ def segment_bscans(
     files = list(_source_files(sources))
     check_apart(files, out)
     segmenter = load_segmenter(model)
-    names = OutputNames(files)
     result = SegmentedBScans(table=str(out / TABLE))
     with writer_lock(out), bar("segment", len(files), "B-scan") as progress:
         record = ResultsRecord(out, SEGMENTED)
+        names = OutputNames(files, record)
         record.claim(SHARED, SHARED, (TABLE, CLASSES_FILE))
         made_by = made_automatically(is_adapted=model is not None)
         write_json(out / CLASSES_FILE, {**{str(k): key for k, key in enumerate(CLASSES) if k}, SOURCE: made_by})
@@ -120,7 +120,7 @@ def segment_bscans(
             with collect_refusals(result.refused, partial(names.shown, source, people)):
                 bscan = read_bscan(source.path)
                 people.append(bscan.person)
-                name = names.of(source, people)
+                name = names.of(source, people, hash_pixels(bscan.pixels))
                 record.check(name, hash_pixels(bscan.pixels), _result_names(name))
                 result.images.append(_segment(segmenter, bscan, spacing_mm, name, _Output(out, record, made_by)))
             progress.advance()
