@@ -205,6 +205,27 @@ def test_which_array_is_the_scan(tmp_path: Path) -> None:
     assert refused(tmp_path / "two.npz").reason == "unsupported_pixels"
     np.savez(tmp_path / "none.npz", a=PIXELS[0, :4])
     assert refused(tmp_path / "none.npz").reason == "no_pixel_data"
+
+
+def test_files_that_hold_only_labels_are_left_out(tmp_path: Path) -> None:
+    rows = np.zeros((len(PIXELS), 8, PIXELS.shape[2]), np.float32)
+    labels: dict[str, np.ndarray] = {"layers": rows, "layers2": rows, "fluid": PIXELS, "bscan_index": np.arange(40)}
+    files = {
+        "layers": labels,
+        "one_hot": {"labels": np.zeros((*PIXELS.shape, 2), np.uint8), "names": np.array(["a", "b"])},
+        "boundaries": {"rows": rows, "um": rows, "expected_error_um": rows, "names": np.array(["ilm"] * 8)},
+        "bscan_boundaries": {"rows": rows[:1], "expected_error_px": rows[:1]},
+    }
+    for name, arrays in files.items():
+        np.savez(tmp_path / f"{name}.npz", **arrays)  # type: ignore[arg-type]
+        error = refused(tmp_path / f"{name}.npz")
+        assert (error.reason, "labels of a scan" in error.detail) == ("not_structural_oct", True), name
+    savemat(tmp_path / "layers.mat", labels)
+    assert refused(tmp_path / "layers.mat").reason == "not_structural_oct"
+    np.savez(tmp_path / "with_scan.npz", volume=PIXELS, **labels)  # type: ignore[arg-type]
+    assert np.array_equal(read_volume(tmp_path / "with_scan.npz", spacing_mm=SPACING).pixels, PIXELS)
+    np.savez(tmp_path / "with_unnamed.npz", b=PIXELS, layers=rows)
+    assert refused(tmp_path / "with_unnamed.npz").reason == "unsupported_pixels"
     np.savez(tmp_path / "spacing.npz", oct=PIXELS, spacing_mm=[0.1, 0.1])
     assert refused(tmp_path / "spacing.npz").reason == "broken_header"
 

@@ -36,6 +36,10 @@ _LAYOUT = "DHW"
 _HEADER_LIMIT = 10_000  # NumPy's own, of a header that it parses as a Python literal
 # FairVision has 200 x 200 x 200 `oct_bscans`, Duke's DME set `images` of height x width x B-scan.
 SCAN_NAMES = ("oct_bscans", "bscans", "oct", "volume", "images", "image", "pixels", "data", "img", "vol")
+# Arrays of a label file (docs/segment.md, Labels), also of a second grader (`layers2`), and those that octjepa adds to
+# its boundaries. A file that holds no other arrays of two axes or more has labels of a scan, and no scan.
+_LABEL_NAMES = re.compile(r"(layers|rows|fluid|labels)\d*")
+_WITH_LABELS = ("um", "expected_error_um", "expected_error_px")
 _PICTURE = 32  # samples that a B-scan has along either axis, at least
 MAX_MEMBERS = 1024  # arrays in one archive
 _MAGIC, _VERSIONS = b"\x93NUMPY", ((1, 0), (2, 0), (3, 0))
@@ -120,8 +124,20 @@ def single_b_scan(shape: Sequence[int]) -> VolumeRejected:
     return rejection("too_few_frames", f"one B-scan of {sizes}; a volume needs {MIN_FRAMES} at least")
 
 
+def _check_not_labels(shapes: Mapping[str, Sequence[int]]) -> None:
+    """Raises VolumeRejected not_structural_oct: all arrays but the small ones are labels of a scan."""
+    names = [name for name, shape in shapes.items() if len(_squeezed(shape)) > 1]
+    labels = [name for name in names if _LABEL_NAMES.fullmatch(name.lower())]
+    if labels and all(name in labels or name.lower() in _WITH_LABELS for name in names):
+        raise rejection("not_structural_oct", f"labels of a scan ({', '.join(sorted(labels)[:4])}), and no scan")
+
+
 def scan_member(shapes: Mapping[str, Sequence[int]]) -> str:
-    """The name of the array that is the scan. Raises VolumeRejected: no_pixel_data, unsupported_pixels."""
+    """The name of the array that is the scan.
+
+    Raises VolumeRejected: no_pixel_data, unsupported_pixels, not_structural_oct.
+    """
+    _check_not_labels(shapes)
     volumes = {name: shape for name, shape in shapes.items() if len(_squeezed(shape)) == 3 or _has_channels(shape)}
     by_name = [name for scan_name in SCAN_NAMES for name in volumes if name.lower() == scan_name]
     if by_name or len(volumes) == 1:
