@@ -285,6 +285,27 @@ def test_scans_with_masked_names_keep_their_files_if_others_are_added(tmp_path: 
     assert [one["scan"] for one in made.json["scans"]] == ["xxx_3"]
 
 
+def test_masked_names_have_the_position_of_the_file(tmp_path: Path) -> None:
+    pixels = retina()
+    for name, half in (("Aalto_Ida", 1), ("Mueller_Anna", 2)):
+        write_named(tmp_path / "in", name, pixels // half)
+    (tmp_path / "in" / "Ida_Aalto.dcm").write_bytes((tmp_path / "in" / "Aalto_Ida.dcm").read_bytes()[:-1000])
+    (tmp_path / "in" / "x.dcm").write_bytes(b"no scan")
+    made = convert(tmp_path / "in", "--to", "tiff", "--out", tmp_path / "out")
+    assert [(one["scan"], one["position"]) for one in made.json["scans"]] == [
+        ("xxx", "file 1 of 4"),
+        ("xxx_2", "file 3 of 4"),
+    ]
+    assert [one["scan"] for one in made.json["refused"]] == ["***.dcm (file 2 of 4)", "x.dcm"]
+    text = call("convert", tmp_path / "in", "--to", "tiff", "--out", tmp_path / "out", "--max-lost", 0.6)
+    assert text.code == 0, text.err
+    assert "file 3 of 4" in text.out
+    assert "refused ***.dcm (file 2 of 4): truncated" in text.out
+    assert "Aalto" not in text.out + text.err
+    single = convert(tmp_path / "in" / "Aalto_Ida.dcm", "--to", "tiff", "--out", tmp_path / "out")
+    assert single.json["scans"][0]["position"] == ""
+
+
 def test_scans_with_the_same_file_name_keep_their_files_if_others_are_added(tmp_path: Path) -> None:
     pixels = retina()
     save(make_dataset(pixels), tmp_path / "in" / "b" / "oct.dcm")

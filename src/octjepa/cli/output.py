@@ -318,7 +318,7 @@ def _print_notes_and_refused(results: ConvertedScans | SegmentedScans) -> None:
     scans_of: dict[str, list[str]] = {}
     for scan in results.scans:
         for note in scan.notes:
-            scans_of.setdefault(note, []).append(scan.scan)
+            scans_of.setdefault(note, []).append(scan.shown)
     for note, scans in scans_of.items():
         print(f"note on {scans[0] if len(scans) == 1 else counted(len(scans), 'scan')}: {note}")
     for refused in results.refused:
@@ -331,6 +331,9 @@ def print_converted(converted: ConvertedScans) -> None:
     for scan in converted.scans:
         shape = " x ".join(map(str, scan.shape))
         lines.append((scan.file, shape, ", ".join(f"{mm:.4g}" for mm in scan.spacing_mm), scan.eye or "-", scan.device))
+    if any(scan.position for scan in converted.scans):  # of masked names
+        positions = ["position", *(scan.position or "-" for scan in converted.scans)]
+        lines = [(*line, position) for line, position in zip(lines, positions, strict=True)]
     if converted.scans:
         print_table(lines)
     _print_notes_and_refused(converted)
@@ -343,7 +346,7 @@ def print_segmented(segmented: SegmentedScans, page: Path) -> None:
     for scan in segmented.scans:
         central = scan.thickness_um["central"]
         volumes = ["-" if value is None else f"{value:.3f}" for value in scan.fluid_mm3.values()]
-        lines.append((scan.scan, scan.eye or "-", "-" if central is None else f"{central:.0f}", *volumes))
+        lines.append((scan.shown, scan.eye or "-", "-" if central is None else f"{central:.0f}", *volumes))
     if segmented.scans:
         print_table(lines)
     _print_notes_and_refused(segmented)
@@ -376,7 +379,7 @@ def print_segmented_bscans(segmented: SegmentedBScans) -> None:
     lines: list[Sequence[str]] = [("image", "retina", "fluid share", "measured")]
     for image in segmented.images[:_MOST_TARGETS]:
         retina = f"{image.thickness['retina']:.0f} {image.unit}"
-        lines.append((image.image, retina, f"{image.fluid_share:.1%}", f"{image.measured_share:.0%}"))
+        lines.append((image.shown, retina, f"{image.fluid_share:.1%}", f"{image.measured_share:.0%}"))
     if segmented.images:
         print_table(lines)
     if (more := len(segmented.images) - _MOST_TARGETS) > 0:

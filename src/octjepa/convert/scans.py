@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -24,7 +24,7 @@ from octjepa.convert.description import NotPreserved, describe
 from octjepa.convert.dicom import LONGEST_TEXT, write_dicom
 from octjepa.errors import OctjepaError, VolumeRejected
 from octjepa.files import write_json
-from octjepa.ingest.output_names import OutputNames, check_apart, refused_by_search
+from octjepa.ingest.output_names import OutputNames, ShownNames, check_apart, refused_by_search, with_position
 from octjepa.ingest.read_source import read_source
 from octjepa.ingest.refused_scan import RefusedScan, collect_refusals, lost_share
 from octjepa.ingest.results_record import OutputExists, ResultsRecord
@@ -49,7 +49,10 @@ _SAME_POSITION_MM = 1e-4
 
 @dataclass(frozen=True)
 class ConvertedScan(Record):
-    """One scan: the files written, its shape `[D, H, W]`, spacing (dz, dy, dx) in mm, and notes on what is not kept."""
+    """One scan: the files written, its shape `[D, H, W]`, spacing (dz, dy, dx) in mm, and notes on what is not kept.
+
+    `position` says which file of the search a masked name stands for, such as "file 3 of 4".
+    """
 
     scan: str
     file: str
@@ -60,6 +63,12 @@ class ConvertedScan(Record):
     eye: str
     device: str
     notes: tuple[str, ...]
+    position: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The name and, if it is masked, the position of the file."""
+        return with_position(self.scan, self.position)
 
 
 @dataclass
@@ -120,7 +129,8 @@ def convert_sources(
     for folder in (out, *([out / LAYERS_FOLDER] if layers else [])):
         check_apart(files, folder)
     results = ConvertedScans()
-    results.refused += refused_by_search(discovery)
+    shown = ShownNames([*files, *(refused.source for refused in discovery.refused)])
+    results.refused += refused_by_search(discovery, shown)
     codes = _layer_codes() if layers else None
     with writer_lock(out), bar("convert", len(files), "scan") as progress:
         record, layer_record = ResultsRecord(out, CONVERTED), ResultsRecord(out / LAYERS_FOLDER, LAYERS)
@@ -130,8 +140,9 @@ def convert_sources(
         job = _Job(out, form, spacing_mm, codes, record, layer_record)
         for source in files:
             people: list[StatedPerson] = []
-            with collect_refusals(results.refused, partial(names.shown, source, people)):
-                results.scans.append(_convert(source, names, people, job))
+            with collect_refusals(results.refused, partial(shown.of, source, people)):
+                scan = _convert(source, names, people, job)
+                results.scans.append(replace(scan, position=shown.position(source, people)))
             progress.advance()
     return results
 

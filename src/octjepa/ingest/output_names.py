@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -88,10 +88,37 @@ class OutputNames:
         return mask_path(source.name, person.name, person.birth_date)
 
 
-def refused_by_search(discovery: Discovery) -> list[RefusedScan]:
+class ShownNames:
+    """Names of scans in lists, refusals and pages, with what identifies the person masked.
+
+    A masked name has the position of the file in the search, sorted by path: "***.dcm (file 3 of 4)". It says nothing
+    about the person, and the owner of the files can tell which file it is.
+    """
+
+    def __init__(self, sources: Iterable[SourceFile]) -> None:
+        name_of = {str(source.location): source.name for source in sources}  # several scans may be in one file
+        ordered = sorted(name_of, key=lambda location: (name_of[location], location))
+        self._position_of = {location: f"file {number} of {len(ordered)}" for number, location in enumerate(ordered, 1)}
+
+    def of(self, source: SourceFile, people: Sequence[StatedPerson]) -> str:
+        """The scan's name, masked if it identifies the person."""
+        return with_position(OutputNames.shown(source, people), self.position(source, people))
+
+    def position(self, source: SourceFile, people: Sequence[StatedPerson]) -> str:
+        """Such as "file 3 of 4"; "" if the name is not masked, or the only one."""
+        is_masked = OutputNames.shown(source, people) != source.name
+        return self._position_of[str(source.location)] if is_masked and len(self._position_of) > 1 else ""
+
+
+def with_position(name: str, position: str) -> str:
+    """A name and, if it is masked, the position of its file."""
+    return f"{name} ({position})" if position else name
+
+
+def refused_by_search(discovery: Discovery, shown: ShownNames) -> list[RefusedScan]:
     """The files that a search for scans refused, with what identifies the person masked."""
     return [
-        RefusedScan.of(OutputNames.shown(refused.source, []), refused.reason, refused.detail)
+        RefusedScan.of(shown.of(refused.source, []), refused.reason, refused.detail)
         for refused in discovery.refused
     ]
 

@@ -142,8 +142,10 @@ def test_scans_with_masked_names_keep_their_results_if_others_are_added(tmp_path
         outcome = call("segment", tmp_path / "in", "--out", tmp_path / "out", "--json", "--quiet")
         assert outcome.code == 0, outcome.err
         assert [one["scan"] for one in outcome.json["scans"]] == expected
+    assert [one["position"] for one in outcome.json["scans"]] == ["file 1 of 3", "file 2 of 3", "file 3 of 3"]
     page = (tmp_path / "out" / "index.html").read_text()
     assert page.count("data:image/png;base64,") == 3
+    assert "xxx (file 3 of 3)</h2>" in page.replace("<wbr>", "")
 
 
 def test_results_of_another_scan_stay_and_results_are_not_read_as_scans(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from octjepa.canonical.native_mapping import NativeMap
 from octjepa.canonical.pipeline import CanonicalisationResult, canonicalise
 from octjepa.canonical.single_bscan import canonicalise_bscan
 from octjepa.files import write_json
-from octjepa.ingest.output_names import OutputNames, check_apart, refused_by_search
+from octjepa.ingest.output_names import ShownNames, check_apart, refused_by_search
 from octjepa.ingest.read_source import read_source
 from octjepa.ingest.refused_scan import RefusedScan, WithoutResult, collect_refusals, lost_share
 from octjepa.ingest.results_record import SHARED, ResultsRecord
@@ -126,7 +126,8 @@ def segment_scans(
     check_apart(discovery.files, out)
     saved = load_head(head, checkpoint)
     result = SegmentedFiles(tuple(saved.classes))
-    result.refused += refused_by_search(discovery)
+    shown = ShownNames([*discovery.files, *(refused.source for refused in discovery.refused)])
+    result.refused += refused_by_search(discovery, shown)
     codes = {str(code): name for code, name in enumerate(saved.classes, start=1)}
     with writer_lock(out), bar("segment", len(discovery.files), "scan") as progress:
         record = ResultsRecord(out, SEGMENTED)
@@ -134,9 +135,9 @@ def segment_scans(
         write_json(out / CLASSES, {**codes, SOURCE: f"made automatically by octjepa {version('octjepa')}"})
         for source in discovery.files:
             people: list[StatedPerson] = []
-            with collect_refusals(result.refused, partial(OutputNames.shown, source, people)):
+            with collect_refusals(result.refused, partial(shown.of, source, people)):
                 volume = (_read_bscan if single_bscans else read_source)(source, spacing_mm, people)
-                to = _Output(out, OutputNames.shown(source, people), forms, record)
+                to = _Output(out, shown.of(source, people), forms, record)
                 if single_bscans:
                     result.scans.append(_segment_bscan(saved, volume, to))
                 else:

@@ -22,7 +22,7 @@ from octjepa.canonical.pipeline import canonicalise
 from octjepa.canonical.quality import looks_inverted
 from octjepa.errors import OctjepaError, UsageError, VolumeRejected
 from octjepa.files import write_atomic, write_json
-from octjepa.ingest.output_names import OutputNames, check_apart, refused_by_search
+from octjepa.ingest.output_names import OutputNames, ShownNames, check_apart, refused_by_search, with_position
 from octjepa.ingest.read_source import read_source
 from octjepa.ingest.refused_scan import RefusedScan, collect_refusals, lost_share
 from octjepa.ingest.results_record import SHARED, ResultsRecord
@@ -54,7 +54,8 @@ class SegmentedScan(Record):
     """One scan: its name, the files written, and what the page shows.
 
     `thickness_um` is the total thickness per ETDRS sector and `layers_um` that of every layer, None without a value.
-    `fluid_mm3` is None per class for scan patterns without volumes. `centre` is "fovea" or "scan".
+    `fluid_mm3` is None per class for scan patterns without volumes. `centre` is "fovea" or "scan". `position` says which file of the search a masked name stands for,
+    such as "file 3 of 4".
     """
 
     scan: str
@@ -70,6 +71,12 @@ class SegmentedScan(Record):
     spacing_mm: tuple[float, float, float]
     centre: str
     centre_certainty: float
+    position: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The name and, if it is masked, the position of the file."""
+        return with_position(self.scan, self.position)
 
     @classmethod
     def of(
@@ -131,7 +138,8 @@ def segment_sources(
     check_apart(discovery.files, out)
     segmenter = load_segmenter(model)
     made = SegmentedScans()
-    made.refused += refused_by_search(discovery)
+    shown = ShownNames([*discovery.files, *(refused.source for refused in discovery.refused)])
+    made.refused += refused_by_search(discovery, shown)
     with writer_lock(out), bar("segment", len(discovery.files), "scan") as progress:
         made_by = made_automatically(is_adapted=model is not None)
         record = ResultsRecord(out, SEGMENTED)
@@ -140,14 +148,15 @@ def segment_sources(
         write_json(out / CLASSES_FILE, {**{str(k): name for k, name in enumerate(CLASSES) if k}, SOURCE: made_by})
         for source in discovery.files:
             people: list[StatedPerson] = []
-            with collect_refusals(made.refused, partial(names.shown, source, people)):
+            with collect_refusals(made.refused, partial(shown.of, source, people)):
                 volume, preparation = _read(source, spacing_mm, people)
                 name = names.of(source, people, volume.content_hash)
                 record.check(name, volume.content_hash, _result_names(name))
                 if (note := missing_library(volume.format, forms)) and not made.notes:
                     made.notes.append(note)
                 output = _Output(out, name, forms, progress, record, made_by)
-                made.scans.append(_segment(segmenter, volume, preparation, source, output))
+                scan = _segment(segmenter, volume, preparation, source, output)
+                made.scans.append(replace(scan, position=shown.position(source, people)))
             progress.advance()
     return made
 

@@ -13,7 +13,7 @@ the network was not guide to the true scale.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -26,7 +26,7 @@ from octjepa.canonical.quality import looks_inverted
 from octjepa.canonical.single_bscan import canonicalise_bscan
 from octjepa.errors import OctjepaError, VolumeRejected
 from octjepa.files import write_atomic, write_json
-from octjepa.ingest.output_names import OutputNames, check_apart
+from octjepa.ingest.output_names import OutputNames, ShownNames, check_apart, with_position
 from octjepa.ingest.refused_scan import RefusedScan, collect_refusals
 from octjepa.ingest.results_record import SHARED, ResultsRecord
 from octjepa.ingest.source_file import SourceFile
@@ -61,7 +61,8 @@ class SegmentedBScan(Record):
 
     `thickness` is the mean of each layer, `area` that of each class, and `fluid_share` the share of the retina's area
     that is intraretinal or subretinal fluid. `measured_share` is the share of A-scans that were measured. A-scans that
-    were not measured count neither in `area`, unless the retina is cut off there, nor in `fluid_share`.
+    were not measured count neither in `area`, unless the retina is cut off there, nor in `fluid_share`. `position` says which file of the
+    call a masked name stands for, such as "file 3 of 4".
     """
 
     image: str
@@ -75,6 +76,12 @@ class SegmentedBScan(Record):
     expected_error: float
     measured_share: float
     notes: tuple[str, ...]
+    position: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The name and, if it is masked, the position of the file."""
+        return with_position(self.image, self.position)
 
 
 @dataclass
@@ -109,6 +116,7 @@ def segment_bscans(
     check_apart(files, out)
     segmenter = load_segmenter(model)
     result = SegmentedBScans(table=str(out / TABLE))
+    shown = ShownNames(files)
     with writer_lock(out), bar("segment", len(files), "B-scan") as progress:
         record = ResultsRecord(out, SEGMENTED)
         names = OutputNames(files, record)
@@ -117,12 +125,13 @@ def segment_bscans(
         write_json(out / CLASSES_FILE, {**{str(k): key for k, key in enumerate(CLASSES) if k}, SOURCE: made_by})
         for source in files:
             people: list[StatedPerson] = []
-            with collect_refusals(result.refused, partial(names.shown, source, people)):
+            with collect_refusals(result.refused, partial(shown.of, source, people)):
                 bscan = read_bscan(source.path)
                 people.append(bscan.person)
                 name = names.of(source, people, hash_pixels(bscan.pixels))
                 record.check(name, hash_pixels(bscan.pixels), _result_names(name))
-                result.images.append(_segment(segmenter, bscan, spacing_mm, name, _Output(out, record, made_by)))
+                segmented = _segment(segmenter, bscan, spacing_mm, name, _Output(out, record, made_by))
+                result.images.append(replace(segmented, position=shown.position(source, people)))
             progress.advance()
         current = {bscan.image: bscan for bscan in result.images}
         _write_table(Path(result.table), record.merged(_KIND, current, SegmentedBScan.from_json))
