@@ -6,11 +6,18 @@ out (a second copy, a fundus photograph): they are in the quarantine but do not 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 from octjepa.errors import VolumeRejected
+
+# A detail that says what to do has a verb in the imperative at its start, or after a colon, a full stop or "and".
+_HOLDS_ADVICE: Final = re.compile(
+    r"(?:^|[:.] |\band )(?:add|copy|install|name|pip install|run|unpack|write)\b", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -120,6 +127,16 @@ REASONS: dict[str, Reason] = {
         "raise --seconds-per-file of ingest, or copy the file to a faster disk",
     ),
 }
+
+
+def action_for(reason: str, detail: str) -> str:
+    """The advice of a reason; "" if the detail of the file says what to do."""
+    return "" if _HOLDS_ADVICE.search(detail) else REASONS[reason].action
+
+
+def with_action(reason: str, detail: str) -> str:
+    """The detail of a refused file, and what to do."""
+    return "; ".join(filter(None, [detail, action_for(reason, detail)]))
 
 
 def rejection(reason: str, detail: str) -> VolumeRejected:

@@ -322,7 +322,7 @@ def _print_notes_and_refused(results: ConvertedScans | SegmentedScans) -> None:
     for note, scans in scans_of.items():
         print(f"note on {scans[0] if len(scans) == 1 else counted(len(scans), 'scan')}: {note}")
     for refused in results.refused:
-        print(f"refused {refused.scan}: {refused.reason}: {refused.detail}; {refused.to_do}")
+        print(f"refused {refused.text}")
 
 
 def print_converted(converted: ConvertedScans) -> None:
@@ -392,7 +392,7 @@ def print_segmented_bscans(segmented: SegmentedBScans) -> None:
         text = next(iter(texts)) if len(texts) == 1 else subject
         print(f"note on {texts.total()} of {len(segmented.images)}: {text}")
     for refused in segmented.refused:
-        print(f"refused {refused.scan}: {refused.reason}: {refused.detail}; {refused.to_do}")
+        print(f"refused {refused.text}")
     print(f"table  {segmented.table}", flush=True)
 
 

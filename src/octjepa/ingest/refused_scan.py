@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from octjepa.errors import OctjepaError, VolumeRejected, is_out_of_memory
-from octjepa.reasons import REASONS
+from octjepa.reasons import REASONS, action_for
 from octjepa.record import Record
 
 
@@ -21,10 +21,15 @@ class RefusedScan(Record):
     detail: str
     to_do: str
 
+    @property
+    def text(self) -> str:
+        """The refusal in one line."""
+        return f"{self.scan}: {self.reason}: {'; '.join(filter(None, [self.detail, self.to_do]))}"
+
     @classmethod
     def of(cls, scan: str, reason: str, detail: str) -> RefusedScan:
-        """A scan refused for a `reason` of `octjepa.reasons`, which also says what the user can do."""
-        return cls(scan, reason, detail, REASONS[reason].action)
+        """A scan refused for a `reason` of `octjepa.reasons`, which also says what the user can do if `detail` does not."""
+        return cls(scan, reason, detail, action_for(reason, detail))
 
 
 class WithoutResult(OctjepaError, ABC):

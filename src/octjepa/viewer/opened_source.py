@@ -22,7 +22,7 @@ from octjepa.ingest.build import build_store
 from octjepa.ingest.remembered_sources import sources_of
 from octjepa.ingest.sources import discover
 from octjepa.read.written_results import PAGE, TABLE, is_segmentation_folder
-from octjepa.reasons import REASONS
+from octjepa.reasons import with_action
 from octjepa.remote import is_remote
 from octjepa.report.contents import holds_contents
 from octjepa.store import Store
@@ -65,7 +65,7 @@ def _report_refused(quarantine: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
         return ()
     count = f"{counted(len(quarantine), 'file')} not shown"
     lines = [
-        f"  {entry['file']}: {entry['reason']}: {entry['detail']}; {REASONS[entry['reason']].action}"
+        f"  {entry['file']}: {entry['reason']}: {with_action(entry['reason'], entry['detail'])}"
         for entry in quarantine[:_MOST_WARNED]
     ]
     if (more := len(quarantine) - _MOST_WARNED) > 0:
