@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from command_line import Outcome, call
 from narrow_encoder import OVERRIDES
@@ -251,6 +252,19 @@ def test_too_much_lost_is_reported_after_the_work_is_done(line: Any, tmp_path: P
     ledger = [json.loads(row) for row in (store / "quarantine.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(ledger) == result.json["quarantined"]
     assert call("ingest", cohort, "--store", store, "--workers", 1, "--max-lost", 1).code == 0
+
+
+def test_a_single_picture_is_told_how_to_be_read(tmp_path: Path) -> None:
+    for number in (1, 2):
+        Image.new("L", (64, 64)).save(tmp_path / f"{number}.png")
+    result = call("ingest", tmp_path / "1.png", tmp_path / "2.png", "--store", tmp_path / "store", "--workers", 1)
+    assert result.code == 2
+    assert "2  unknown_format: a single picture, not a volume" in result.err
+    assert "add --images" in result.err
+    assert "docs/formats.md" not in result.err
+    (tmp_path / "scan.foo").write_bytes(b"neither a picture nor a scan")  # another detail of the same reason
+    result = call("ingest", tmp_path / "1.png", tmp_path / "scan.foo", "--store", tmp_path / "s2", "--workers", 1)
+    assert "unknown_format: neither DICOM nor another format that octjepa reads; see docs/formats.md" in result.err
 
 
 def test_nothing_read_still_prints_what_was_done(tmp_path: Path) -> None:

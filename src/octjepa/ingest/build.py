@@ -38,7 +38,7 @@ from octjepa.notes import count_codes, read_codes, read_notes, write_notes
 from octjepa.progress import bar
 from octjepa.read.devices import parse_device
 from octjepa.read.personal_data import StatedPerson, count_fields, pseudonym
-from octjepa.reasons import REASONS
+from octjepa.reasons import REASONS, with_action
 from octjepa.recipe import Preprocessing
 from octjepa.record import Record
 from octjepa.store.folder import Store
@@ -453,19 +453,25 @@ def _summary(
     )
 
 
+def _explanation(reason: str, details: Sequence[str]) -> str:
+    """What was found in the files of a reason, and what to do: the detail of the files if they share it."""
+    detail = details[0] if len(set(details)) == 1 else ""
+    return with_action(reason, detail or REASONS[reason].meaning)
+
+
 def _check_lost(
     store: Store, summary: IngestSummary, refusals: Sequence[dict[str, str]], files: int, max_lost: float
 ) -> None:
     """Raises NothingReadError where the store is empty, TooManyLostError where more than `max_lost` are lost."""
-    counts = Counter(
-        (parse_device(entry["file"]) or "unknown device", entry["reason"])
-        for entry in refusals
-        if REASONS[entry["reason"]].lost or not len(store.table)  # without a volume, also what was rightly left out
-    )
-    width = max((len(device) for device, _ in counts), default=0)
+    details: dict[tuple[str, str], list[str]] = {}
+    for entry in refusals:
+        if REASONS[entry["reason"]].lost or not len(store.table):  # without a volume, also what was rightly left out
+            device = parse_device(entry["file"]) or "unknown device"
+            details.setdefault((device, entry["reason"]), []).append(entry["detail"])
+    width = max((len(device) for device, _ in details), default=0)
     lines = "\n".join(
-        f"  {device:<{width}}  {count:>5}  {reason}: {REASONS[reason].meaning}; {REASONS[reason].action}"
-        for (device, reason), count in sorted(counts.items())
+        f"  {device:<{width}}  {len(of_files):>5}  {reason}: {_explanation(reason, of_files)}"
+        for (device, reason), of_files in sorted(details.items())
     )
     if not len(store.table):
         raise NothingReadError(f"no file can be read, of {files}:\n{lines}", summary.to_json())
