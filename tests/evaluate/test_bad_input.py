@@ -41,6 +41,10 @@ def split_of(frame: pd.DataFrame, split: str) -> pd.Series:
 
 REFUSED: dict[str, tuple[Change, str]] = {
     "no label meets a scan": (people(lambda one: f"X{one}"), "none of its 120 labels of lesion0 meets one of the 120"),
+    "volumes that name no person": (
+        lambda f, t: (f.assign(person_id=[f"unknown-{n:012x}" for n in range(len(f))]), t),
+        "120 volumes are without a person id (unknown-...): put a manifest.tsv with person_id and filepath next to",
+    ),
     "one class": (lambda f, t: lesion(f, t, slice(None), 1), "lesion0: all 120 labelled volumes have the same value"),
     "only NaN": (lambda f, t: lesion(f, t, slice(None), "NaN"), "lesion0 holds no label at all"),
     "a class that train lacks": (

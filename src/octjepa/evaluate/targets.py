@@ -17,11 +17,12 @@ import pandas as pd
 from jaxtyping import Float, Int
 
 from octjepa.embed.table import SPLITS
-from octjepa.errors import UsageError, counted
+from octjepa.errors import UsageError, counted, counted_are
 from octjepa.evaluate.labels import MAX_CLASSES, LabelTable, check_spelling, numbers_of
 from octjepa.evaluate.survival import TASK, check_events
 from octjepa.metrics.findings import FEWEST_TEST_PEOPLE
 from octjepa.metrics.scores import Task
+from octjepa.read.personal_data import UNKNOWN_PERSON
 
 TASKS = ("auto", "classification", "binary", "multiclass", "ordinal", "multilabel", "regression", "survival")
 _FEW_NUMBERS = 10  # up to so many different whole numbers are classes
@@ -220,7 +221,7 @@ def join_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: str 
         raise UsageError(
             f"{labels.path}: none of its {count} labels of {target} meets one of the {len(frame)} embedded "
             f"volumes; person ids look like {_id_pattern(sorted(labelled_people))} there and "
-            f"{_id_pattern(frame['person_id'])} here{_without_zeros(labelled_people, frame)}"
+            f"{_id_pattern(frame['person_id'])} here{_without_zeros(labelled_people, frame)}{_people_unknown(frame)}"
         )
     scanned = set(keys)
     if labels.by_eye and not labels.by_visit:
@@ -307,6 +308,17 @@ def _id_pattern(ids: Sequence[str] | pd.Series) -> str:
     """The form of the commonest id with its content hidden: "AIREADI-1001" -> "AAAAAAA-9999"."""
     forms = [re.sub(r"[^\W\d_]", "A", re.sub(r"\d", "9", str(text))) for text in ids]
     return repr(max(sorted(set(forms)), key=forms.count))
+
+
+def _people_unknown(frame: pd.DataFrame) -> str:
+    """What to do if volumes name no person, so that no label can meet them; "" if all name one."""
+    unknown = int(frame["person_id"].astype(str).str.startswith(UNKNOWN_PERSON).sum())
+    if not unknown:
+        return ""
+    return (
+        f". {counted_are(unknown, 'volume')} without a person id ({UNKNOWN_PERSON}...): put a manifest.tsv with "
+        "person_id and filepath next to the scans or pictures, then ingest and embed again"
+    )
 
 
 def _without_zeros(labelled: set[str], frame: pd.DataFrame) -> str:

@@ -15,6 +15,7 @@ from pathlib import PurePath
 from octjepa.read.devices import is_listed, parse_device, pick_device, stated_device
 from octjepa.read.manifest import ManifestRow
 from octjepa.read.personal_data import (
+    UNKNOWN_PERSON,
     clean_person_id,
     identifies_person,
     is_placeholder,
@@ -192,7 +193,7 @@ def identify(header: HeaderFields, path: PurePath, row: ManifestRow | None) -> I
         person = person_ids[0]
     else:
         notes.append("person_unknown")
-        person = "unknown-" + hashlib.sha256((uid or str(path)).encode()).hexdigest()[:12]
+        person = UNKNOWN_PERSON + hashlib.sha256((uid or str(path)).encode()).hexdigest()[:12]
 
     eye, eye_source = _pick_eye(
         {

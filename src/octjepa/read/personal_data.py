@@ -79,6 +79,7 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
         "PatientSize",
     ),
 }
+UNKNOWN_PERSON = "unknown-"  # the beginning of the id of a scan that names no person
 _LAST_PERSONAL_TAG = 0x00100040  # PatientSex
 PRIVATE = "private elements"
 BURNED_IN = "text in the image"
