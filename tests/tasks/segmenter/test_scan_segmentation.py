@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import errno
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -190,6 +193,29 @@ def test_class_files_of_an_earlier_call_do_not_stay(forms: Forms, expected: list
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["x.dcm", "x.nii.gz"]
     write_classes(tmp_path / "out" / "x", codes, ("fluid",), volume, source, forms)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == expected
+
+
+def test_a_folder_without_permission_is_refused_as_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests may run as root, whom no mode of a folder stops, so the system calls are replaced."""
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    stat, scandir = os.stat, os.scandir
+
+    def refuse(call: Callable[..., Any], inside: bool) -> Callable[..., Any]:
+        def wrapped(path: Any = ".", *arguments: Any, **options: Any) -> Any:
+            if not isinstance(path, int) and (locked in Path(path).parents or (not inside and Path(path) == locked)):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return call(path, *arguments, **options)
+
+        return wrapped
+
+    monkeypatch.setattr(os, "stat", refuse(stat, inside=True))
+    monkeypatch.setattr(os, "scandir", refuse(scandir, inside=False))
+    outcome = call("segment", locked, "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert f"no OCT scan in {locked}" in outcome.err
+    assert "1 unreadable_folder" in outcome.err
+    assert "locked/" not in outcome.err
 
 
 @pytest.mark.slow
