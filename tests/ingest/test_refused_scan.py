@@ -37,7 +37,11 @@ def test_the_next_scan_is_read_after_a_refused_one(error: Exception, reason: str
     ("reason", "detail", "is_complete"),
     [
         ("unknown_format", "its first bytes and its suffix are those of no format", False),
-        ("unknown_format", "a picture: if it is a B-scan, name only pictures and add --images to `octjepa ingest`", True),
+        (
+            "unknown_format",
+            "a picture: if it is a B-scan, name only pictures and add --images to `octjepa ingest`",
+            True,
+        ),
         ("archive_not_expanded", how_to_expand("a.zip"), True),
         ("archive_not_expanded", how_to_expand("a.7z"), True),
         ("path_escapes", LINK_OUT, True),

@@ -118,8 +118,7 @@ def with_position(name: str, position: str) -> str:
 def refused_by_search(discovery: Discovery, shown: ShownNames) -> list[RefusedScan]:
     """The files that a search for scans refused, with what identifies the person masked."""
     return [
-        RefusedScan.of(shown.of(refused.source, []), refused.reason, refused.detail)
-        for refused in discovery.refused
+        RefusedScan.of(shown.of(refused.source, []), refused.reason, refused.detail) for refused in discovery.refused
     ]
 
 

@@ -28,7 +28,7 @@ class RefusedScan(Record):
 
     @classmethod
     def of(cls, scan: str, reason: str, detail: str) -> RefusedScan:
-        """A scan refused for a `reason` of `octjepa.reasons`, which also says what the user can do if `detail` does not."""
+        """A scan refused for a `reason` of `octjepa.reasons`, which says what the user can do if `detail` does not."""
         return cls(scan, reason, detail, action_for(reason, detail))
 
 

@@ -54,8 +54,8 @@ class SegmentedScan(Record):
     """One scan: its name, the files written, and what the page shows.
 
     `thickness_um` is the total thickness per ETDRS sector and `layers_um` that of every layer, None without a value.
-    `fluid_mm3` is None per class for scan patterns without volumes. `centre` is "fovea" or "scan". `position` says which file of the search a masked name stands for,
-    such as "file 3 of 4".
+    `fluid_mm3` is None per class for scan patterns without volumes. `centre` is "fovea" or "scan".
+    `position` says which file of the search a masked name stands for, such as "file 3 of 4".
     """
 
     scan: str

@@ -61,8 +61,8 @@ class SegmentedBScan(Record):
 
     `thickness` is the mean of each layer, `area` that of each class, and `fluid_share` the share of the retina's area
     that is intraretinal or subretinal fluid. `measured_share` is the share of A-scans that were measured. A-scans that
-    were not measured count neither in `area`, unless the retina is cut off there, nor in `fluid_share`. `position` says which file of the
-    call a masked name stands for, such as "file 3 of 4".
+    were not measured count neither in `area`, unless the retina is cut off there, nor in `fluid_share`.
+    `position` says which file of the call a masked name stands for, such as "file 3 of 4".
     """
 
     image: str
