@@ -311,7 +311,7 @@ def _id_pattern(ids: Sequence[str] | pd.Series) -> str:
 
 
 def _people_unknown(frame: pd.DataFrame) -> str:
-    """What to do if volumes name no person, so that no label can meet them; "" if all name one."""
+    """Advice if volumes name no person, so that no label can meet them; "" if all name a person."""
     unknown = int(frame["person_id"].astype(str).str.startswith(UNKNOWN_PERSON).sum())
     if not unknown:
         return ""

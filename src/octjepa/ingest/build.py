@@ -454,7 +454,7 @@ def _summary(
 
 
 def _explanation(reason: str, details: Sequence[str]) -> str:
-    """What was found in the files of a reason, and what to do: the detail of the files if they share it."""
+    """The finding in the files of a reason, and the advice: the detail of the files if they share it."""
     detail = details[0] if len(set(details)) == 1 else ""
     return with_action(reason, detail or REASONS[reason].meaning)
 
