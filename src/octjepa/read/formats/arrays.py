@@ -125,7 +125,7 @@ def single_b_scan(shape: Sequence[int]) -> VolumeRejected:
 
 
 def _check_not_labels(shapes: Mapping[str, Sequence[int]]) -> None:
-    """Raises VolumeRejected not_structural_oct: all arrays but the small ones are labels of a scan."""
+    """Raises VolumeRejected not_structural_oct: all large arrays are labels of a scan."""
     names = [name for name, shape in shapes.items() if len(_squeezed(shape)) > 1]
     labels = [name for name in names if _LABEL_NAMES.fullmatch(name.lower())]
     if labels and all(name in labels or name.lower() in _WITH_LABELS for name in names):
