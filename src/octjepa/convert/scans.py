@@ -278,10 +278,8 @@ def _layer_codes() -> Callable[[OCTVolume], UInt8[np.ndarray, "D H W"]]:
 
 def _write_layers(codes: UInt8[np.ndarray, "D H W"], volume: OCTVolume, file: Path, job: _Job) -> Path:
     """Writes the layers in the geometry of the converted file, as a label file that `octjepa segment` reads."""
-    from importlib.metadata import version
-
     from octjepa.tasks.labels.dicom_seg import write_segmentation
-    from octjepa.tasks.labels.label_files import SOURCE
+    from octjepa.tasks.labels.label_files import SOURCE, made_automatically
     from octjepa.tasks.segmenter.measurement import LAYER_NAMES
 
     folder = job.out / LAYERS_FOLDER
@@ -291,8 +289,7 @@ def _write_layers(codes: UInt8[np.ndarray, "D H W"], volume: OCTVolume, file: Pa
     if job.form == "dicom":
         write_segmentation(path, codes, LAYER_NAMES, volume.spacing_mm, file)
         return path
-    made_by = f"made automatically by octjepa {version('octjepa')}"
     classes = {str(code): name for code, name in enumerate(LAYER_NAMES, 1)}
-    write_json(folder / "classes.json", {**classes, SOURCE: made_by})
+    write_json(folder / "classes.json", {**classes, SOURCE: made_automatically()})
     _write(path, codes, volume, job.form)
     return path

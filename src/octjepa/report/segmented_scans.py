@@ -8,8 +8,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from octjepa.files import write_atomic
+from octjepa.read.written_results import PAGE
 from octjepa.report.html import render_template
-from octjepa.tasks.segmenter.scan_segmentation import PAGE, SegmentedScans, recorded_scans
+from octjepa.tasks.segmenter.scan_segmentation import SegmentedScans, recorded_scans
 from octjepa.tasks.thickness import SECTORS
 
 

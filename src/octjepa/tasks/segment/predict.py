@@ -12,7 +12,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +36,7 @@ from octjepa.read.single_bscan import read_bscan_volume
 from octjepa.read.written_results import CLASS_PICTURE, CLASSES, HEAD_ENDINGS, SEGMENTED
 from octjepa.record import Record
 from octjepa.tasks.labels.class_files import Forms, missing_library, write_classes
-from octjepa.tasks.labels.label_files import SOURCE
+from octjepa.tasks.labels.label_files import SOURCE, made_automatically
 from octjepa.tasks.segment.folder import SavedHead, load_head
 from octjepa.tasks.segment.labelled_volumes import scores_to_scan, whole_scan_preprocessing
 from octjepa.tasks.segment.single_bscans import SegmentedPicture, write_picture
@@ -132,7 +131,7 @@ def segment_scans(
     with writer_lock(out), bar("segment", len(discovery.files), "scan") as progress:
         record = ResultsRecord(out, SEGMENTED)
         record.claim(SHARED, hashlib.sha256("\x1f".join(saved.classes).encode()).hexdigest(), (CLASSES,))
-        write_json(out / CLASSES, {**codes, SOURCE: f"made automatically by octjepa {version('octjepa')}"})
+        write_json(out / CLASSES, {**codes, SOURCE: made_automatically()})
         for source in discovery.files:
             people: list[StatedPerson] = []
             with collect_refusals(result.refused, partial(shown.of, source, people)):
