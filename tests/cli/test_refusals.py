@@ -254,7 +254,7 @@ def test_too_much_lost_is_reported_after_the_work_is_done(line: Any, tmp_path: P
     assert call("ingest", cohort, "--store", store, "--workers", 1, "--max-lost", 1).code == 0
 
 
-def test_a_single_picture_is_told_how_to_be_read(tmp_path: Path) -> None:
+def test_a_single_picture_is_refused_with_the_option_that_reads_it(tmp_path: Path) -> None:
     for number in (1, 2):
         Image.new("L", (64, 64)).save(tmp_path / f"{number}.png")
     result = call("ingest", tmp_path / "1.png", tmp_path / "2.png", "--store", tmp_path / "store", "--workers", 1)
