@@ -128,10 +128,8 @@ def is_head(path: str | Path) -> bool:
     """Whether `path` is or holds the folder of a head. A folder that cannot be read counts as none."""
     try:
         return find_head(Path(path)) is not None
-    except (
-        PermissionError
-    ):  # the error names a path that the user did not give; the search for scans says what is wrong
-        return False
+    except PermissionError:
+        return False  # the error names a path that the user did not give; the search for scans names the folder
 
 
 def find_head(path: Path) -> Path | None:
