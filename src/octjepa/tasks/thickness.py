@@ -228,6 +228,6 @@ def _even_rows(slice_mm: Float[np.ndarray, " N"]) -> int:
 
 
 def _edges(centres_mm: Float[np.ndarray, " N"]) -> Float[np.ndarray, " 2"]:
-    """The outer edges of evenly spaced pixels."""
-    half = (centres_mm[-1] - centres_mm[0]) / max(len(centres_mm) - 1, 1) / 2
+    """The outer edges of evenly spaced pixels; a single pixel reaches as far as a B-scan stands for."""
+    half = (centres_mm[-1] - centres_mm[0]) / (len(centres_mm) - 1) / 2 if len(centres_mm) > 1 else REACH_MM
     return np.array([centres_mm[0] - half, centres_mm[-1] + half])

@@ -127,6 +127,15 @@ def test_the_figure_writes_every_class(tmp_path: Path) -> None:
             assert path.stat().st_size > 5000
 
 
+def test_a_single_b_scan_has_a_figure(tmp_path: Path) -> None:
+    scan, column_mm = lie("OD"), np.arange(SHAPE[1]) * SPACING[1]
+    maps = np.ones((1, 1, SHAPE[1]), np.float32)
+    path = draw_thickness(
+        tmp_path / "map.svg", maps, np.full((1, 9), np.nan), ("a",), np.zeros(1), column_mm, scan, "x"
+    )
+    assert path.stat().st_size > 5000
+
+
 def test_b_scans_that_run_up_or_down_have_the_central_sector_alone() -> None:
     ones = np.ones((1, *SHAPE), np.float32)
     vertical = means_of(ones, lie("OD")._replace(lines=lines_of("raster", ["vertical_lines"])))[0]
