@@ -347,6 +347,19 @@ def test_uses_at_the_test_set_are_counted_with_the_leaderboards(cohort: Cohort, 
     assert len([fault for fault in both.faults if fault["kind"] == "test_used_before"]) == 1
 
 
+@pytest.mark.slow
+def test_another_smoothing_or_task_is_another_use(cohort: Cohort, saved: Save, tmp_path: Path) -> None:
+    frame, labels = cohort(people=60)
+    looks = []
+    for number, smoothing in enumerate((0.0, 0.2, 0.2)):
+        options = {"probes": ["mlp"], "pools": ["mean"], "label_smoothing": smoothing}
+        looks.append(_run(saved, frame, labels, ["lesion0"], **options).uses[0]["looks"])
+        assert looks[-1] == (1, 2, 2)[number]
+    options = {"probes": ["knn"], "pools": ["mean"], "ledger_folder": tmp_path / "tasks"}
+    tasks = [_run(saved, frame, labels, ["lesion0"], task=task, **options) for task in ("binary", "regression")]
+    assert [result.uses[0]["looks"] for result in tasks] == [1, 2]
+
+
 def test_a_look_that_cannot_be_counted_is_not_taken(cohort: Cohort, saved: Save, tmp_path: Path) -> None:
     (tmp_path / "octjepa_test_uses").write_text("no folder", encoding="utf-8")
     with pytest.raises(UsageError, match="--ledger"):

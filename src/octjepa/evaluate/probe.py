@@ -81,6 +81,9 @@ ATTENTION = "attention"  # the pooling of token probes, learned from labels
 Fits = Iterator[tuple[ResultKey, PreparedTarget, ProbeFit]]
 
 
+_NOT_SMOOTHED = frozenset({"linear", "knn"})  # probes that labels are not smoothed for
+
+
 @dataclass(frozen=True)
 class ProbeSettings:
     """How embeddings are probed.
@@ -324,7 +327,7 @@ def _check_used(settings: ProbeSettings, tokens: Sequence[TokenFolder]) -> None:
     probes, several = set(settings.probes), settings.several
     if tokens and not probes & set(TOKEN_PROBES.names()):
         raise UsageError("only probes on tokens read tokens: add --probe attentive, or leave out --tokens")
-    if settings.label_smoothing and probes <= {"linear", "knn"}:
+    if settings.label_smoothing and probes <= _NOT_SMOOTHED:
         raise UsageError("labels are only smoothed for mlp and attentive: add one with --probe")
     if settings.visit_order is not None and several != "first_visit":
         raise UsageError("an order of visits is unused unless the first one is taken: add --several first_visit")
@@ -364,14 +367,19 @@ class ProbeInputs:
         return other
 
     def fingerprints(self) -> list[str]:
-        """The identity of each measured encoder, for the ledger of test sets."""
+        """The identity of each measured encoder with its probe, for the ledger of test sets."""
+        smoothing = self.settings.label_smoothing
+        smoothed = set(self.settings.probes) - _NOT_SMOOTHED if smoothing else ()
+        names = {probe: f"{probe} smoothing {smoothing}" for probe in smoothed}
         identities = [
-            test_set_ledger.fingerprint(features, probe)
+            test_set_ledger.fingerprint(features, names.get(probe, probe))
             for _, _, features in feature_sets(self.tables, self.pools)
             for probe in self.feature_probes or ("linear",)
         ]
         return identities + [
-            f"{folder.weights} {view} {probe}" for _, folder, view in self.token_sets for probe in self.token_probes
+            f"{folder.weights} {view} {names.get(probe, probe)}"
+            for _, folder, view in self.token_sets
+            for probe in self.token_probes
         ]
 
     def fits(self, result: ProbeResult) -> Fits:
