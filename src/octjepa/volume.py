@@ -122,8 +122,8 @@ class CanonicalVolume:
         """The volume from every other B-scan, and from those between: one anatomy, independent speckle."""
         if self.half_difference is None:
             return None
-        mean = self.pixels.astype(np.int16)
-        first, second = (np.clip(mean + sign * self.half_difference, 0, 255).astype(np.uint8) for sign in (1, -1))
+        mean, difference = self.pixels.astype(np.int16), self.half_difference.astype(np.int16)
+        first, second = (np.clip(mean + sign * difference, 0, 255).astype(np.uint8) for sign in (1, -1))
         return first, second
 
     def geometry(self) -> dict[str, np.ndarray]:

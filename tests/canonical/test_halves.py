@@ -46,6 +46,13 @@ def test_halves_leave_the_volume_as_it_is_and_are_what_their_own_b_scans_show() 
     assert not made.volume.half_difference[~(made.volume.band[0] >= 0).any(axis=1)].any()  # padding
 
 
+def test_halves_of_the_largest_difference() -> None:
+    volume = canonicalise(eye(), PREPROCESSING, halves=True).volume
+    grey, difference = np.full(volume.pixels.shape, 128, np.uint8), np.full(volume.pixels.shape, -128, np.int8)
+    first, second = replace(volume, pixels=grey, half_difference=difference).halves
+    assert (int(first.max()), int(second.min())) == (0, 255)
+
+
 def test_a_left_eye_is_mirrored_with_its_halves() -> None:
     right, left = (canonicalise(eye(side), PREPROCESSING, halves=True).volume for side in ("OD", "OS"))
     assert np.array_equal(right.half_difference, left.half_difference[..., ::-1])

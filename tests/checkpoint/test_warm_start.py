@@ -183,6 +183,17 @@ def test_a_teacher_that_reads_other_tokens_is_refused(key: str, other: Any, mess
         start_weights(VJEPA3D.from_recipe(recipe), recipe)
 
 
+def test_other_patches_with_as_many_voxels_are_refused(tmp_path: Path) -> None:
+    first = small_recipe()
+    weights = PretrainedEncoder(VJEPA3D.from_recipe(first).target_encoder, first, "first")
+    export_encoder(weights, "safetensors", tmp_path / "first")
+    recipe = small_recipe(
+        model={**TEST_SIZE, "warm_start": str(tmp_path / "first")}, tokens={"patch_size": [4, 8, 32], "budget": 24}
+    )
+    with pytest.raises(UsageError, match=re.escape("tokens.patch_size=(4, 16, 16), the recipe says (4, 8, 32)")):
+        warm_start(VJEPA3D.from_recipe(recipe), recipe)
+
+
 def test_the_layouts_are_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     vjepa2_folder(tmp_path / "hf")
     recipe = small_recipe(model={**TEST_SIZE, "warm_start": str(tmp_path / "hf")})

@@ -118,3 +118,10 @@ def test_learners_that_share_their_batches_do_not_touch_each_other() -> None:
     assert [one.update for one in pair] == [12, 5]
     with pytest.raises(ValueError, match="cannot share one folder"):
         train_supervised(ToyTask(), pair, SETTINGS, Runtime("fp32"), Path("anywhere"))
+
+
+def test_a_validation_loss_of_nan_is_never_the_best() -> None:
+    followed = learner()
+    for update, loss in ((1, float("nan")), (2, 1.0), (3, 0.5), (4, float("nan"))):
+        followed.follow_validation(update, loss)
+    assert (followed.best_update, followed.best_loss) == (3, 0.5)

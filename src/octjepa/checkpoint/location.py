@@ -94,6 +94,7 @@ def upload(folder: Path, location: str) -> None:
 def remove(folder: Location) -> None:
     """Removes a folder with its contents, the manifest first, so that a kill leaves nothing that looks complete."""
     if isinstance(folder, Path):
+        (folder / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(folder)
         return
     remote.remove(remote.join(folder, MANIFEST))

@@ -84,6 +84,11 @@ def warm_start(model: VJEPA3D, recipe: Recipe) -> frozenset[str]:
     else:
         source = read_weights(path)
         trained_on = source.recorded_training
+        if source.recipe.tokens.patch_size != recipe.tokens.patch_size:  # shapes agree if the voxel counts do
+            raise UsageError(
+                f"model.warm_start {path} was trained with tokens.patch_size={source.recipe.tokens.patch_size}, the "
+                f"recipe says {recipe.tokens.patch_size}: set both alike"
+            )
         weights, heads, rope = dict(source.network.state_dict()), source.network.heads, source.network.rope
         source_recipe = {name: getattr(source.recipe.model, name) for name in ("positions", "position_unit")}
     _check(model, weights, heads, "model.warm_start", path, recipe.model.size)

@@ -40,7 +40,11 @@ def starting_encoder(arguments: argparse.Namespace) -> PretrainedEncoder:
     """The encoder that the training starts from; seeds torch. Raises as `load_encoder`."""
     torch.manual_seed(arguments.seed)
     encoder = load_encoder(arguments.init)
-    return encoder.untrained() if arguments.random else encoder
+    if not arguments.random:
+        return encoder
+    train = encoder.recipe.train.model_copy(update={"seed": arguments.seed})
+    encoder.recipe = encoder.recipe.model_copy(update={"train": train})
+    return encoder.untrained()
 
 
 def run_fingerprint(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,8 +68,8 @@ class Learner:
         return self._skipped_in_a_row >= SKIPPED_IN_A_ROW
 
     def follow_validation(self, update: int, loss: float) -> None:
-        """Keeps the weights where `loss`, after `update` updates, is the least so far."""
-        if self.best_loss is None or loss < self.best_loss:
+        """Keeps the weights where `loss`, after `update` updates, is the least so far; a loss of NaN never is."""
+        if math.isfinite(loss) and (self.best_loss is None or loss < self.best_loss):
             self.best_loss, self.best_update, self.waited = loss, update, 0
             self.best = host_weights(self.network)
         elif update > self.patience_from:

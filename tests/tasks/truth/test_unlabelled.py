@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from octjepa.encoders import load_encoder
 from octjepa.errors import RecipeError, UsageError
 from octjepa.objectives.base import get_objective
 from octjepa.store import Store
+from octjepa.tasks.encoder_command import starting_encoder
 from octjepa.tasks.truth import train, training
 from octjepa.tasks.truth.network import TruthNetwork
 from octjepa.tasks.truth.training import TruthSettings, TruthTask, validation_volumes
@@ -183,6 +185,16 @@ def test_keys_of_the_second_loss_change_it() -> None:
     overrides = [*FEW_TOKENS, "model.predictor_depth=1", "data.patterns=[line]", "views.flip_fast=0.5"]
     recipe = unlabelled_recipe(RECIPE, "vjepa", 2, [*overrides, "objective.ema_base=0.5"])
     assert (recipe.tokens.budget, recipe.model.predictor_depth, recipe.objective.ema_base) == (64, 1, 0.5)
+    assert recipe.train.seed == RECIPE.train.seed
+    assert unlabelled_recipe(RECIPE, "vjepa", 2, overrides, seed=7).train.seed == 7
+
+
+def test_random_weights_depend_on_the_seed() -> None:
+    hashes = [
+        starting_encoder(argparse.Namespace(init="phantom-tiny", random=True, seed=seed)).weights_hash()
+        for seed in (1, 1, 2)
+    ]
+    assert hashes[0] == hashes[1] != hashes[2]
 
 
 def test_a_store_of_another_grid_is_refused(

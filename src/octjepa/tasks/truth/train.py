@@ -83,7 +83,7 @@ def _unlabelled(
             option = "--store" if arguments.store is not None else arguments.overrides[0]
             raise UsageError(f"{option} belongs to a second loss, and none is named: add --with mae, for example")
         return None
-    recipe = unlabelled_recipe(encoder.recipe, arguments.objective, settings.batch, arguments.overrides)
+    recipe = unlabelled_recipe(encoder.recipe, arguments.objective, settings.batch, arguments.overrides, settings.seed)
     if arguments.store is None:
         raise UsageError(f"--with {arguments.objective} learns from volumes without labels: add --store STORE")
     return Unlabelled(recipe, Store.open(arguments.store), encoder.network, arguments.weight)

@@ -35,8 +35,12 @@ _OF_THE_LOSS: Final = (
 )
 
 
-def unlabelled_recipe(recipe: Recipe, objective: str, batch: int, overrides: Sequence[str] = ()) -> Recipe:
+def unlabelled_recipe(
+    recipe: Recipe, objective: str, batch: int, overrides: Sequence[str] = (), seed: int | None = None
+) -> Recipe:
     """The encoder's `recipe` with another objective and its defaults, `batch` volumes an update, and the overrides.
+
+    seed: of the order of volumes, views and masks; None: that of the encoder's recipe.
 
     Raises UsageError: no such objective, or an override of a key that is not of the second loss; RecipeError: an
     unknown, unused or ill-typed key.
@@ -46,6 +50,7 @@ def unlabelled_recipe(recipe: Recipe, objective: str, batch: int, overrides: Seq
     data["objective"] = {"name": objective}
     data["views"]["halves"] = halves
     data["train"]["global_batch"] = batch
+    data["train"]["seed"] = recipe.train.seed if seed is None else seed
     combined = PRETRAINING.changed(data, overrides, f"of {objective} next to the truth")
     for override in overrides:
         key = override.partition("=")[0].strip()
