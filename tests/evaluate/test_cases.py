@@ -14,7 +14,8 @@ from invented_cohort import probe_with
 from octjepa.embed.table import Embeddings, TableFacts, read_embeddings, write_embeddings
 from octjepa.embed.token_folder import TokenFolder, write_index, write_part
 from octjepa.errors import UsageError
-from octjepa.evaluate.cases import average_scores, group_cases, read_visit_order
+from octjepa.evaluate.cases import average_scores, group_cases, person_labels, read_visit_order
+from octjepa.evaluate.labels import read_labels
 from octjepa.evaluate.probe import ProbeResult
 from octjepa.metrics.scores import Predictions
 from token_parts import token_part
@@ -211,6 +212,32 @@ def test_eyes_that_differ_make_a_person_by_rule(probed: Callable[..., ProbeResul
 
     with pytest.raises(UsageError, match="none of its 180 labels of lesion0 meets"):
         probed(unknown_people, level="person")
+
+
+@pytest.mark.parametrize(
+    ("worse", "better", "ordered"),
+    [
+        ("AMD", "Normal", False),
+        ("Normal", "AMD", False),
+        ("1", "0", True),
+        ("2", "1", True),
+        ("Yes", "No", True),
+        ("true", "false", True),
+        ("present", "absent", True),
+    ],
+)
+def test_two_classes_have_a_worse_eye_if_their_order_is_known(
+    tmp_path: Path, worse: str, better: str, ordered: bool
+) -> None:
+    (tmp_path / "labels.tsv").write_text(
+        f"person_id\teye\tdx\n1\tOD\t{worse}\n1\tOS\t{better}\n2\tOD\t{better}\n2\tOS\t{better}\n"
+    )
+    eyes = pd.DataFrame({"person_id": ["1", "1", "2", "2"], "eye": ["OD", "OS"] * 2, "split": "test"})
+    people, kind, notes = person_labels(read_labels(tmp_path / "labels.tsv", ["dx"]), eyes, "dx", "auto")
+    assert kind == "binary"
+    rule = "the worse eye's is the person's" if ordered else "1 person is left out"
+    assert notes == [f"dx: the eyes of 1 person have different labels; {rule}"]
+    assert people.values["dx"] == ({("1", ""): worse} if ordered else {}) | {("2", ""): better}
 
 
 def test_a_missing_fellow_eye_is_counted(probed: Callable[..., ProbeResult]) -> None:

@@ -27,7 +27,7 @@ from octjepa.evaluate.features import Selection, plan_selection
 from octjepa.evaluate.labels import PERSON_COLUMNS, LabelTable, numbers_of, read_table, visit_pseudonyms
 from octjepa.evaluate.results import CaseProtocol
 from octjepa.evaluate.subgroups import GROUP_COLUMNS, coverage_faults
-from octjepa.evaluate.targets import Target, join_labels, task_of
+from octjepa.evaluate.targets import Target, have_order, join_labels, task_of
 from octjepa.metrics.findings import Fault, Findings
 from octjepa.metrics.scores import Predictions
 from octjepa.read.personal_data import clean_person_id
@@ -266,7 +266,8 @@ def person_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: st
     if not eyes_by_person:
         return labels, task, []  # `join_labels` reports that nothing matches
     texts = [text for eyes in eyes_by_person.values() for text in eyes.values()]
-    kind, _, codes = task_of(texts, target, task)
+    kind, classes, codes = task_of(texts, target, task)
+    ordered = have_order(kind, classes)
     code = dict(zip(texts, codes.tolist(), strict=True))
     values: dict[tuple[str, str], str] = {}
     differing = 0
@@ -275,7 +276,7 @@ def person_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: st
         numbers = numbers_of(distinct)
         if len(set(distinct if numbers is None else numbers.tolist())) > 1:
             differing += 1
-            if kind == "multiclass":
+            if not ordered:
                 continue
             if kind == "regression":
                 distinct = [repr(float(np.mean([code[text] for text in eyes.values()])))]
@@ -289,9 +290,9 @@ def person_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: st
         rules = {
             "regression": "their mean is the person's",
             "survival": "the earliest event is the person's",
-            "multiclass": f"{counted_are(differing, 'person')} left out",
         }
         rule = rules.get(kind, "the worse eye's is the person's")
+        rule = rule if ordered else f"{counted_are(differing, 'person')} left out"
         notes.append(f"{target}: the eyes of {counted(differing, 'person')} have different labels; {rule}")
     return replace(labels, by_eye=False, values={target: values}), kind, notes
 

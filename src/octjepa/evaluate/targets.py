@@ -26,7 +26,7 @@ from octjepa.read.personal_data import UNKNOWN_PERSON
 
 TASKS = ("auto", "classification", "binary", "multiclass", "ordinal", "multilabel", "regression", "survival")
 _FEW_NUMBERS = 10  # up to so many different whole numbers are classes
-# Pairs whose positive class is obvious. For any other pair a note names it.
+# Pairs whose positive class is obvious: the second. For any other pair a note names it.
 PLAIN_PAIRS = {("0", "1"), ("false", "true"), ("no", "yes"), ("absent", "present")}
 
 
@@ -83,6 +83,18 @@ def _check_quantity(texts: Sequence[str], target: str) -> None:
             f"number, the others {len(set(finite))} different numbers: correct them or leave the cells empty (classes: "
             "--task multiclass)"
         )
+
+
+def have_order(kind: Task, classes: tuple[str, ...]) -> bool:
+    """Whether labels have an order: quantities, grades, two numbers and `PLAIN_PAIRS`; other texts have none."""
+    if kind == "binary":
+        return numbers_of(classes) is not None or is_plain_pair(classes)
+    return kind != "multiclass"
+
+
+def is_plain_pair(classes: tuple[str, ...]) -> bool:
+    """Whether the classes are a pair whose second class is obviously the positive class."""
+    return tuple(name.lower() for name in classes) in PLAIN_PAIRS
 
 
 def non_numeric_notes(target: str, texts: Sequence[str]) -> list[str]:
@@ -252,7 +264,7 @@ def join_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: str 
         persons = frame["person_id"].to_numpy()[used]
         people_of = {name: len(set(persons[codes == code])) for code, name in enumerate(classes)}
         notes += [*non_numeric_notes(target, texts), *check_classes(target, classes, by_split, people_of)]
-        if kind == "binary" and tuple(name.lower() for name in classes) not in PLAIN_PAIRS:
+        if kind == "binary" and not is_plain_pair(classes):
             notes.append(f"{target}: the positive class is {classes[1]!r} (against {classes[0]!r})")
     elif min(len(by_split["train"]), len(by_split["test"])) < 2:
         raise UsageError(
