@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from oct_dicom import make_dataset, retina, save
+from octjepa.read.manifest import parse_participants
 from octjepa.recipe import Preprocessing
 
 PREPROCESSING = Preprocessing(
@@ -36,6 +37,12 @@ def test_one_person_without_a_recommendation_does_not_undo_the_others(tiny: Path
     assert splits == {"1001": "test", "1002": "test", "1003": "val", "1004": "train", "1005": "train"}
     again = build_store([root], tmp_path / "store", PREPROCESSING)
     assert again.split_by == {"kept": 5}
+
+
+def test_an_age_below_zero_is_unknown() -> None:
+    people = parse_participants("person_id\tage\n1\t-9\n2\t-9999.0\n3\t\n4\t0\n5\t61.5\n", "participants.tsv")
+    ages = [person["age"] for person in people]
+    assert np.array_equal(ages, [np.nan, np.nan, np.nan, 0.0, 61.5], equal_nan=True)
 
 
 def test_no_message_of_the_split_holds_a_person_id(tiny: Path, tmp_path: Path) -> None:

@@ -34,6 +34,16 @@ def test_codes_and_none_count_among_numbers_alone(tmp_path: Path) -> None:
     assert values(table(path, ["-999", "-5", "3.5"])) == ["-999", "-5", "3.5"]  # a refraction is negative as well
 
 
+@pytest.mark.parametrize("code", ["-9.0", "-99.0", "-999.0", "-9999.0", "-9.00", "-9E0"])
+def test_codes_are_recognised_by_their_value(tmp_path: Path, code: str) -> None:
+    path = tmp_path / "t.tsv"
+    labels = table(path, ["0.0", "1.0", code, "0.0"])
+    assert values(labels) == ["0.0", "1.0", "0.0"]
+    assert f"target: {code!r} (1 cells) counts as no value" in labels.notes[0]
+    assert values(table(path, ["0.0", "1.0", code, "-99"])) == ["0.0", "1.0"]
+    assert values(table(path, ["0.0", "1.0", code], f"#classes: {float(code):.0f}\nperson_id\ttarget\n"))[-1] == code
+
+
 def test_a_text_among_the_numbers_of_a_quantity_is_named(tmp_path: Path) -> None:
     numbers = ["0.1", "0.2", "0.3", "0.45", "0.5", "0.6", "0.75", "0.8"]
     with pytest.raises(UsageError, match=r"1 cell without a number .*'#REF!' in row 10"):

@@ -33,7 +33,7 @@ _PSEUDONYM = re.compile(r"v-[0-9a-f]{12}")
 _DATE = re.compile(r"(\d{4})-(\d{2})-(\d{2})")
 # Cells of other programs without a value. None is a class where others are words, and no value among numbers.
 PLACEHOLDERS = {".", "?", "-", "--", "unknown", "missing", "not available"}
-CODES = {"-9", "-99", "-999", "-9999", "-999.0", "-99.0"}  # for a missing number, among numbers that are not negative
+CODES = {-9.0, -99.0, -999.0, -9999.0}  # for a missing number, among numbers that are not negative
 MISSING = {"", "na", "n/a", "#n/a", "<na>", "nan", "null"}  # "none" is not here: it can be the name of a class
 
 _PERSON_LIKE = re.compile(
@@ -175,13 +175,15 @@ def _without_placeholders(
     """
     column = column.mask(column.str.lower().isin(MISSING - classes), "")
     present = [text for text in column if text.lower() not in MISSING | PLACEHOLDERS | {"none"}]
-    numbers = {text: number[0] for text in present if (number := numbers_of([text])) is not None}
-    is_quantity = len({*numbers} - CODES) >= _QUANTITY and len(numbers) >= 0.8 * len(set(present))
+    numbers = _numbers_by_text(present)
+    without_codes = {text: number for text, number in numbers.items() if number not in CODES}
+    is_quantity = len(without_codes) >= _QUANTITY and len(numbers) >= 0.8 * len(set(present))
     no_value = set(PLACEHOLDERS)
     if numbers and len(numbers) == len(set(present)):
         no_value.add("none")
-    if all(number >= 0 for text, number in numbers.items() if text not in CODES) and len({*numbers} - CODES) > 1:
-        no_value |= CODES
+    if all(number >= 0 for number in without_codes.values()) and len(without_codes) > 1:
+        declared_codes = set(_numbers_by_text(classes).values())
+        no_value |= {text.lower() for text, number in numbers.items() if number in CODES - declared_codes}
     no_value -= classes
     empty_words = sorted({text for text in column if text.lower() in no_value})
     if empty_words:
@@ -377,6 +379,11 @@ def _unique(
     if missing:
         notes.append(f"{target}: {missing} of {len(column)} label rows are empty or NaN and are left out")
     return label_of
+
+
+def _numbers_by_text(texts: Iterable[str]) -> dict[str, float]:
+    """The texts that are finite numbers, with their values."""
+    return {text: float(number[0]) for text in texts if (number := numbers_of([text])) is not None}
 
 
 def _same_number(first: str, other: str) -> bool:

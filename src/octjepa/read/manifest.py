@@ -277,7 +277,8 @@ def find_row(path: Path) -> ManifestRow | None:
 def parse_participants(text: str, name: str) -> list[dict[str, object]]:
     """Rows {person_id, clinical_site, study_group, age, recommended_split, split_unknown}; no other column is taken.
 
-    A recommended split that is none of train, val, test counts as none, and `split_unknown` is then True.
+    A recommended split that is none of train, val, test counts as none, and `split_unknown` is then True. An age below
+    0, such as -9, stands for a missing value and becomes NaN.
     Raises UsageError: no table, or no id column.
     """
     rows = _parse_table(text, name)
@@ -297,7 +298,7 @@ def parse_participants(text: str, name: str) -> list[dict[str, object]]:
             "person_id": person,
             "clinical_site": row.get("clinical_site", "").strip(),
             "study_group": row.get("study_group", "").strip(),
-            "age": math.nan if age is None else age,
+            "age": math.nan if age is None or age < 0 else age,
             "recommended_split": split if split in SPLITS else "",
             "split_unknown": bool(split) and split not in SPLITS,
         }
