@@ -70,6 +70,17 @@ def test_one_given_name_is_one_objective_and_one_found_name_is_not(run: Path, tm
         read_entries([str(tmp_path / "empty")])
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_name_from_a_path_is_not_a_seed_of_an_equal_stated_name(tmp_path: Path, reverse: bool) -> None:
+    for name in ("first", "other", "third"):
+        (tmp_path / f"{name}.parquet").write_bytes(b"")
+    texts = [f"{tmp_path}/first.parquet", f"first={tmp_path}/other.parquet", f"first={tmp_path}/third.parquet"]
+    entries = read_entries(texts[::-1] if reverse else texts)
+    seeds = {Path(entry.candidates[0].source).stem: (entry.name, entry.seed) for entry in entries}
+    assert seeds.pop("first") == ("first#2", 1)
+    assert sorted(seeds.values()) == [("first", 1), ("first", 2)]
+
+
 @pytest.mark.slow
 def test_runs_and_encoders_of_others_stand_on_one_board(
     run: Path, store: MemoryStore, labels: Path, tmp_path: Path

@@ -2,9 +2,9 @@
 
 An entry is `PATH` or `NAME=PATH`: a run (all its checkpoints are candidates), a checkpoint, exported weights, weights
 of the package by name, another project's encoder (a folder or `NAME:PATH`), or a table that `octjepa embed` wrote.
-Several entries of one given name are seeds of one recipe. Tables are computed once: each is stored under the hash of
-weights, store, splits and participants, so that another board over the same runs reads it again and a changed split or
-store never meets an old table.
+Several entries of one stated name are seeds of one recipe. A name that comes from a path gets a number if another
+entry has this name. Tables are computed once: each is stored under the hash of weights, store, splits and participants,
+so that another board over the same runs reads it again and a changed split or store never meets an old table.
 """
 
 from __future__ import annotations
@@ -83,13 +83,14 @@ def read_entries(texts: Sequence[str]) -> list[Entry]:
         raise UsageError("nothing to compare: give at least one run, checkpoint, weights folder or embedding table")
     entries: list[Entry] = []
     paths: set[str] = set()
+    stated_names = [_split_name(text)[0] for text in texts]
     for text in texts:
         stated_name, path = _split_name(text)
         location = str(Path(path).resolve()) if Path(path).exists() else path
         if location in paths:
             raise UsageError(f"{path} is given twice: one training cannot count as two")
         paths.add(location)
-        name = stated_name or _unused(_default_name(path), [entry.name for entry in entries])
+        name = stated_name or _unused(_default_name(path), [*stated_names, *(entry.name for entry in entries)])
         if name in RESERVED or name.partition(":")[0] in RESERVED:
             raise UsageError(
                 f"{text}: the name {name!r} is that of a baseline row; write NAME={path} with another name"
