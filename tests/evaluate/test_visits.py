@@ -99,6 +99,18 @@ def test_wrong_visits_are_named_and_two_labels_of_one_visit_refused(tmp_path: Pa
         read_labels(write_tsv(tmp_path / "labels.tsv", columns, rows), ["va"])
 
 
+@pytest.mark.parametrize("spellings", [("2024-03-05", "20240305"), ("20240305", "2024-03-05")])
+def test_two_spellings_of_a_visit_are_the_same_visit(tmp_path: Path, spellings: tuple[str, str]) -> None:
+    columns = ["person_id", "eye", "visit", "va"]
+    rows = [["p0", "OD", spelling, value] for spelling, value in zip(spellings, (1, 0), strict=True)]
+    with pytest.raises(UsageError, match="given twice with different values for 1 of 2 visits, first in row 3"):
+        read_labels(write_tsv(tmp_path / "labels.tsv", columns, rows), ["va"])
+    rows = [["p0", "OD", spellings[0], 1], ["p0", "OS", spellings[1], 0], ["p0", "OD", spellings[1], 1]]
+    labels = read_labels(write_tsv(tmp_path / "labels.tsv", columns, rows), ["va"])
+    assert labels.notes == ("va: 1 label is given more than once with equal values; each is used once",)
+    assert labels.visits["va"]["p0", "OD", visit_pseudonym("p0", "20240305")] == "1"
+
+
 def test_each_visit_is_a_case_and_people_are_no_cases_of_labels_by_visit(tmp_path: Path) -> None:
     table, state = cohort(6)
     path = write_tsv(tmp_path / "labels.tsv", ["person_id", "eye", "visit", "va"], visit_rows(table, state))

@@ -130,21 +130,13 @@ def read_labels(path: str | Path, targets: Sequence[str]) -> LabelTable:
     classes = frame.attrs[_CLASSES]
     columns = {name: _without_placeholders(frame[name].str.strip(), name, path, notes, classes) for name in targets}
     rows = pd.DataFrame({"person": people, "eye": eyes, "visit": cells})
-    labelled = {name: _unique(rows, column, name, path, notes) for name, column in columns.items()}
     names = {(p, cell): visit_pseudonyms(p, cell) for p, cell in zip(people, cells, strict=True) if cell}
+    labelled = {name: _unique(rows, names, column, name, path, notes) for name, column in columns.items()}
     values = {
-        name: {(p, side): text for (p, side, cell), text in text_of.items() if not cell}
+        name: {(p, side): text for (p, side, visit_name), text in text_of.items() if not visit_name}
         for name, text_of in labelled.items()
     }
-    visits = {
-        name: {
-            (p, side, volume_name): text
-            for (p, side, cell), text in text_of.items()
-            if cell
-            for volume_name in names[p, cell]
-        }
-        for name, text_of in labelled.items()
-    }
+    visits = {name: {key: text for key, text in text_of.items() if key[2]} for name, text_of in labelled.items()}
     sites = {} if site is None else dict(zip(people, frame[site].str.strip(), strict=True))
     by_eye = eye is not None and bool((eyes != "").any())
     return LabelTable(path, by_eye, values, tuple(notes), sites, visits, names)
@@ -340,9 +332,17 @@ def _eyes(column: pd.Series, path: Path, name: str) -> pd.Series:
 
 
 def _unique(
-    rows: pd.DataFrame, column: pd.Series, target: str, path: Path, notes: list[str]
+    rows: pd.DataFrame,
+    visit_names: Mapping[tuple[str, str], tuple[str, ...]],
+    column: pd.Series,
+    target: str,
+    path: Path,
+    notes: list[str],
 ) -> dict[tuple[str, str, str], str]:
-    """{(person, eye, visit): label text}, with notes on repeated and missing labels; `rows` holds the keys.
+    """{(person, eye, pseudonym of the visit or ""): label text}, with notes on repeated and missing labels.
+
+    `rows` holds the person, eye and visit of each label. `visit_names` maps (person, visit) to the pseudonyms: two
+    spellings of a visit, such as 2024-03-05 and 20240305, share one.
 
     Raises UsageError where two labels of a key differ.
     """
@@ -355,7 +355,8 @@ def _unique(
             missing += 1
             continue
         # Volumes of unknown laterality ("") take a label only from a row that speaks of the whole person.
-        keys = [(person, side, visit) for side in ((eye,) if eye else ("OD", "OS", ""))]
+        sides = (eye,) if eye else ("OD", "OS", "")
+        keys = [(person, side, name) for side in sides for name in visit_names.get((person, visit), ("",))]
         row_keys.add((person, eye, visit))
         repeated += any(key in label_of for key in keys)
         for key in keys:
