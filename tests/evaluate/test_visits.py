@@ -168,6 +168,22 @@ def test_an_order_of_visits_takes_dates_and_the_names_that_files_state(tmp_path:
         read_visit_order(path)
 
 
+@pytest.mark.parametrize(
+    ("orders", "interval"),
+    [
+        (("20231231", "20240101"), 1),
+        (("20231231", "2024-01-01"), 1),
+        (("20231231", "20240199"), 8968),  # 20240199 is not a date, so both are numbers
+        (("20231231", "30240101"), 10008870),
+        (("0", "20240101"), 20240101),
+    ],
+)
+def test_a_column_of_dicom_dates_is_an_order_in_days(tmp_path: Path, orders: tuple[str, str], interval: float) -> None:
+    path = write_tsv(tmp_path / "order.tsv", ["visit", "order"], [["a", orders[0]], ["b", orders[1]]])
+    order = read_visit_order(path)
+    assert order["b"] - order["a"] == interval
+
+
 def test_the_name_of_a_visit_in_a_file_is_found_by_a_label(tmp_path: Path) -> None:
     np.save(tmp_path / "scan.npy", retina(16, 96, 80))
     facts = {"spacing_mm": [0.2, 0.01, 0.03], "person_id": "p7", "visit": "2024-03-05"}

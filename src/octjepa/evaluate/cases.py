@@ -11,6 +11,7 @@ given by visit, a case is one visit of an eye.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -39,6 +40,7 @@ RULES = {
     "best_quality": "its volume of best quality",
     "first_visit": "mean of the features of its volumes of the first visit",
 }
+_DICOM_DATE = re.compile(r"(19|20)[0-9]{6}")
 
 
 @dataclass(frozen=True)
@@ -212,7 +214,7 @@ def read_visit_order(path: Path) -> dict[str, float]:
     """
     expected = (
         "expected a TSV with the columns visit (as in the store, each once; or with person_id as the scans' files name "
-        "it) and order (a number, such as days since the first, or a date such as 2024-03-05)"
+        "it) and order (a number, such as days since the first, or a date such as 2024-03-05 or 20240305)"
     )
     try:
         frame = read_table(path)
@@ -234,14 +236,18 @@ def read_visit_order(path: Path) -> dict[str, float]:
 
 
 def _days(texts: Sequence[str]) -> list[float] | None:
-    """The texts as numbers, or dates as days; None if one of them is neither."""
+    """The texts as numbers, or dates as days; None if one of them is neither.
+
+    Eight digits are a date as DICOM writes it (20240305) if all texts are such dates of 1900 to 2099: differences
+    between them as numbers would not be days.
+    """
     numbers = numbers_of(texts)
-    if numbers is not None:
+    if numbers is not None and not all(_DICOM_DATE.fullmatch(text) for text in texts):
         return numbers.tolist()
     try:
         return [float(date.fromisoformat(text).toordinal()) for text in texts]
     except ValueError:
-        return None
+        return None if numbers is None else numbers.tolist()
 
 
 def _best_volume(frame: pd.DataFrame, positions: Int[np.ndarray, " n"]) -> Int[np.ndarray, "1"]:
