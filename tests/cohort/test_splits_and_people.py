@@ -45,6 +45,34 @@ def test_an_age_below_zero_is_unknown() -> None:
     assert np.array_equal(ages, [np.nan, np.nan, np.nan, 0.0, 61.5], equal_nan=True)
 
 
+def test_several_rows_of_a_person_are_merged_and_contradictions_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    from octjepa.read.manifest import parse_participants
+
+    columns = "person_id\trecommended_split\tage\tclinical_site\tstudy_group\n"
+    rows = ["7001\ttest\t61\tUW\t", "7001\t\t\t\tcontrol"]
+    for ordered in (rows, rows[::-1]):
+        (person,) = parse_participants(columns + "\n".join(ordered), "participants.tsv")
+        assert person == {
+            "person_id": "7001",
+            "clinical_site": "UW",
+            "study_group": "control",
+            "age": 61.0,
+            "recommended_split": "test",
+            "split_unknown": False,
+        }
+    assert not caplog.records
+    rows += ["7001\ttrain\t62\t\t", "7002\tholdout\t50\t\t", "7002\tValid\t51\t\t", "7003\tval\t40\t\t"]
+    people = parse_participants(columns + "\n".join(rows), "participants.tsv")
+    assert [(person["recommended_split"], person["age"], person["split_unknown"]) for person in people] == [
+        ("test", 61.0, False),
+        ("val", 50.0, True),
+        ("val", 40.0, False),
+    ]
+    (record,) = caplog.records
+    assert "differ for 2 people (recommended_split 1, age 2)" in record.getMessage()
+    assert "700" not in record.getMessage()
+
+
 def test_no_message_of_the_split_holds_a_person_id(tiny: Path, tmp_path: Path) -> None:
     from octjepa.cohort.split import split_recommended
     from octjepa.errors import UsageError

@@ -10,10 +10,12 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import logging
 import math
 import os
 import re
 import unicodedata
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -30,6 +32,14 @@ MANIFESTS = (MANIFEST, "manifest.csv")  # of two in one folder the first is read
 PEOPLE_TABLES = (PARTICIPANTS, "participants.csv")
 SPLITS = ("train", "val", "test")
 _FILE_COLUMNS = ("filepath", "file_path")
+_UNKNOWN_PERSON = {
+    "clinical_site": "",
+    "study_group": "",
+    "age": math.nan,
+    "recommended_split": "",
+    "split_unknown": False,
+}
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -275,10 +285,11 @@ def find_row(path: Path) -> ManifestRow | None:
 
 
 def parse_participants(text: str, name: str) -> list[dict[str, object]]:
-    """Rows {person_id, clinical_site, study_group, age, recommended_split, split_unknown}; no other column is taken.
+    """People {person_id, clinical_site, study_group, age, recommended_split, split_unknown}; no other column is taken.
 
-    A recommended split that is none of train, val, test counts as none, and `split_unknown` is then True. An age below
-    0, such as -9, stands for a missing value and becomes NaN.
+    Several rows of a person are merged: the first filled value of each column counts, and people whose rows differ are
+    counted in a warning. A recommended split that is none of train, val, test counts as none, and `split_unknown` is
+    then True. An age below 0, such as -9, stands for a missing value and counts as none.
     Raises UsageError: no table, or no id column.
     """
     rows = _parse_table(text, name)
@@ -287,6 +298,7 @@ def parse_participants(text: str, name: str) -> list[dict[str, object]]:
             f"{name} has no column of person ids, one of {', '.join(PERSON_COLUMNS)} (found {', '.join(rows[0])})"
         )
     people: dict[str, dict[str, object]] = {}
+    contradicted: defaultdict[str, set[str]] = defaultdict(set)
     for row in rows:
         person = _person_id(row)
         if not person:
@@ -294,12 +306,24 @@ def parse_participants(text: str, name: str) -> list[dict[str, object]]:
         split = row.get("recommended_split", "").strip().lower()
         split = {"validation": "val", "valid": "val"}.get(split, split)
         age = _parse_number(row.get("age"))
-        people[person] = {
-            "person_id": person,
+        entry = people.setdefault(person, {})
+        if split and split not in SPLITS:
+            entry["split_unknown"] = True
+        values = {
+            "recommended_split": split if split in SPLITS else "",
             "clinical_site": row.get("clinical_site", "").strip(),
             "study_group": row.get("study_group", "").strip(),
-            "age": math.nan if age is None or age < 0 else age,
-            "recommended_split": split if split in SPLITS else "",
-            "split_unknown": bool(split) and split not in SPLITS,
+            "age": None if age is None or age < 0 else age,
         }
-    return list(people.values())
+        for column, value in values.items():
+            if value not in ("", None) and entry.setdefault(column, value) != value:
+                contradicted[column].add(person)
+    if contradicted:
+        _log.warning(
+            "%s: rows of one person differ for %d people (%s): the first filled value counts, so it depends on the "
+            "order of the rows. Correct the table, above all its splits",
+            name,
+            len(set().union(*contradicted.values())),
+            ", ".join(f"{column} {len(persons)}" for column, persons in contradicted.items()),
+        )
+    return [{"person_id": person, **_UNKNOWN_PERSON, **entry} for person, entry in people.items()]
