@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from command_line import call
 from index_entries import index_entry, store_of
-from octjepa.embed.table import TableFacts, check_split, read_embeddings, write_embeddings
+from octjepa.embed.table import TableFacts, check_split, read_embeddings, write_embeddings, write_table
 from octjepa.errors import UsageError
 
 SPLITS = ["train"] * 6 + ["val"] * 2 + ["test"] * 2
@@ -59,6 +60,32 @@ def test_another_split_stops_a_probe_and_says_which_is_newer(table: Path, second
     outcome = call("probe", table, "--labels", labels, "--target", "grade")
     assert outcome.code == 2
     assert newer in outcome.err
+
+
+def test_pairs_of_visits_are_compared_with_the_store_by_person(table: Path, tmp_path: Path) -> None:
+    embedded = read_embeddings(table)
+    later = embedded.frame.assign(volume_id=[f"later{n}" for n in range(10)], visit="v2")
+    frame = pd.concat([embedded.frame.assign(visit="v1"), later], ignore_index=True)
+    blocks = {name: np.concatenate([getattr(embedded, name)] * 2) for name in ("vector", "untrained", "histogram")}
+    write_table(table, replace(embedded, frame=frame, **blocks))
+    order = table.with_name("order.tsv")
+    order.write_text("visit\torder\nv1\t1\nv2\t2\n")
+    (tmp_path / "results" / "deep").mkdir(parents=True)
+    out = tmp_path / "results" / "deep" / "changes.parquet"
+    words = ("visits", table, "--visit-order", order, "--out", out)
+    outcome = call(*words)
+    assert outcome.code == 0, outcome.err
+    changes = read_embeddings(out)
+    assert changes.store == "../../store"
+    check_split(out, changes)
+    split_again(table, 60)
+    with pytest.raises(UsageError, match=r"1 of 10 volumes, of 1 people, differ.*octjepa visits"):
+        check_split(out, changes)
+    out.unlink()
+    outcome = call(*words)
+    assert outcome.code == 2
+    assert "holds another split than its store" in outcome.err
+    assert not out.exists()
 
 
 def test_a_table_without_its_store_is_used_as_it_is(table: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -101,7 +102,7 @@ def visits(
 ) -> None:
     """Pairs the visits of each eye. Writes the change of each feature to --out, and of each label to a TSV next to
     it."""
-    from octjepa.embed.table import read_embeddings, write_table
+    from octjepa.embed.table import check_split, read_embeddings, relocated_store, write_table
     from octjepa.evaluate.cases import read_visit_order
     from octjepa.evaluate.labels import read_labels
     from octjepa.evaluate.visits import change_labels, pair_visits
@@ -114,13 +115,15 @@ def visits(
         check_output_file(table, embeddings, visit_order, labels)
     if (labels is None) == bool(target):
         raise UsageError("--labels and --target belong together: name the file and at least one of its columns")
-    paired = pair_visits(read_embeddings(embeddings), read_visit_order(visit_order), pairing)
+    embedded = read_embeddings(embeddings)
+    check_split(embeddings, embedded)
+    paired = pair_visits(embedded, read_visit_order(visit_order), pairing)
     payload: dict[str, object] = {"pairs": len(paired.pairs), "changes": str(out), "notes": list(paired.notes)}
     if labels is not None:
         text = format_table(*change_labels(paired.pairs, read_labels(labels, target or []), target or []))
         write_atomic(table, lambda file: file.write(text.encode()))
         payload["labels"] = str(table)
-    write_table(out, paired.table)
+    write_table(out, replace(paired.table, store=relocated_store(embedded, embeddings, out)))
     print_result(payload, as_json)
 
 

@@ -10,6 +10,7 @@ finite.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -261,31 +262,42 @@ def check_split(path: str | Path, table: Embeddings) -> None:
     """Compares the split in the table at `path` with that of its store, if the store was not moved.
 
     `octjepa split` after `octjepa embed` changes the store only. A probe of the table would then train on people whom
-    the store holds for tests. Raises UsageError that says which of both is newer.
+    the store holds for tests. Entries that are not volumes of the store, as those of `octjepa visits`, are compared by
+    person. Raises UsageError that says which of both is newer.
     """
     path = Path(path)
     index = path.parent / table.store / "volumes.parquet"
     if not table.store or not index.is_file():
         return
     try:
-        now = read_parquet(index, ["volume_id", "split"]).set_index("volume_id")["split"].fillna("").astype(str)
+        now = read_parquet(index, ["volume_id", "person_id", "split"]).fillna({"split": ""}).astype(str)
         written = [datetime.fromtimestamp(file.stat().st_mtime, UTC) for file in (path, index)]
     except (ValueError, OSError) as error:
         _log.warning("%s cannot be compared with the split in %s: %s", path, table.store, error)
         return
-    before = table.frame.set_index("volume_id")["split"]
-    shared = before.index.intersection(now.index)
-    differing = shared[(before.loc[shared] != now.loc[shared]).to_numpy()]
-    if len(differing) == 0:
+    frame = table.frame
+    of_person = now.drop_duplicates(["person_id", "split"]).drop_duplicates("person_id", keep=False)
+    stored = frame["volume_id"].map(now.set_index("volume_id")["split"])
+    stored = stored.fillna(frame["person_id"].map(of_person.set_index("person_id")["split"]))
+    is_differing = stored.notna() & (stored != frame["split"])
+    if not is_differing.any():
         return
-    people = table.frame.loc[table.frame["volume_id"].isin(differing), "person_id"].nunique()
+    people = frame.loc[is_differing, "person_id"].nunique()
     newer = "the store's split is newer" if written[1] >= written[0] else "the table is newer"
     dates = [f"{date:%Y-%m-%d %H:%M UTC}" for date in written]
     raise UsageError(
-        f"{path} holds another split than its store {index.parent}: {len(differing)} of {len(shared)} volumes, of "
-        f"{people} people, differ. By the dates of the files the table was written {dates[0]}, the store {dates[1]}: "
-        f"{newer}. Run `octjepa embed` again, or give the store the split of the table"
+        f"{path} holds another split than its store {index.parent}: {is_differing.sum()} of {stored.notna().sum()} "
+        f"volumes, of {people} people, differ. By the dates of the files the table was written {dates[0]}, the store "
+        f"{dates[1]}: {newer}. Run `octjepa embed` again (and `octjepa visits` for pairs of visits), or give the store "
+        "the split of the table"
     )
+
+
+def relocated_store(table: Embeddings, path: Path, out: Path) -> str:
+    """`store` of the table at `path` for a table derived from it at `out`: relative to the folder of `out`."""
+    if not table.store:
+        return ""
+    return os.path.relpath(os.path.realpath(path.parent / table.store), os.path.realpath(out.parent))
 
 
 def _matrix(column: pa.ChunkedArray, where: str) -> Float[np.ndarray, "volumes features"]:
