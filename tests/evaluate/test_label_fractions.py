@@ -13,7 +13,9 @@ import pytest
 from invented_cohort import probe_with
 from octjepa.embed.table import read_embeddings
 from octjepa.errors import UsageError
-from octjepa.evaluate.label_fractions import limit_target, parse_counts, people_order
+from octjepa.evaluate.cases import PreparedTarget
+from octjepa.evaluate.features import majority_predictions, plan_selection
+from octjepa.evaluate.label_fractions import limit_prepared, limit_target, parse_counts, people_order
 from octjepa.evaluate.targets import Target
 
 Cohort = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
@@ -63,6 +65,35 @@ def test_too_few_events_are_refused_with_the_number() -> None:
     survival = replace(target, task="survival", classes=(), values=years)
     with pytest.raises(UsageError, match=r"of 10 labelled people [01] had the event, at least 2 are needed"):
         limit_target(survival, person_ids, 10, 0)
+
+
+def test_cases_have_the_labels_of_the_people_who_were_drawn() -> None:
+    volumes, person_ids = eyes(50, 10)
+    indices = {split: np.unique(at // 2) for split, at in volumes.indices.items()}
+    values = {split: (at < 10).astype(np.int64) for split, at in indices.items()}
+    people = replace(volumes, indices=indices, values=values)
+    members = [np.array([2 * number, 2 * number + 1]) for number in range(50)]
+    prepared = PreparedTarget(volumes, people, plan_selection(volumes, person_ids, 0), members)
+    ((limited,), reasons) = limit_prepared([prepared], person_ids, 10, 0)
+    assert not reasons
+    drawn = set(person_ids[limited.fit_target.indices["train"]])
+    assert drawn == {f"p{number:03d}" for number in limited.test_target.indices["train"]}
+    assert len(drawn) == 10
+    assert len(limited.test_target.indices["val"]) == 0
+    assert (limited.test_target.indices["test"] == indices["test"]).all()
+    assert majority_predictions(people).scores[0] == pytest.approx([0.8, 0.2])  # 8 of 40 people are sick
+    assert majority_predictions(limited.test_target).scores[0] == pytest.approx([0.5, 0.5])
+
+
+def test_people_without_a_label_of_cases_are_too_few() -> None:
+    volumes, person_ids = eyes(50, 10)
+    none = {"train": volumes.indices["train"][:0], "val": volumes.indices["val"][:0], "test": np.arange(4)}
+    people = replace(volumes, indices=none, values={split: np.zeros(len(at), np.int64) for split, at in none.items()})
+    members = [np.array([2 * number, 2 * number + 1]) for number in range(50)]
+    prepared = PreparedTarget(volumes, people, plan_selection(volumes, person_ids, 0), members)
+    limited, (reason,) = limit_prepared([prepared], person_ids, 10, 0)
+    assert not limited
+    assert "10 labelled people were drawn" in reason
 
 
 @pytest.mark.parametrize("text", ["", "ten", "10;30", "10,-3", "3", "10,,30", "1e2"])

@@ -75,35 +75,64 @@ def limit_target(target: Target, person_ids: np.ndarray, count: int, seed: int) 
     order = people_order(target, person_ids, seed)
     if count > len(order):
         raise TooFewLabelsError(f"{target.name}: {count} labelled people were requested, train has {len(order)}")
-    people, chosen = person_ids[target.indices["train"]], order[:count]
-    is_drawn = np.isin(people, chosen)
-    indices = target.indices | {"train": target.indices["train"][is_drawn], "val": target.indices["val"][:0]}
-    values = target.values | {"train": target.values["train"][is_drawn], "val": target.values["val"][:0]}
+    limited = _with_labels_of(target, person_ids, order[:count])
+    people, values = person_ids[limited.indices["train"]], limited.values["train"]
     for code, name in enumerate(target.classes):
-        n_people = len(set(people[is_drawn][values["train"] == code].tolist()))
+        n_people = len(set(people[values == code].tolist()))
         if n_people < MIN_PEOPLE:
             raise TooFewLabelsError(
                 f"{target.name}: of {count} labelled people {n_people} are of class {name}, at least {MIN_PEOPLE} are "
                 "needed"
             )
-    events = int((values["train"] > 0).sum())
+    events = int((values > 0).sum())
     if target.task == SURVIVAL and events < MIN_EVENTS:
         raise TooFewLabelsError(
             f"{target.name}: of {count} labelled people {events} had the event, at least {MIN_EVENTS} are needed"
         )
-    return replace(target, indices=indices, values=values)
+    return limited
+
+
+def _with_labels_of(target: Target, person_ids: np.ndarray, drawn: Sequence[str]) -> Target:
+    """`target` with the training labels of the people in `drawn`, and no labels in val."""
+    is_drawn = np.isin(person_ids[target.indices["train"]], drawn)
+    return replace(
+        target,
+        indices=target.indices | {"train": target.indices["train"][is_drawn], "val": target.indices["val"][:0]},
+        values=target.values | {"train": target.values["train"][is_drawn], "val": target.values["val"][:0]},
+    )
 
 
 def limit_prepared(
     prepared: Sequence[PreparedTarget], person_ids: np.ndarray, count: int, seed: int
 ) -> tuple[list[PreparedTarget], list[str]]:
-    """`limit_target` of every target, with its selection; and why targets are left out at this count."""
+    """`limit_target` of every target, with its selection; and why targets are left out at this count.
+
+    `fit_target` decides who is drawn. `test_target` has the labels of the same people: the majority and the counts of a
+    target are those of its cases. `person_ids`: of every volume, or of every case if these are fitted.
+    """
     limited, reasons = [], []
     for prepared_target in prepared:
         try:
             target = limit_target(prepared_target.fit_target, person_ids, count, seed)
+            cases = _limit_cases(prepared_target, person_ids, np.unique(person_ids[target.indices["train"]]).tolist())
         except TooFewLabelsError as error:
             reasons.append(str(error))
             continue
-        limited.append(replace(prepared_target, fit_target=target, selection=plan_selection(target, person_ids, seed)))
+        selection = plan_selection(target, person_ids, seed)
+        limited.append(replace(prepared_target, fit_target=target, test_target=cases, selection=selection))
     return limited, reasons
+
+
+def _limit_cases(prepared: PreparedTarget, person_ids: np.ndarray, drawn: Sequence[str]) -> Target:
+    """`prepared.test_target` with the labels of the people in `drawn`.
+
+    Raises TooFewLabelsError: no case of these people has a label, because their eyes differ.
+    """
+    if prepared.members is not None:
+        person_ids = person_ids[[volumes[0] for volumes in prepared.members]]
+    cases = _with_labels_of(prepared.test_target, person_ids, drawn)
+    if not len(cases.indices["train"]):
+        raise TooFewLabelsError(
+            f"{prepared.name}: {len(drawn)} labelled people were drawn, and no case has their label"
+        )
+    return cases

@@ -371,3 +371,15 @@ def test_fewer_labels_tune_a_network_each_beside_the_whole_run(planted, source, 
     assert finetune_with_fewer_labels(settings, (6,), inputs, tmp_path / "out") == {
         "6": made["6"]
     }  # what is finished is not redone
+
+
+def test_the_majority_and_the_counts_of_fewer_labels_are_of_these_labels(tune, tmp_path) -> None:
+    sizes = [10.0 + (number if number < 20 else number % 7) for number in range(40)]
+    labels = write_labels(tmp_path / "labels.tsv", size=sizes)
+    short = ("stages.head=2", "stages.last=0", "stages.all=0", "labelled=4", "level=person")
+    result = tune(tmp_path / "out", *short, target="size", labels=labels)
+    assert result["targets"][0]["counts"] == {"train": 4, "val": 0, "test": 12}
+    of_all_labels = np.abs(np.array(sizes[28:]) - np.mean(sizes[:20])).mean()
+    assert figure(result, "majority", "constant", "mean_absolute_error", "size")["value"] != pytest.approx(
+        of_all_labels
+    )
