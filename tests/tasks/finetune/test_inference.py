@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from command_line import call
 from oct_dicom import make_dataset, retina, save
 from octjepa.errors import UsageError
+from octjepa.read.identity import visit_pseudonym
 from octjepa.recipe import Preprocessing
 from octjepa.tasks.finetune.inference import StorePredictions, predict_store
 from octjepa.tasks.finetune.predict import load_tuned
@@ -43,6 +45,32 @@ def test_a_line_for_each_case_says_what_the_model_says_of_it(done, planted, tmp_
     eyes = table_of(predict_store(out, planted, tmp_path, "eye"))
     assert len(eyes) == 80
     assert set(eyes["eye"]) == {"OD", "OS"}
+
+
+@pytest.mark.slow
+def test_each_visit_of_an_eye_is_a_case_of_a_model_that_was_tuned_on_labels_by_visit(tune, tmp_path: Path) -> None:
+    store = PlantedStore()
+    people = store.table["person_id"]
+    visits = [visit_pseudonym(person, "AB"[number % 2]) for number, person in enumerate(people)]
+    store.table = store.table.assign(eye="OD", visit=visits)
+    rows = [(person, "OD", visit, (int(person) + (visit == "B")) % 2) for person in people.unique() for visit in "AB"]
+    columns = ["person_id", "eye", "visit", "mark"]
+    pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "labels.tsv", sep="\t", index=False)
+    short = ("stages.head=1", "stages.last=0", "stages.all=0", "level=eye")
+    out = tmp_path / "out"
+    tuned = tune(out, *short, store=store, labels=tmp_path / "labels.tsv")
+    made = predict_store(out, store, tmp_path / "predicted")
+    table = table_of(made)
+    assert (made.level, made.cases, made.volumes) == ("eye", 80, 80)
+    assert sorted(table["visit"]) == sorted(visits)
+    assert predict_store(out, store, tmp_path / "people", "person").cases == 40
+    manifest = Path(tuned["checkpoint"]) / "manifest.json"
+    about = json.loads(manifest.read_text())
+    assert about["tuned"].pop("by_visit") is True
+    manifest.write_text(json.dumps(about))
+    older = predict_store(out, store, tmp_path / "older")
+    assert older.cases == 40
+    assert "visit" not in table_of(older)
 
 
 @pytest.mark.slow

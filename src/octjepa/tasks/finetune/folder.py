@@ -206,6 +206,7 @@ def save_tuned(
             "settings": recipe.model_dump(mode="json"),
             "heads": [asdict(spec) for spec in specs],
             "devices": sorted(set(data.frame["device"].iloc[data.labelled("train")]) - {""}),
+            "by_visit": data.evaluation.cases.by_visit,
         },
     }
     if isinstance(pretrained, TunableExternal):

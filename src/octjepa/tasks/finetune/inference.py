@@ -107,8 +107,9 @@ def predict_scans(
 def predict_store(tuned: str | Path, store: Store, out: Path, level: str | None = None) -> StorePredictions:
     """Predicts every volume of `store` that the encoder knows the pattern of, and writes `out/predictions.tsv`.
 
-    level: a case is a volume, eye or person, whose scans are averaged; None: as in the tuning. Of each target a line
-    per case: its keys, `predicted`, the calibrated and the balanced probability of each class (columns
+    level: a case is a volume, eye or person, whose scans are averaged; None: as in the tuning. If the labels of the
+    tuning were by visit, each visit of an eye is a case, and `visit` is a column. Of each target a line per case: its
+    keys, `predicted`, the calibrated and the balanced probability of each class (columns
     `calibrated_CLASS`, `balanced_CLASS`) or the `value` of a quantity, the least `quality` of its scans, and
     `unlike_training`: why a scan is unlike those of the tuning ("device", "features"), empty if it is not.
     Raises UsageError (no such volume), ContractError (a store prepared otherwise), CheckpointError.
@@ -129,9 +130,10 @@ def _write(model: TunedModel, store: Store, out: Path, level: str | None) -> Sto
     level = level or model.level
     volumes = select_volumes(model.encoder, store).reset_index(drop=True)
     outputs, is_far = _outputs(model, store, volumes["volume_id"].tolist())
-    volumes = volumes.assign(trained_on=_is_trained_on(volumes, model.encoder.recorded_training))
+    is_trained_on = _is_trained_on(volumes, model.encoder.recorded_training)
+    volumes = volumes.assign(trained_on=is_trained_on, visit=text_column(volumes["visit"]))
     cases: dict[str, list[int]] = {}
-    for index, name in enumerate(case_names(volumes, level)):
+    for index, name in enumerate(case_names(volumes, level, model.by_visit)):
         cases.setdefault(name, []).append(index)
     lines = [
         {**_keys(model, volumes.iloc[indices], is_far[indices], level), **_prediction(model, outputs, number, indices)}
@@ -187,6 +189,7 @@ def _keys(model: TunedModel, scans: pd.DataFrame, is_far: np.ndarray, level: str
     return {
         "person_id": scans["person_id"].iloc[0],
         "eye": "" if level == "person" else scans["eye"].iloc[0],
+        **({"visit": "" if level == "person" else scans["visit"].iloc[0]} if model.by_visit else {}),
         "volume_id": write_codes(scans["volume_id"]),
         "device": write_codes(sorted(devices)),
         "quality": round(float(scans["quality"].min()), 3),

@@ -144,7 +144,8 @@ def _training_shift(target: PreparedTarget, labels: TrainingLabels) -> Float[np.
 class TunedModel:
     """A tuned encoder with its heads, frozen. `heads` describes each head's classes and scale.
 
-    level: what a case was in tuning: a volume, eye or person. devices: those of the training volumes.
+    level: what a case was in tuning: a volume, eye or person. devices: those of the training volumes. by_visit: the
+    labels were by visit, so each visit of an eye is a case.
     """
 
     def __init__(
@@ -154,9 +155,10 @@ class TunedModel:
         heads: list[HeadSpec],
         level: str = "volume",
         devices: Sequence[str] = (),
+        by_visit: bool = False,
     ) -> None:
         self.encoder, self.network, self.heads = encoder, network.requires_grad_(False), heads
-        self.level, self.devices = level, tuple(devices)
+        self.level, self.devices, self.by_visit = level, tuple(devices), by_visit
 
     def predict(self, *scans: Scan) -> dict[str, dict[str, Any]]:
         """The prediction for one case, the mean over its scans, by target.
@@ -218,10 +220,11 @@ def load_tuned(path: str | Path, device: torch.device | None = None) -> TunedMod
     try:
         heads = [HeadSpec.from_json(head) for head in about["heads"]]
         level, devices = str(about["settings"]["level"]), list(about["devices"])
+        by_visit = bool(about.get("by_visit", False))  # earlier versions did not record it
     except (KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{folder} is damaged: its manifest does not describe the heads") from None
     encoder = load_start(folder, None)
     network = tuned_network(encoder, [(head.task, len(head.classes)) for head in heads])
     weights = {f"encoder.{name}": value for name, value in encoder.encoder.state_dict().items()}
     load_weights(network, {**weights, **read_tensors(folder, HEAD_FILE)}, folder)
-    return TunedModel(encoder, network.to(device or torch.device("cpu")).eval(), heads, level, devices)
+    return TunedModel(encoder, network.to(device or torch.device("cpu")).eval(), heads, level, devices, by_visit)
