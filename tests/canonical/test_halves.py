@@ -48,8 +48,8 @@ def test_halves_leave_the_volume_as_it_is_and_are_what_their_own_b_scans_show() 
 
 def test_halves_of_the_largest_difference() -> None:
     volume = canonicalise(eye(), PREPROCESSING, halves=True).volume
-    grey, difference = np.full(volume.pixels.shape, 128, np.uint8), np.full(volume.pixels.shape, -128, np.int8)
-    first, second = replace(volume, pixels=grey, half_difference=difference).halves
+    pixels, difference = np.full(volume.pixels.shape, 128, np.uint8), np.full(volume.pixels.shape, -128, np.int8)
+    first, second = replace(volume, pixels=pixels, half_difference=difference).halves
     assert (int(first.max()), int(second.min())) == (0, 255)
 
 

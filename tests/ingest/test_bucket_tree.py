@@ -158,7 +158,7 @@ def test_a_refused_object_hides_the_person_of_its_header(bucket: Bucket, tmp_pat
         put(bucket, **{f"set/jane/{number}.dcm": save(frame, tmp_path / "frame.dcm").read_bytes()})
     converted = convert_sources([f"{bucket.url}/set"], tmp_path / "out", "nifti")
     assert converted.scans == []
-    assert sorted(refusal.scan for refusal in converted.refused) == ["***", "***/scan.dcm"]
+    assert sorted(refusal.scan for refusal in converted.refused) == ["*** (file 2 of 2)", "***/scan.dcm (file 1 of 2)"]
     with pytest.raises(NothingReadError):
         build_store([f"{bucket.url}/set"], tmp_path / "store", Preprocessing(image_size=(16, 32, 32)))
     refused = Store.open(tmp_path / "store").quarantine

@@ -165,15 +165,13 @@ class Evaluation:
     def open_test_set(self, ledger: Ledger, measured: Mapping[str, Sequence[str]], findings: Findings) -> TestSet:
         """Records the use of every target's test set and opens it (`open_test_set`); `measured`: by target.
 
-        The same features are measured in another way for another task, and by mean scores of another unit.
+        Another task measures the same features in another way, so it is another use.
         """
         tasks = {target.name: target.test_target.task for target in self.targets}
-        unit = f" scores by {self.cases.level}" if self.cases.averages_scores else ""
-        conditions = {name: f"{tasks[name]}{unit}" for name in measured}
-        by_condition = {
-            name: [f"{identity} {conditions[name]}" for identity in identities] for name, identities in measured.items()
+        by_task = {
+            name: [f"{identity} {tasks[name]}" for identity in identities] for name, identities in measured.items()
         }
-        return open_test_set(ledger, self.test_sets, by_condition, findings, self.draws, self.people)
+        return open_test_set(ledger, self.test_sets, by_task, findings, self.draws, self.people)
 
 
 def prepare_evaluation(
