@@ -40,6 +40,7 @@ _DIRECTION = {"superior": (0, 1), "nasal": (1, 0), "inferior": (0, -1), "tempora
 _RING_RADIUS = {"central": 0.0, "inner": 1.0, "outer": 2.25}  # mm, of the text in the figure
 
 
+NO_SECTORS_OF_VERTICAL = "the B-scans run up or down, by the header: only the central sector has values"
 Lines = Literal["horizontal", "vertical", "not parallel"]
 
 

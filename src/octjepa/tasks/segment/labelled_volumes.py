@@ -189,7 +189,7 @@ class LabelledVolumes:
         usable = []
         for volume in volumes:
             try:
-                FileOrder.of(read_notes(volume.notes), self.store.native_map(volume.volume_id).shape[0])
+                FileOrder.of(read_notes(volume.notes), volume.shape[0])
             except UsageError:
                 continue
             usable.append(volume)

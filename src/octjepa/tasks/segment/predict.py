@@ -1,4 +1,4 @@
-"""`octjepa segment HEAD` and `octjepa predict HEAD`: apply a head to whole scans and write what it predicts.
+"""Apply a head to whole scans and write its predictions: `octjepa segment HEAD` and `octjepa predict HEAD`.
 
 In: files, folders, globs or lists of scans. A scan wider than the encoder's view is prepared whole and read window by
 window. Out, in one folder and in the geometry of each scan: NIfTI, a DICOM Segmentation of a DICOM scan, tables of
@@ -41,6 +41,7 @@ from octjepa.tasks.segment.folder import SavedHead, load_head
 from octjepa.tasks.segment.labelled_volumes import scores_to_scan, whole_scan_preprocessing
 from octjepa.tasks.segment.single_bscans import SegmentedPicture, write_picture
 from octjepa.tasks.thickness import (
+    NO_SECTORS_OF_VERTICAL,
     SECTORS,
     Lines,
     ScanOrientation,
@@ -57,7 +58,7 @@ from octjepa.volume import OCTVolume
 
 _SECTOR_NOTES: Mapping[Lines, tuple[str, ...]] = {
     "horizontal": (),
-    "vertical": ("the B-scans run up or down, by the header: only the central sector has values",),
+    "vertical": (NO_SECTORS_OF_VERTICAL,),
     "not parallel": ("the B-scans are not parallel: no ETDRS sectors",),
 }
 PATTERN_UNKNOWN = "pattern_unknown"  # the reason of a scan whose pattern the encoder was not trained on

@@ -29,6 +29,7 @@ from octjepa.tasks.segmenter.inference import Segmentation
 from octjepa.tasks.segmenter.retained_layers import RetainedLayers
 from octjepa.tasks.thickness import (
     MIN_AREA_SHARE,
+    NO_SECTORS_OF_VERTICAL,
     SECTORS,
     Lines,
     ScanOrientation,
@@ -247,7 +248,7 @@ def _centre_notes(volume: OCTVolume, centre: ScanCentre, lines: Lines) -> list[s
             "the scan"
         )
     if lines == "vertical":
-        notes.append("the B-scans run up or down, by the header: only the central sector has values")
+        notes.append(NO_SECTORS_OF_VERTICAL)
         return notes
     if not volume.laterality:
         notes.append("right or left eye is not known: nasal and temporal sectors are empty")
