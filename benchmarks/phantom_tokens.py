@@ -2,9 +2,9 @@
 
 `python -m benchmarks.phantom_tokens --work WORK --keep KEEP --out benchmarks/records/phantom_tokens.json
 [NAME=ENCODER ...]` measures what is missing in the folder KEEP, one row after the other, and writes all of it to a
-record. Rows are the packaged encoders, the networks of both architectures with random weights (`random_unet`,
-`random_init`), hand-made features, and on `exam` the segmentation network on native B-scans (`segmenter`). The files in
-KEEP hold samples of one version of the weights: take another folder for other weights.
+record, in which other rows stay. Rows are the packaged encoders, the networks of both architectures with random weights
+(`random_unet`, `random_init`), hand-made features, and on `exam` the segmentation network on native B-scans
+(`segmenter`). The files in KEEP hold samples of one version of the weights: take another folder for other weights.
 
 `exam` is the cohort `main` of the exam with 40 training and 150 test people and a seed of its own. `shifted` has
 contrast of every layer, reflectivity of fluid, looks and resolution redrawn for each eye
@@ -37,9 +37,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from benchmarks.exam.cohorts import Cohort, make_cohorts
+from benchmarks.exam.measured import OWN_RANDOM, REFERENCE
 from benchmarks.exam.readings import Projection, draw_labelled, interleave, logistic_scores, ridge_values
 from benchmarks.exam.results import CENTERED
 from benchmarks.exam.settings import EXAM, TOKEN_SHARE, Settings
@@ -73,7 +75,6 @@ from octjepa.volume import CanonicalVolume
 LABELLED = 30
 DRAWS = 15
 SEED = 9777  # of the small exam
-OWN_RANDOM = {"phantom-unet": "random_unet", "phantom-truth": "random_init", "phantom-tiny": "random_init"}
 BASELINES = ("context", "intensity", "position", "outline")
 _STRENGTH = 1e-2
 RESAMPLES = 200
@@ -357,10 +358,14 @@ def values_of(samples: Samples) -> dict[str, Value]:
 
 
 def differences(rows: Mapping[str, Samples]) -> dict[str, dict[str, Value]]:
-    """Each packaged encoder less each baseline and less its own network with random weights, paired by resample."""
+    """Each packaged encoder less each baseline, its own network with random weights and each row that is none of these.
+
+    Paired by resample.
+    """
+    others = [row for row in rows if row not in (*OWN_RANDOM, *OWN_RANDOM.values(), *BASELINES, REFERENCE)]
     found = {}
     for name, own in OWN_RANDOM.items():
-        for baseline in (*BASELINES, own):
+        for baseline in (*BASELINES, own, *others):
             if name in rows and baseline in rows:
                 one, other = rows[name], rows[baseline]
                 found[f"{name} less {baseline}"] = values_of(
@@ -402,8 +407,15 @@ class RetainedRows:
         return found
 
 
-def record(retained: RetainedRows, draws: int) -> dict[str, object]:
-    """Everything in `retained`: by reading and cohort, the values of each row and the differences."""
+Recorded = dict[str, dict[str, dict[str, float]]]  # row or difference -> lesion or mean -> value and interval
+
+
+def record(retained: RetainedRows, draws: int, earlier: Mapping[str, Any] | None = None) -> dict[str, object]:
+    """Everything in `retained`: by reading and cohort, the values of each row and the differences.
+
+    Rows and differences of the record `earlier` stay if `retained` has no samples of them. A difference goes if a row
+    of it has another value now.
+    """
     out: dict[str, object] = {
         "command": "python -m benchmarks.phantom_tokens --work WORK --keep KEEP --out RECORD",
         "draws": draws,
@@ -412,11 +424,26 @@ def record(retained: RetainedRows, draws: int) -> dict[str, object]:
     }
     for reading in READINGS:
         found = {cohort: retained.rows(cohort, reading, draws) for cohort in COHORTS}
-        out[reading] = {cohort: values_and_differences(rows) for cohort, rows in found.items() if rows}
+        of_reading = (earlier or {}).get(reading, {})
+        out[reading] = {
+            cohort: _merged(of_reading.get(cohort, {}), values_and_differences(rows))
+            for cohort, rows in found.items()
+            if rows or cohort in of_reading
+        }
     return out
 
 
-def values_and_differences(rows: Mapping[str, Samples]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+def _merged(earlier: Mapping[str, Recorded], measured: Mapping[str, Recorded]) -> dict[str, Recorded]:
+    """The values and differences of both; `measured` wins."""
+    values = earlier.get("values", {}) | measured["values"]
+    changed = {name for name, row in earlier.get("values", {}).items() if row != values[name]}
+    unchanged = {
+        name: row for name, row in earlier.get("differences", {}).items() if changed.isdisjoint(name.split(" less "))
+    }
+    return {"values": values, "differences": unchanged | measured["differences"]}
+
+
+def values_and_differences(rows: Mapping[str, Samples]) -> dict[str, Recorded]:
     """The values of every row and the paired differences, for JSON."""
     return {
         "values": {name: jsonable(values_of(samples)) for name, samples in rows.items()},
@@ -457,7 +484,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     retained = RetainedRows(options.keep)
     for name in options.cohorts:
         _measure(name, cohorts[name], makers, packaged, retained, options)
-    found = record(retained, options.draws)
+    earlier = json.loads(options.out.read_text(encoding="utf-8")) if options.out and options.out.is_file() else None
+    found = record(retained, options.draws, earlier)
     if options.out is None:
         print(json.dumps(found, indent=1))
     else:

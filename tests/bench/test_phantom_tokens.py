@@ -65,6 +65,7 @@ def test_differences_are_paired_by_resample() -> None:
     }
     found = differences(rows)
     assert set(found) == {"phantom-unet less random_unet", "phantom-unet less context"}  # its own random weights only
+    assert "phantom-unet less control" in differences(rows | {"control": {"mean": shared}})
     paired, loose = found["phantom-unet less random_unet"]["mean"], found["phantom-unet less context"]["mean"]
     assert (paired.value, paired.low, paired.high) == (0.3, 0.3, 0.3)
     assert loose.high - loose.low > 2
@@ -140,6 +141,13 @@ def test_a_retained_row_is_not_measured_again(tmp_path: Path) -> None:
     found = phantom_tokens.record(retained, 2)
     assert found["linear"]["shifted"]["values"]["context"]["drusen"]["value"] > 0.9  # type: ignore[index]
     assert "exam" not in found["linear"]  # type: ignore[operator]
+    context, earlier = found["linear"]["shifted"]["values"]["context"], {"drusen": {"value": 0.1}}  # type: ignore[index]
+    values = {"phantom-truth": earlier, "position": earlier, "context": earlier}
+    less = {"phantom-truth less context": earlier, "phantom-truth less position": earlier}
+    known = {"linear": {"shifted": {"values": values, "differences": less}}}
+    again = phantom_tokens.record(retained, 2, known)["linear"]["shifted"]  # type: ignore[index]
+    assert again["values"] == values | {"context": context}
+    assert set(again["differences"]) == {"phantom-truth less position"}  # context has another value now
 
 
 def test_random_weights_of_another_seed_are_others() -> None:
