@@ -273,6 +273,7 @@ def test_another_first_run_makes_other_folders_of_what_goes_on_with_it(
         "mae_long",
         "mae_real",
         "mae_more",
+        "mae_longest",
         "mae_noise2noise",
         "mae_noise2noise_long",
         "mae_noise2noise_longest",
