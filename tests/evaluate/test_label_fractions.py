@@ -13,6 +13,7 @@ import pytest
 from invented_cohort import probe_with
 from octjepa.embed.table import read_embeddings
 from octjepa.errors import UsageError
+from octjepa.evaluate.calibration import calibrated_predictions, class_shares
 from octjepa.evaluate.cases import PreparedTarget
 from octjepa.evaluate.features import majority_predictions, plan_selection
 from octjepa.evaluate.label_fractions import limit_prepared, limit_target, parse_counts, people_order
@@ -83,6 +84,22 @@ def test_cases_have_the_labels_of_the_people_who_were_drawn() -> None:
     assert (limited.test_target.indices["test"] == indices["test"]).all()
     assert majority_predictions(people).scores[0] == pytest.approx([0.8, 0.2])  # 8 of 40 people are sick
     assert majority_predictions(limited.test_target).scores[0] == pytest.approx([0.5, 0.5])
+    assert majority_predictions(limited.test_target).calibrated[0] == pytest.approx([0.8, 0.2])
+
+
+def test_calibrated_probabilities_keep_the_shares_before_the_draw() -> None:
+    """Bayes: scores of a finding that half of the drawn people have, at the 8 of 80 training eyes that have it."""
+    target, person_ids = eyes(50, 10)
+    limited = limit_target(target, person_ids, 10, 0)
+    again = limit_target(limited, person_ids, 6, 0)
+    assert class_shares(limited) == pytest.approx([0.75, 0.25])  # one of two eyes of half of the people
+    balanced = np.tile([0.4, 0.6], (len(target.values["test"]), 1))
+    odds = 0.6 / 0.4 * (8 / 80) / (72 / 80)
+    for drawn in (target, limited, again):
+        calibrated = calibrated_predictions(drawn, balanced, np.zeros(2)).calibrated
+        assert calibrated[:, 1] == pytest.approx(odds / (1 + odds))
+    quantity = limit_target(replace(target, task="regression", classes=()), person_ids, 10, 0)
+    assert quantity.undrawn_shares == ()
 
 
 def test_people_without_a_label_of_cases_are_too_few() -> None:

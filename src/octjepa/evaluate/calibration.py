@@ -36,6 +36,15 @@ def class_shares(target: Target) -> Float[np.ndarray, " classes"]:
     return np.bincount(target.values["train"], minlength=len(target.classes)) / len(target.values["train"])
 
 
+def calibration_shares(target: Target) -> Float[np.ndarray, " classes"]:
+    """The class shares of calibrated probabilities: those of the training volumes before people were drawn by class.
+
+    A draw of fewer labels takes equally many people of each class, so its shares are not those of the test people
+    (Elkan 2001, The foundations of cost-sensitive learning).
+    """
+    return np.array(target.undrawn_shares) if target.undrawn_shares else class_shares(target)
+
+
 def class_weights(truth: Int[np.ndarray, " n"], classes: int) -> Float[np.ndarray, " classes"]:
     """Inverse frequency: every class weighs the same in total, a volume 1 on average; 0 where a class is absent."""
     counts = np.bincount(truth, minlength=classes)
@@ -103,11 +112,11 @@ def select_setting(
 def calibrated_predictions(
     target: Target, scores: Float[np.ndarray, "n classes"], shift: Float[np.ndarray, " classes"]
 ) -> Predictions:
-    """Balanced class probabilities and, for calibration, the same at the training shares (Saerens et al. 2002)."""
+    """Balanced class probabilities and, for calibration, the same at `calibration_shares` (Saerens et al. 2002)."""
     if not target.classes:
         return Predictions(target.values["test"], scores, scores)
     balanced = apply_logit_shift(scores, shift)
-    return Predictions(target.values["test"], balanced, at_class_shares(balanced, class_shares(target)))
+    return Predictions(target.values["test"], balanced, at_class_shares(balanced, calibration_shares(target)))
 
 
 def at_class_shares(

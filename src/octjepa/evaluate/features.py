@@ -17,7 +17,7 @@ import pandas as pd
 from jaxtyping import Float, Int
 
 from octjepa.embed.token_folder import TokenFolder
-from octjepa.evaluate.calibration import ProbeFit, class_shares
+from octjepa.evaluate.calibration import ProbeFit, calibration_shares, class_shares
 from octjepa.evaluate.targets import Target
 from octjepa.metrics.scores import Predictions
 from octjepa.registry import Registry
@@ -154,9 +154,10 @@ def plan_selection(target: Target, person_ids: np.ndarray, seed: int) -> Selecti
 
 def majority_predictions(target: Target) -> Predictions:
     """The same for every test volume: the training shares of the classes, or the training mean."""
-    constant = class_shares(target) if target.classes else np.array([target.values["train"].mean()])
-    scores = np.tile(constant, (len(target.values["test"]), 1))
-    return Predictions(target.values["test"], scores, scores)
+    mean = [target.values["train"].mean()]
+    decision, calibrated = (class_shares(target), calibration_shares(target)) if target.classes else (mean, mean)
+    tested = len(target.values["test"]), 1
+    return Predictions(target.values["test"], np.tile(decision, tested), np.tile(calibrated, tested))
 
 
 def covariate_features(frame: pd.DataFrame, target: Target) -> tuple[Float[np.ndarray, "volumes features"], list[str]]:

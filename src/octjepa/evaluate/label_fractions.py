@@ -2,8 +2,9 @@
 
 People are drawn from train, as far as possible equally many of each class, in one order a seed and target: the first 10
 of it are among the first 30. No person of val keeps a label, so that N labelled people are all that a probe has:
-settings are then chosen by cross-validation among them. The test people stay. Raises TooFewLabelsError where the draw
-cannot be made.
+settings are then chosen by cross-validation among them. The test people stay. Calibrated probabilities keep the class
+shares of all labelled training people, because the shares of the draw are not those of the test people. Raises
+TooFewLabelsError where the draw cannot be made.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 
 from octjepa import keys
 from octjepa.errors import UsageError
+from octjepa.evaluate.calibration import calibration_shares
 from octjepa.evaluate.cases import PreparedTarget
 from octjepa.evaluate.features import plan_selection
 from octjepa.evaluate.survival import MIN_EVENTS
@@ -99,6 +101,7 @@ def _with_labels_of(target: Target, person_ids: np.ndarray, drawn: Sequence[str]
         target,
         indices=target.indices | {"train": target.indices["train"][is_drawn], "val": target.indices["val"][:0]},
         values=target.values | {"train": target.values["train"][is_drawn], "val": target.values["val"][:0]},
+        undrawn_shares=tuple(calibration_shares(target).tolist()) if target.classes else (),
     )
 
 
@@ -130,9 +133,8 @@ def _limit_cases(prepared: PreparedTarget, person_ids: np.ndarray, drawn: Sequen
     """
     if prepared.members is not None:
         person_ids = person_ids[[volumes[0] for volumes in prepared.members]]
-    cases = _with_labels_of(prepared.test_target, person_ids, drawn)
-    if not len(cases.indices["train"]):
+    if not np.isin(person_ids[prepared.test_target.indices["train"]], drawn).any():
         raise TooFewLabelsError(
             f"{prepared.name}: {len(drawn)} labelled people were drawn, and no case has their label"
         )
-    return cases
+    return _with_labels_of(prepared.test_target, person_ids, drawn)

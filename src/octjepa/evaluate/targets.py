@@ -155,6 +155,7 @@ class Target:
     the quantity, or of survival the signed time (see `survival`), in the same order. classes: empty for the last two;
     in binary tasks the second is the positive one.
     label_hash: of the test volumes and their labels; equal hashes allow two rows to be compared.
+    undrawn_shares: class shares of the training volumes before people were drawn by class; empty if none were drawn.
     """
 
     name: str
@@ -164,6 +165,7 @@ class Target:
     classes: tuple[str, ...]
     label_hash: str
     notes: tuple[str, ...]
+    undrawn_shares: tuple[float, ...] = ()
 
 
 def check_people(frame: pd.DataFrame) -> list[str]:

@@ -31,7 +31,8 @@ class Predictions:
         was not seen until then (survival).
     scores: [n, classes], probabilities as if every class were equally common (their largest is the decision).
         regression: [n, 1], the predicted quantity. survival: [n, 1], a risk, larger where the event is sooner.
-    calibrated: [n, classes], probabilities at the training set's class shares; only `ece` reads them.
+    calibrated: [n, classes], probabilities at the training set's class shares (before a draw of fewer labels); only
+        `ece` reads them.
     """
 
     truth: Float[np.ndarray, " n"] | Int[np.ndarray, " n"]

@@ -349,7 +349,11 @@ def test_fewer_labels_tune_a_network_each_beside_the_whole_run(planted, source, 
     settings = load_recipe(
         "finetune", (*QUICK, "stages.head=2", "stages.last=0", "stages.all=0", "level=person", "resamples=50")
     )
-    inputs = FinetuneInputs(source / "encoder.safetensors", planted, write_labels(tmp_path / "labels.tsv"), ["mark"])
+    # Of 20 training people 5 lack the mark, in both of their eyes; half of 6 drawn people do.
+    labels = write_labels(
+        tmp_path / "labels.tsv", mark=[int(bool(number % (4 if number < 20 else 2))) for number in range(40)]
+    )
+    inputs = FinetuneInputs(source / "encoder.safetensors", planted, labels, ["mark"])
     by_site = replace(inputs, subgroups=parse_subgroups("eye,clinical_site"))
     whole = finetune_store(settings, by_site, tmp_path / "out")
     scored = {(one.name, one.probe, one.column) for one in whole.subgroups}
@@ -365,6 +369,7 @@ def test_fewer_labels_tune_a_network_each_beside_the_whole_run(planted, source, 
     about = json.loads((tmp_path / "out" / "labelled-6" / "run.json").read_text())
     assert about["volumes"] == {"train": 12, "val": 0, "test": 24}  # both eyes of six people
     assert found["6"]["left_out"] == []
+    assert load_tuned(tmp_path / "out" / "labelled-6").heads[0].shares == pytest.approx((0.25, 0.75))
     assert not (tmp_path / "out" / "labelled-6" / "frozen.parquet").exists()  # that of the whole run is read
     assert found["999"]["rows"] == []
     assert "999 labelled people were requested, train has 20" in found["999"]["left_out"][0]

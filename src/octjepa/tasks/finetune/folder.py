@@ -24,7 +24,7 @@ from octjepa.config import science_hash, to_yaml
 from octjepa.distributed.runtime import Runtime
 from octjepa.encoders.external.saved import WEIGHTS, describe_encoder
 from octjepa.errors import OctjepaError, UsageError, WrongCheckpointError
-from octjepa.evaluate.calibration import class_shares
+from octjepa.evaluate.calibration import calibration_shares
 from octjepa.evaluate.results import differences_by_name
 from octjepa.files import read_json_object, write_atomic, write_json
 from octjepa.locks import LOCK
@@ -60,7 +60,8 @@ _UNCHANGED = {
 class HeadSpec:
     """How the outputs of a head are read. classes: none for a quantity, whose `scale` is (mean, standard deviation).
 
-    shift: of the class logits, chosen on validation people; shares: of the classes among the training volumes.
+    shift: of the class logits, chosen on validation people; shares: of the classes in calibrated probabilities
+    (`calibration_shares`).
     """
 
     target: str
@@ -194,7 +195,7 @@ def save_tuned(
             labels.classes,
             labels.scale,
             tuple(shift.tolist()),
-            tuple(class_shares(target.fit_target).tolist()) if labels.classes else (),
+            tuple(calibration_shares(target.fit_target).tolist()) if labels.classes else (),
         )
         for target, labels, shift in zip(data.targets, data.labels, shifts, strict=True)
     ]
