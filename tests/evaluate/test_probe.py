@@ -360,6 +360,16 @@ def test_another_smoothing_or_task_is_another_use(cohort: Cohort, saved: Save, t
     assert [result.uses[0]["looks"] for result in tasks] == [1, 2]
 
 
+@pytest.mark.slow
+def test_mean_scores_by_another_level_are_another_use(cohort: Cohort, saved: Save) -> None:
+    frame, labels = cohort(people=60)
+    looks = []
+    for level, several in (("volume", "features"), ("eye", "scores"), ("person", "scores"), ("person", "scores")):
+        options = {"probes": ["knn"], "pools": ["mean"], "level": level, "several": several}
+        looks.append(_run(saved, frame, labels, ["lesion0"], **options).uses[0]["looks"])
+    assert looks == [1, 2, 3, 3]
+
+
 def test_a_look_that_cannot_be_counted_is_not_taken(cohort: Cohort, saved: Save, tmp_path: Path) -> None:
     (tmp_path / "octjepa_test_uses").write_text("no folder", encoding="utf-8")
     with pytest.raises(UsageError, match="--ledger"):

@@ -165,13 +165,14 @@ class Evaluation:
     def open_test_set(self, ledger: Ledger, measured: Mapping[str, Sequence[str]], findings: Findings) -> TestSet:
         """Records the use of every target's test set and opens it (`open_test_set`); `measured`: by target.
 
-        Another task measures the same features in another way, so it is another use.
+        The same predictor measured as another task, or on mean scores by another level, is another use.
         """
-        tasks = {target.name: target.test_target.task for target in self.targets}
-        by_task = {
-            name: [f"{identity} {tasks[name]}" for identity in identities] for name, identities in measured.items()
+        level = f" scores by {self.cases.level}" if self.cases.averages_scores else ""
+        ways = {target.name: target.test_target.task + level for target in self.targets}
+        by_way = {
+            name: [f"{identity} {ways[name]}" for identity in identities] for name, identities in measured.items()
         }
-        return open_test_set(ledger, self.test_sets, by_task, findings, self.draws, self.people)
+        return open_test_set(ledger, self.test_sets, by_way, findings, self.draws, self.people)
 
 
 def prepare_evaluation(

@@ -219,10 +219,12 @@ def test_each_look_at_the_test_set_is_counted(tune, source, tmp_path) -> None:
     quick = ("stages.head=1", "stages.last=0", "stages.all=0")
     first = tune(tmp_path / "one", *quick, **given)
     assert first["uses"][0]["looks"] == 1
-    again = tune(tmp_path / "again", *quick, "level=person", **given)  # the same weights on the same scans
+    again = tune(tmp_path / "again", *quick, **given)  # the same weights on the same scans
     assert again["uses"][0]["looks"] == 1
+    people = tune(tmp_path / "people", *quick, "level=person", **given)  # the level could be chosen by these results
+    assert people["uses"][0]["looks"] == 2
     second = tune(tmp_path / "two", *quick, "level=person", "seed=1", **given)
-    assert second["uses"][0]["looks"] == 2
+    assert second["uses"][0]["looks"] == 3
     assert [fault["kind"] for fault in second["faults"]] == ["few_to_choose_by", "test_used_before"]
 
 
