@@ -16,8 +16,9 @@ from oct_dicom import make_dataset, retina, save
 from octjepa import remote
 from octjepa.convert.scans import convert_sources
 from octjepa.errors import NothingReadError, UsageError
-from octjepa.ingest import Discovery, build_store, discover
+from octjepa.ingest import Discovery, build_store, discover, source_file
 from octjepa.ingest.archive import expand
+from octjepa.ingest.one_file import refused
 from octjepa.read.reader import read_volume
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store
@@ -163,6 +164,22 @@ def test_a_refused_object_hides_the_person_of_its_header(bucket: Bucket, tmp_pat
         build_store([f"{bucket.url}/set"], tmp_path / "store", Preprocessing(image_size=(16, 32, 32)))
     refused = Store.open(tmp_path / "store").quarantine
     assert sorted(refusal["file"] for refusal in refused) == ["***", "***/scan.dcm"]
+
+
+@pytest.mark.slow
+def test_an_object_whose_worker_died_hides_the_person_of_its_header(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_file, "_HEADER_BYTES", 2000)  # the scan is longer
+    scan = save(make_dataset(retina(frames=6)), tmp_path / "scan.dcm").read_bytes()
+    put(bucket, **{"set/Doe_Jane/scan.dcm": scan, "set/1.dcm": "x"})
+    for number in range(5):
+        frame = make_dataset(retina(1, seed=number))
+        frame.SeriesInstanceUID, frame.InstanceNumber = "1.2.3", number + 1
+        put(bucket, **{f"set/jane/{number}.dcm": save(frame, tmp_path / "frame.dcm").read_bytes()})
+    found = discover([f"{bucket.url}/set"]).files
+    died = [refused(file, "read", "worker_died", "the process ended with SIGSEGV, twice") for file in found]
+    assert [refusal.entry["file"] for refusal in died] == ["1.dcm", "***/scan.dcm", "***"]
 
 
 def test_a_folder_of_images_is_one_scan(bucket: Bucket) -> None:

@@ -316,14 +316,17 @@ def _note_contradictions(store: Store, claims: PersonClaims) -> None:
 def _learn_stored_people(
     store: Store, discovery: Discovery, names: SiblingNames, claims: PersonClaims, read: Collection[str]
 ) -> None:
-    """Learns whom the DICOM files state that are in the store and were not `read` in this run, from their headers."""
+    """Learns whom the DICOM files state that are in the store and were not `read` in this run, from their headers.
+
+    Headers in a bucket are not fetched again, because every run would then send a request for each stored scan.
+    """
     sources = {file.key: file for file in discovery.files}
     for entry in store.entries():
         source = sources.get(entry.key)
         if source is None or source.key in read:
             continue
         person = StatedPerson()
-        if entry.format == "dicom" and entry.personal:
+        if entry.format == "dicom" and entry.personal and isinstance(source.location, Path):
             person = source.stated_person()
             names.learn(source.name, person)
         claims.learn(entry, person)

@@ -7,13 +7,14 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePath, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from octjepa import remote
+from octjepa.errors import OctjepaError
 from octjepa.read.dicom_series import may_be_b_scan
 from octjepa.read.formats import companion_names
 from octjepa.read.formats.metaimage import HEADER_BYTES, named_voxel_file
@@ -25,6 +26,7 @@ from octjepa.read.personal_data import StatedPerson, first_stated, read_stated_p
 _ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".7z", ".rar")
 
 _MAX_HEADERS = 64  # that are read in a folder of unknown content to find out whom it shows
+_HEADER_BYTES = 2 << 20  # of an object in a bucket that are fetched to find out whom it shows
 
 
 def _hash_to_63_bits(*parts: object) -> int:
@@ -70,13 +72,15 @@ class SourceFile:
         return hashlib.sha256(os.fsencode(location)).hexdigest()[:16]
 
     def stated_person(self) -> StatedPerson:
-        """The person that DICOM headers on a disk state: that of the file, or those of the files in the folder.
+        """The person that DICOM headers state: that of the file, or those of the files in the folder.
 
-        Of a series its files are read, of another folder at most `_MAX_HEADERS` files. Objects are not read: `local`
-        does this. Pipes are not read either, because they never end.
+        Of a series its files are read, of another folder at most `_MAX_HEADERS` files. Of objects in a bucket the
+        first `_HEADER_BYTES` are fetched. Pipes are not read, because they never end.
         """
         if isinstance(self.location, str):
-            return StatedPerson()
+            is_folder = self.location.endswith("/")
+            in_folder = [obj for obj in self.objects if may_be_b_scan(PurePosixPath(obj.url).name)]
+            return first_stated(map(_person_of_object, in_folder if is_folder else self.objects[:1]))
         if self.location.is_file():
             return read_stated_person(self.location)
         return _person_in(self.location, self.series or _may_be_dicom(self.location)[:_MAX_HEADERS])
@@ -138,6 +142,16 @@ class SourceFile:
             return sum(size for _, size, _ in files), _hash_to_63_bits(files)
         except OSError:
             return None
+
+
+def _person_of_object(obj: remote.RemoteObject) -> StatedPerson:
+    """The person that the begin of an object states; empty texts also if it cannot be fetched."""
+    begin = obj if obj.size <= _HEADER_BYTES else replace(obj, size=_HEADER_BYTES, checksum="", start=0)
+    try:
+        with remote.local_copy(begin) as copy:
+            return read_stated_person(copy)
+    except OctjepaError:
+        return StatedPerson()
 
 
 def _person_in(folder: Path, names: Sequence[str]) -> StatedPerson:
