@@ -178,6 +178,22 @@ def test_rows_of_images_speak_of_their_scan(tmp_path: Path) -> None:
         assert found.files_without_row == 0
 
 
+def test_a_series_with_contradictory_rows_keeps_its_files(tmp_path: Path) -> None:
+    """Only the last of 70 files states the person: all of them are read to mask the path."""
+    scan(tmp_path / "other.dcm")
+    (tmp_path / "Doe_Jane").mkdir()
+    for number in range(70):
+        frame = make_dataset(retina(1, seed=number))
+        frame.SeriesInstanceUID, frame.InstanceNumber = "1.2.3", number + 1
+        if number < 69:
+            del frame.PatientName, frame.PatientBirthDate
+        save(frame, tmp_path / "Doe_Jane" / f"{number:02}.dcm")
+    manifest(tmp_path, "A1\tDoe_Jane/00.dcm\tL", "A2\tDoe_Jane/01.dcm\tL")
+    (refusal,) = discover([tmp_path]).refused
+    assert (refusal.reason, len(refusal.source.series)) == ("manifest_disagrees", 70)
+    assert refused(refusal.source, "discover", refusal.reason, refusal.detail).entry["file"] == "***"
+
+
 @pytest.mark.parametrize("listed", ["folder", "files"])
 def test_rows_of_a_series_speak_of_its_scan(listed: str, tmp_path: Path) -> None:
     """By the folder that holds a file per B-scan, or by each of these files; from the tree and from the table."""

@@ -26,7 +26,7 @@ from octjepa.ingest.listing import (
     suffix_of,
     walk,
 )
-from octjepa.ingest.source_file import Discovery, SourceFile, how_to_expand, is_archive, printable
+from octjepa.ingest.source_file import Discovery, Refused, SourceFile, how_to_expand, is_archive, printable
 from octjepa.read.dicom_series import Series
 from octjepa.read.formats.sequence import sequences
 from octjepa.read.formats.zarr import is_zarr
@@ -267,7 +267,7 @@ class Search:
         """Adds a file to read, or refuses it where its manifest rows contradict each other."""
         if differ or (manifest and file.row and file.row.filepath in manifest.disagreeing):
             detail = "its rows in the manifest contradict each other"
-            self._found.refuse(file.location, file.name, "manifest_disagrees", detail)
+            self._found.refused.append(Refused(file, "manifest_disagrees", detail))
         else:
             self._found.files_without_row += manifest is not None and file.row is None
             self._found.files.append(file)
