@@ -14,6 +14,7 @@ from bucket_servers import Bucket
 from oct_dicom import make_dataset, retina, save, use_syntax
 from octjepa.errors import VolumeRejected
 from octjepa.ingest import build_store, discover
+from octjepa.read.personal_data import StatedPerson
 from octjepa.read.reader import describe_file, read_volume
 from octjepa.recipe import Preprocessing
 from octjepa.remote import join, put_bytes
@@ -195,6 +196,36 @@ def test_a_file_alone_says_where_the_others_belong_and_a_concatenation_is_in_par
     part.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
     with pytest.raises(VolumeRejected, match="frames_missing: part 1 of 3 of a concatenation"):
         read_volume(save(part, tmp_path / "part.dcm"))
+
+
+def test_a_placeholder_in_place_of_the_series_joins_no_files(tmp_path: Path) -> None:
+    """An anonymiser may write the same text into the files of all eyes."""
+    folder = write(tmp_path / "set", lambda index: one_b_scan(index, series="0"), list(range(8)))
+    assert len(discover([folder]).files) == 8
+    with pytest.raises(VolumeRejected, match="too_few_frames"):
+        read_volume(folder / "IM3")
+
+
+def test_a_placeholder_in_place_of_the_instance_hides_no_b_scan(tmp_path: Path) -> None:
+    def anonymised(index: int) -> Dataset:
+        ds = plain(index)
+        ds.SOPInstanceUID = "0"
+        return ds
+
+    np.testing.assert_array_equal(read_volume(write(tmp_path / "P7", anonymised, list(range(8)))).pixels, PIXELS)
+
+
+def test_a_placeholder_name_in_the_first_file_does_not_hide_the_name_of_the_others(tmp_path: Path) -> None:
+    def named(index: int) -> Dataset:
+        ds = plain(index)
+        if index == 0:
+            ds.PatientName, ds.PatientBirthDate = "ANONYMOUS", ""
+        return ds
+
+    people: list[StatedPerson] = []
+    volume = read_volume(write(tmp_path / "Doe_Jane", named, list(range(8))), people=people)
+    assert (people[-1].name, people[-1].birth_date) == ("Doe^Jane", "19500101")
+    assert volume.source.endswith("/***")
 
 
 def test_folders_of_whole_scans_are_no_series(tmp_path: Path) -> None:

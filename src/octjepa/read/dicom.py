@@ -223,7 +223,7 @@ def _check_neighbours(path: Path, header: Dataset) -> None:
     Raises VolumeRejected single_frame_series: the file before or after it, by name, is a frame of the same series.
     """
     series, instance = _text(header, "SeriesInstanceUID"), _text(header, "SOPInstanceUID")
-    for other in _neighbours(path) if series else []:
+    for other in [] if is_placeholder(series) else _neighbours(path):
         try:
             with open_dicom(other, header_only=True) as stream:
                 header_of_file = _read_header(stream)
