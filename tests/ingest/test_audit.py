@@ -54,6 +54,17 @@ def test_fields_are_counted_and_nothing_is_quoted(folder: Path) -> None:
     assert "1950" not in text
 
 
+@pytest.mark.parametrize("name", ["doe/{}.dcm", "p9/doe_{}.dcm"])
+def test_paths_of_a_series_of_files_are_checked(folder: Path, name: str) -> None:
+    for number in range(4):
+        ds = make_dataset(PIXELS[number : number + 1])
+        ds.SeriesInstanceUID, ds.InstanceNumber = "1.2.3", number + 1
+        (folder / "series" / name).parent.mkdir(parents=True, exist_ok=True)
+        save(ds, folder / "series" / name.format(number))
+    found = audit([folder / "series"])
+    assert (found.files, found.files_with_direct_data, found.paths_with_personal_data) == (1, 1, 1)
+
+
 def test_inspect_tells_it_for_a_folder_and_masks_it_for_a_file(folder: Path) -> None:
     message = call("inspect", folder, "--json")
     assert message.json["kind"] == "source"

@@ -44,7 +44,7 @@ def _header_facts(path: Path, name: str) -> FileFacts:
     """The facts about one file, of DICOM from its header."""
     try:
         if not has_dicom_magic(path):
-            return _other(path)
+            return _other(path, name)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd values are counted here, not refused
             header = read_header(path)
@@ -72,8 +72,8 @@ def _stated_device(manufacturer: str, model: str, name: str, birth_date: str, al
     return stated_device(*("" if repeats_personal_text(text, name, birth_date, also) else text for text in texts))[0]
 
 
-def _other(path: Path) -> FileFacts:
-    """Of other formats the whole scan is read: personal data may be anywhere in them."""
+def _other(path: Path, name: str) -> FileFacts:
+    """Of other formats and of folders the whole scan is read: personal data may be anywhere in them."""
     format = recognise(path)
     if format is None:
         return FileFacts("unknown")
@@ -84,7 +84,9 @@ def _other(path: Path) -> FileFacts:
         header = scan.header
         personal = header.person_name, header.birth_date, [*header.also_personal, header.person_id]
         device = _stated_device(header.manufacturer, header.model, *personal)
-        return FileFacts(format, device, scan.personal)
+        paths = [name, *(f"{name}/{child.name}" for child in path.iterdir())] if path.is_dir() else [name]
+        is_personal = any(mask_path(each, header.person_name, header.birth_date) != each for each in paths)
+        return FileFacts(format, device, scan.personal, is_personal)
     except Exception:  # a damaged file may raise anything, as in `read_volume`; ingest will name the reason
         return FileFacts(f"{format}, refused")
 
@@ -150,6 +152,6 @@ def _refused(discovery: Discovery) -> dict[str, str]:
 def _look(file: SourceFile) -> FileFacts:
     try:
         with file.local() as path, time_limit(SECONDS_PER_FILE):
-            return _header_facts(path, file.name) if path.is_file() else _other(path)
+            return _header_facts(path, file.name) if path.is_file() else _other(path, file.name)
     except VolumeRejected:
         return FileFacts("unreadable")
