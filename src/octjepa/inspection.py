@@ -5,6 +5,7 @@ No description holds personal data.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,8 @@ def describe(path: str | Path, spacing_mm: SpacingOption = None, verify: bool = 
     A folder of scans is a source: its files are counted by kind and device, and the personal data in them by field.
     `spacing_mm` (slice, depth, column) precedes the spacing in the file. With `verify` every chunk of a store is read
     and held against its SHA-256: `damaged` lists the volumes that are not what was written.
-    Raises UsageError when the path is absent or of no known kind, or if an option has no effect on it; CheckpointError
-    for damaged weights.
+    Raises UsageError when the path is absent, cannot be read or is of no known kind, or if an option has no effect on
+    it; CheckpointError for damaged weights.
     """
     from octjepa.ingest.audit import audit
     from octjepa.ingest.source_file import how_to_expand, is_archive
@@ -58,6 +59,10 @@ def describe(path: str | Path, spacing_mm: SpacingOption = None, verify: bool = 
     if path.is_file() and path.suffix != ".safetensors":
         _refuse_unused(path, "a scan", verify=verify)
         return {**describe_file(path, spacing_mm), "personal_data": _personal(path)}
+    if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
+        raise UsageError(
+            f"the folder {path} cannot be read: change its permissions, or run the command as a user who may read it"
+        )
     if (path / "store.json").is_file():
         _refuse_unused(path, "a store", spacing_mm)
         return _store(path, verify)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -187,6 +189,24 @@ def manifest(content: str) -> Callable[[Path], None]:
         (folder / "manifest.json").write_text(content, encoding="utf-8")
 
     return spoil
+
+
+def test_inspect_names_the_folder_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests may run as root, whom no mode of a folder stops, so the system calls are replaced."""
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    stat, access = os.stat, os.access
+
+    def refuse_inside(path: Any, *arguments: Any, **options: Any) -> Any:
+        if not isinstance(path, int) and locked in Path(path).parents:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", refuse_inside)
+    monkeypatch.setattr(os, "access", lambda path, *mode: Path(path) != locked and access(path, *mode))
+    outcome = call("inspect", locked)
+    refused(outcome, 2, f"the folder {locked} cannot be read: change its permissions")
+    assert "store.json" not in outcome.err
 
 
 @pytest.mark.parametrize(
