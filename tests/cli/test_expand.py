@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from command_line import call, run, stop
+from oct_dicom import make_dataset, retina, save
 
 TREE = Path("retinal_oct", "structural_oct", "topcon_triton")
 SCAN = bytes(128) + b"DICM"
@@ -91,3 +92,18 @@ def test_a_stop_at_any_moment_is_continued(tmp_path: Path, number: signal.Signal
     assert again.json["skipped"] == len(there)
     assert again.json["written"] == 30 - len(there)
     assert not list(out.rglob("*.part"))
+
+
+@pytest.mark.parametrize("max_lost", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "words", [("convert", "--to", "nifti", "--out"), ("ingest", "--store")], ids=["convert", "ingest"]
+)
+def test_the_advice_about_an_archive_is_printed_once(
+    tmp_path: Path, words: tuple[str, ...], max_lost: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(make_dataset(retina(6)), tmp_path / "set" / "scan.dcm")
+    device(tmp_path / "set", 1)
+    verb, *options = words
+    done = call(verb, tmp_path / "set", *options, tmp_path / "out", "--max-lost", max_lost)
+    assert (done.out + done.err + caplog.text).count("octjepa expand") == 1
+    assert "1 archive_not_expanded: an archive: the scans in it are not read\n" in caplog.text

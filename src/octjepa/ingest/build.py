@@ -32,7 +32,7 @@ from octjepa.ingest.ray_pool import ray_results
 from octjepa.ingest.sibling_names import SiblingNames
 from octjepa.ingest.source_file import Discovery, SourceFile
 from octjepa.ingest.source_flow import record_ignored
-from octjepa.ingest.sources import discover
+from octjepa.ingest.sources import WARNED_REASONS, discover
 from octjepa.ingest.worker_pool import Work, WorkerPool, worker_count
 from octjepa.notes import count_codes, read_codes, read_notes, write_notes
 from octjepa.progress import bar
@@ -258,6 +258,7 @@ def build_store(
             volumes_per_second=len(accepted) / max(seconds, 1e-9),
         )
         _check_lost(opened, summary, refusals, len(discovery.files), max_lost)
+        _advise(refusals)
         return summary
 
 
@@ -460,6 +461,14 @@ def _explanation(reason: str, details: Sequence[str]) -> str:
     """The finding in the files of a reason, and the advice: the detail of the files if they share it."""
     detail = details[0] if len(set(details)) == 1 else ""
     return with_action(reason, detail or REASONS[reason].meaning)
+
+
+def _advise(refusals: Sequence[dict[str, str]]) -> None:
+    """Says what a person must do before all can be read. Too many lost files are an error that says it."""
+    for reason in WARNED_REASONS:
+        details = [entry["detail"] for entry in refusals if entry["reason"] == reason]
+        if details:
+            _log.warning("%d %s: %s", len(details), reason, _explanation(reason, details))
 
 
 def _check_lost(

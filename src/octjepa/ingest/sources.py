@@ -31,7 +31,7 @@ __all__ = ["Discovery", "SourceFile", "discover"]
 _LISTS = {".txt", ".lst"}
 _DICOM_SUFFIXES = {".dcm", ".dicom", ".dic", ".ima", ""}
 # Reasons of which an entry may concern any number of scans.
-_WARNED = ("archive_not_expanded", "unreadable_folder", "path_escapes", "images_beside_scan")
+WARNED_REASONS = ("archive_not_expanded", "unreadable_folder", "path_escapes", "images_beside_scan")
 # Names that file managers and people give to copies, of a file or of its folder: "scan (1)", "Copy of scan", "backup/".
 _COPY = re.compile(
     r"(?<![a-z])(?:cop(?:y|ies)|duplicates?|backups?|bak|kopien?|copie|copia)(?![a-z])|\(\d+\)$", re.IGNORECASE
@@ -144,9 +144,12 @@ def named_as_copy(name: str) -> bool:
 
 
 def _report(sources: Sequence[str | Path], discovery: Discovery, single_bscans: bool) -> None:
-    """Warns of what a person must act on before all can be read. Raises UsageError if there is nothing to read."""
+    """Warns of what a person must act on before all can be read. Raises UsageError if there is nothing to read.
+
+    The advice is in the error only: after a warning, the caller gives it with the refused files.
+    """
     messages = {
-        code: f"{count} {code}: {REASONS[code].meaning}; {REASONS[code].action}"
+        code: f"{count} {code}: {REASONS[code].meaning}"
         for code, count in Counter(refusal.reason for refusal in discovery.refused).items()
     }
     if not discovery.files:
@@ -155,8 +158,9 @@ def _report(sources: Sequence[str | Path], discovery: Discovery, single_bscans: 
         why = f" (left out: {ignored})" if ignored else "" if messages else ": it is empty"
         if not single_bscans and any(kind in IMAGES for kind in discovery.ignored):
             why += ": if the pictures are single B-scans, add --images to `octjepa segment` or `octjepa ingest`"
-        raise UsageError("\n  ".join([f"no OCT scan in {where}{why}", *messages.values()]))
-    for code in _WARNED:
+        lines = [f"{message}; {REASONS[code].action}" for code, message in messages.items()]
+        raise UsageError("\n  ".join([f"no OCT scan in {where}{why}", *lines]))
+    for code in WARNED_REASONS:
         if code in messages:
             _log.warning("%s", messages[code])
 
