@@ -18,6 +18,7 @@ from command_line import call
 from oct_dicom import make_dataset, retina, save
 from octjepa.cli.output import print_adapted
 from octjepa.errors import OctjepaError, UsageError, VolumeRejected
+from octjepa.ingest.output_names import ShownNames
 from octjepa.ingest.sources import discover
 from octjepa.layers import BOUNDARIES
 from octjepa.notes import Note
@@ -337,7 +338,8 @@ def test_only_scans_with_labels_are_read_and_a_refused_scan_is_named(
     def notes() -> str:
         read.clear()
         made: list[str] = []
-        scans = adapt_scans._labelled_volumes(discover([folder]), [LabelFolder(labels)], None, made)
+        found = discover([folder])
+        scans = adapt_scans._labelled_volumes(found, [LabelFolder(labels)], None, ShownNames(found.files), made)
         assert [scan.name for scan in scans] == ["eye.dcm"]
         return "\n".join(made)
 
@@ -379,8 +381,20 @@ def test_the_labels_of_one_scan_are_not_learned_for_scans_of_its_name(tmp_path: 
     (labels / "oct.npz").rename(labels / f"{volume.sop_instance_uid}.npz")
     made: list[str] = []
     folders = [LabelFolder(labels), LabelFolder(labels)]  # named twice
-    (scan,) = adapt_scans._labelled_volumes(discover([tmp_path / "scans"]), folders, None, made)
+    found = discover([tmp_path / "scans"])
+    (scan,) = adapt_scans._labelled_volumes(found, folders, None, ShownNames(found.files), made)
     assert scan.name == "P1/oct.dcm"
+
+
+def test_masked_names_have_the_position_of_the_file(tmp_path: Path) -> None:
+    for number in range(2):
+        save(make_dataset(retina(6, seed=number)), tmp_path / "scans" / f"Doe_{number}" / "oct.dcm")
+    (tmp_path / "labels").mkdir()
+    np.savez(tmp_path / "labels" / "oct.npz", rows=np.full((8, 6, 80), 40, np.float32), names=np.array(BOUNDARIES))
+    request = adapt_scans.AdaptRequest([str(tmp_path / "scans")], [tmp_path / "labels"])
+    expected = r"belongs to \*\*\*/oct\.dcm \(file 1 of 2\) and \*\*\*/oct\.dcm \(file 2 of 2\): "
+    with pytest.raises(UsageError, match=expected):
+        adapt_scans.adapt_sources(request, tmp_path / "network")
 
 
 def test_an_archive_among_the_sources_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

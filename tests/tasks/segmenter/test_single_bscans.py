@@ -124,6 +124,17 @@ def test_pictures_with_the_same_file_name_keep_their_results_if_others_are_added
         assert [row["image"] for row in csv.DictReader(file)] == ["a_oct", "oct"]
 
 
+def test_masked_names_in_the_table_have_the_position_of_the_file(tmp_path: Path) -> None:
+    for number in range(2):
+        made = make_dataset(EYE.pixels[MIDDLE + number][None])
+        save(made, tmp_path / "in" / f"Doe_{number}.dcm")
+    outcome = call("segment", tmp_path / "in", "--images", "--out", tmp_path / "out", "--json")
+    assert outcome.code == 0, outcome.err
+    with (tmp_path / "out" / "images.csv").open() as file:
+        positions = [row["position"] for row in csv.DictReader(file)]
+    assert positions == [one["position"] for one in outcome.json["images"]] == ["file 1 of 2", "file 2 of 2"]
+
+
 def test_results_below_the_pictures_are_not_read_as_pictures(tmp_path: Path) -> None:
     (tmp_path / "pics").mkdir()
     Image.fromarray(EYE.pixels[MIDDLE]).save(tmp_path / "pics" / "eye.png")

@@ -23,7 +23,7 @@ from safetensors.torch import save
 from octjepa.checkpoint.boundary_unet import PACKAGED
 from octjepa.errors import UsageError, VolumeRejected, counted
 from octjepa.files import write_atomic
-from octjepa.ingest.output_names import OutputNames
+from octjepa.ingest.output_names import ShownNames
 from octjepa.ingest.source_file import Discovery, SourceFile
 from octjepa.ingest.sources import discover
 from octjepa.locks import writer_lock
@@ -94,13 +94,16 @@ def adapt_sources(
     discovery = discover(request.sources, request.single_bscans)
     folders = [LabelFolder(path, request.single_bscans) for path in request.labels]
     notes: list[str] = []
+    shown = ShownNames([*discovery.files, *(refused.source for refused in discovery.refused)])
     if discovery.refused:
-        entries = [_named(source, VolumeRejected(reason, detail)) for source, reason, detail in discovery.refused]
+        entries = [
+            _named(shown, source, VolumeRejected(reason, detail)) for source, reason, detail in discovery.refused
+        ]
         notes.append(f"not read: {_listed(entries)}")
     if request.single_bscans:
-        labelled = _labelled_bscans(discovery.files, folders, request.spacing_mm, notes)
+        labelled = _labelled_bscans(discovery.files, folders, request.spacing_mm, shown, notes)
     else:
-        labelled = _labelled_volumes(discovery, folders, request.spacing_mm, notes)
+        labelled = _labelled_volumes(discovery, folders, request.spacing_mm, shown, notes)
     with writer_lock(out):
         adaptation = adapt(labelled, settings, start, request.baseline, say)
         save_segmenter(
@@ -135,9 +138,9 @@ def _origin(request: AdaptRequest) -> dict[str, str]:
     return {"network": "packaged" if request.start is None else "adapted before", "sha256": weights}
 
 
-def _named(source: SourceFile, error: VolumeRejected) -> VolumeRejected:
+def _named(shown: ShownNames, source: SourceFile, error: VolumeRejected) -> VolumeRejected:
     """The refusal of a file with the file's name in front of its detail; the name of a person in it is masked."""
-    return VolumeRejected(error.reason, f"{OutputNames.shown(source, ())}: {error.detail}")
+    return VolumeRejected(error.reason, f"{shown.of(source, ())}: {error.detail}")
 
 
 def _listed(refused: Sequence[VolumeRejected]) -> str:
@@ -179,7 +182,11 @@ def _sources_to_read(
 
 
 def _labelled_volumes(
-    discovery: Discovery, folders: Sequence[LabelFolder], spacing_mm: SpacingOption, notes: list[str]
+    discovery: Discovery,
+    folders: Sequence[LabelFolder],
+    spacing_mm: SpacingOption,
+    shown: ShownNames,
+    notes: list[str],
 ) -> list[LabelledScan]:
     """The scans that have labels. Only these are read, because a folder may hold many others.
 
@@ -203,17 +210,23 @@ def _labelled_volumes(
                 )
                 bscans = frame_names(path) if path.is_dir() else []
         except VolumeRejected as error:
-            (refused if is_only or source.key in with_labels else others).append(_named(source, error))
+            (refused if is_only or source.key in with_labels else others).append(_named(shown, source, error))
             stated = ScanNames(_stated_uid(source), source.name, "")
-            _use([file for folder in folders if (file := folder.file_for(stated)) is not None], source, used, _BY_ID)
+            _use(
+                [file for folder in folders if (file := folder.file_for(stated)) is not None],
+                source,
+                used,
+                shown,
+                _BY_ID,
+            )
             continue
         names = ScanNames(volume.sop_instance_uid, source.name, volume_id(volume.content_hash))
         files = [folder.file_for(names) for folder in folders]
         if is_only:  # labels of other names are those of the only scan
-            only = f"the only scan, {Path(source.name).name}"
+            only = f"the only scan, {Path(shown.of(source, ())).name}"
             files = [file or folder.only_file(only) for folder, file in zip(folders, files, strict=True)]
         pairs = [(folder, file) for folder, file in zip(folders, files, strict=True) if file is not None]
-        _use([file for _, file in pairs], source, used, _BY_ID)
+        _use([file for _, file in pairs], source, used, shown, _BY_ID)
         if parts := [_read_labels(folder, file, volume, bscans, notes) for folder, file in pairs]:
             labels = joined(parts)
             notes += labels.notes
@@ -227,7 +240,9 @@ def _labelled_volumes(
     return scans
 
 
-def _use(files: Sequence[Path], source: SourceFile, used: dict[Path, SourceFile], advice: str) -> None:
+def _use(
+    files: Sequence[Path], source: SourceFile, used: dict[Path, SourceFile], shown: ShownNames, advice: str
+) -> None:
     """Adds the label files of `source` to `used`. Raises UsageError with `advice`: another scan has one of them.
 
     Scans of several people are often called alike, `oct.dcm`. The labels of one scan are not labels of the others.
@@ -235,12 +250,16 @@ def _use(files: Sequence[Path], source: SourceFile, used: dict[Path, SourceFile]
     for file in files:
         first = used.setdefault(file, source)
         if first.key != source.key:
-            scans = " and ".join(OutputNames.shown(scan, ()) for scan in (first, source))
+            scans = " and ".join(shown.of(scan, ()) for scan in (first, source))
             raise UsageError(f"{file} belongs to {scans}: {advice}")
 
 
 def _labelled_bscans(
-    sources: Sequence[SourceFile], folders: Sequence[LabelFolder], spacing_mm: SpacingOption, notes: list[str]
+    sources: Sequence[SourceFile],
+    folders: Sequence[LabelFolder],
+    spacing_mm: SpacingOption,
+    shown: ShownNames,
+    notes: list[str],
 ) -> list[LabelledScan]:
     """The pictures that have labels. Only these are read, because a folder may hold many others.
 
@@ -256,12 +275,12 @@ def _labelled_bscans(
         pairs = [(folder, file) for folder in folders if (file := folder.file_for(names)) is not None]
         if not pairs:
             continue
-        _use([file for _, file in pairs], source, used, _BY_FOLDER)
+        _use([file for _, file in pairs], source, used, shown, _BY_FOLDER)
         stated_mm = None if spacing_mm == "file" else spacing_mm
         try:
             volume = read_bscan_volume(source.path, source.row, stated_mm, source.dataset_path)
         except VolumeRejected as error:
-            refused.append(_named(source, error))
+            refused.append(_named(shown, source, error))
             continue
         labels = joined([_read_labels(folder, file, volume, (), notes) for folder, file in pairs])
         notes += labels.notes

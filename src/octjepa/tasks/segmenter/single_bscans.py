@@ -270,11 +270,20 @@ def _drawn(pixels: np.ndarray, segmentation: Segmentation, colours: np.ndarray) 
 
 def _write_table(path: Path, images: Sequence[SegmentedBScan]) -> None:
     layers, classes = [name for name, _, _ in LAYERS], CLASSES[1:]
-    columns = ["image", "rows", "columns", "depth_um", "column_um", "unit", *(f"{name}_thickness" for name in layers)]
+    columns = [
+        "image",
+        "position",
+        "rows",
+        "columns",
+        "depth_um",
+        "column_um",
+        "unit",
+        *(f"{name}_thickness" for name in layers),
+    ]
     columns += [*(f"{name}_area" for name in classes), "fluid_share", "expected_error", "measured_share", "notes"]
     rows = []
     for bscan in images:
-        start = [bscan.image, *bscan.shape, *(bscan.spacing_um or ("", "")), bscan.unit]
+        start = [bscan.image, bscan.position, *bscan.shape, *(bscan.spacing_um or ("", "")), bscan.unit]
         values = [
             *bscan.thickness.values(),
             *bscan.area.values(),
