@@ -232,7 +232,8 @@ def test_the_task_is_read_from_the_values(cohort: Cohort, read: Callable[..., La
     assert join_labels(table, frame, "grade").classes == ("0", "2", "10")
     assert join_labels(table, frame, "grade", "regression").task == "regression"
     assert join_labels(table, frame, "score").task == "regression"
-    assert any("positive class is 'sick'" in text for text in join_labels(table, frame, "state").notes)
+    note = "state: the positive class is 'sick' (against 'healthy'): for the other one, write 1 in place of 'healthy'"
+    assert any(text.startswith(note) for text in join_labels(table, frame, "state").notes)
     for name, task, message in (
         ("group", "binary", "needs 2"),
         ("group", "regression", "needs numbers"),

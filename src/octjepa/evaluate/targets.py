@@ -267,7 +267,10 @@ def join_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: str 
         people_of = {name: len(set(persons[codes == code])) for code, name in enumerate(classes)}
         notes += [*non_numeric_notes(target, texts), *check_classes(target, classes, by_split, people_of)]
         if kind == "binary" and not is_plain_pair(classes):
-            notes.append(f"{target}: the positive class is {classes[1]!r} (against {classes[0]!r})")
+            notes.append(
+                f"{target}: the positive class is {classes[1]!r} (against {classes[0]!r}): for the other one, write 1 "
+                f"in place of {classes[0]!r} and 0 in place of {classes[1]!r} in the labels"
+            )
     elif min(len(by_split["train"]), len(by_split["test"])) < 2:
         raise UsageError(
             f"{target}: {len(by_split['train'])} training and {len(by_split['test'])} test volumes have a value, "
