@@ -198,7 +198,7 @@ def test_a_file_alone_says_where_the_others_belong_and_a_concatenation_is_in_par
         read_volume(save(part, tmp_path / "part.dcm"))
 
 
-def test_a_placeholder_in_place_of_the_series_joins_no_files(tmp_path: Path) -> None:
+def test_a_placeholder_series_joins_no_files(tmp_path: Path) -> None:
     """An anonymiser may write the same text into the files of all eyes."""
     folder = write(tmp_path / "set", lambda index: one_b_scan(index, series="0"), list(range(8)))
     assert len(discover([folder]).files) == 8
@@ -206,7 +206,7 @@ def test_a_placeholder_in_place_of_the_series_joins_no_files(tmp_path: Path) -> 
         read_volume(folder / "IM3")
 
 
-def test_a_placeholder_in_place_of_the_instance_hides_no_b_scan(tmp_path: Path) -> None:
+def test_a_placeholder_instance_hides_no_b_scan(tmp_path: Path) -> None:
     def anonymised(index: int) -> Dataset:
         ds = plain(index)
         ds.SOPInstanceUID = "0"

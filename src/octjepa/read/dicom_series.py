@@ -86,7 +86,7 @@ def series_facts(path: Path) -> Dataset | None:
 def _is_single(facts: Dataset | None) -> bool:
     """Whether a file is one frame of OCT in a series.
 
-    A placeholder in place of the series is no series: an anonymiser may write it into the files of all people.
+    A placeholder does not count as a series: an anonymiser may write it into the files of all people.
     """
     if facts is None or integer(facts, "NumberOfFrames") > 1 or not _stated(facts, "SeriesInstanceUID"):
         return False
