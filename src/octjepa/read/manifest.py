@@ -15,8 +15,8 @@ import math
 import os
 import re
 import unicodedata
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -32,6 +32,12 @@ MANIFESTS = (MANIFEST, "manifest.csv")  # of two in one folder the first is read
 PEOPLE_TABLES = (PARTICIPANTS, "participants.csv")
 SPLITS = ("train", "val", "test")
 _FILE_COLUMNS = ("filepath", "file_path")
+_USED_COLUMNS = {
+    *PERSON_COLUMNS,
+    *_FILE_COLUMNS,
+    *("manufacturer", "manufacturers_model_name", "anatomic_region", "laterality", "number_of_frames", "pixel_spacing"),
+    *("slice_thickness", "sop_instance_uid", "clinical_site", "study_group", "age", "recommended_split"),
+}
 _UNKNOWN_PERSON = {
     "clinical_site": "",
     "study_group": "",
@@ -162,22 +168,43 @@ def _parse_pair(text: str | None) -> tuple[float, float] | None:
 def _parse_table(text: str, name: str) -> list[dict[str, str]]:
     """Rows by column name, in lower case; between the cells tabs, or semicolons or commas where the header has no tab.
 
-    Semicolons come from where decimals have a comma: 0,26 is then 0.26.
+    Semicolons come from where decimals have a comma: 0,26 is then 0.26. Raises UsageError if cells or rows would be
+    taken for others: an open quotation mark, a row with more cells than the header, a used column that is there twice.
     """
     lines = io.StringIO(text.lstrip("\ufeff"), newline="")
     header = lines.readline()
     lines.seek(0)
     delimiter = "\t" if "\t" in header else max("\t,;", key=header.count)
+    reader = csv.DictReader(lines, restkey="", delimiter=delimiter, strict=True)
     try:
-        rows = [
-            {(k or "").strip().lower(): (v or "") for k, v in row.items() if isinstance(v, str | None)}
-            for row in csv.DictReader(lines, delimiter=delimiter)
-        ]
+        rows = []
+        for row in reader:
+            _check_cells(row, delimiter, f"{name}, line {reader.line_num},")
+            rows.append({(k or "").strip().lower(): (v or "") for k, v in row.items() if isinstance(v, str | None)})
     except csv.Error as error:
-        raise UsageError(f"{name} cannot be read as a table: {error}") from None
+        raise UsageError(
+            f"{name} cannot be read as a table after line {reader.line_num}: {error}. Close every quotation mark, or "
+            "remove it"
+        ) from None
+    names = Counter(column.strip().lower() for column in reader.fieldnames or ())
+    if twice := sorted(column for column, count in names.items() if count > 1 and column in _USED_COLUMNS):
+        raise UsageError(f"{name} has the column {twice[0]!r} twice: keep one of them")
     if delimiter == ";":
         rows = [{k: re.sub(r"^\s*(-?\d+),(\d+)\s*$", r"\1.\2", v) for k, v in row.items()} for row in rows]
     return rows
+
+
+def _check_cells(row: Mapping[str, str | list[str] | None], delimiter: str, where: str) -> None:
+    """Raises UsageError: the row has more cells than the header, or an open quotation mark made whole rows one cell."""
+    beyond = row.get("")
+    if isinstance(beyond, list) and any(cell.strip() for cell in beyond):
+        raise UsageError(
+            f"{where} has more cells than the header, so its cells would be read in other columns: put a cell that "
+            "holds the separator into quotation marks"
+        )
+    for cell in row.values():
+        if isinstance(cell, str) and re.search(r"[\r\n]", cell) and cell.count(delimiter) >= len(row) - 1 > 0:
+            raise UsageError(f"{where} has a cell that holds whole rows: close every quotation mark, or remove it")
 
 
 def decode_table(read: Callable[[], bytes], file: str) -> str:
@@ -190,7 +217,8 @@ def decode_table(read: Callable[[], bytes], file: str) -> str:
 
 def _person_id(cells: dict[str, str]) -> str:
     """The person id of a row; "" for none, and for NA or unknown, which would make all such rows one person."""
-    person = clean_person_id(next(filter(None, map(cells.get, PERSON_COLUMNS)), ""))
+    filled = (cells[column] for column in PERSON_COLUMNS if cells.get(column, "").strip())
+    person = clean_person_id(next(filled, ""))
     return "" if names_nobody(person) else person
 
 
@@ -292,6 +320,8 @@ def parse_participants(text: str, name: str) -> list[dict[str, object]]:
     then True. An age below 0, such as -9, stands for a missing value and counts as none.
     Raises UsageError: no table, or no id column.
     """
+    if not text.lstrip("\ufeff").strip():
+        raise UsageError(f"{name} is empty: copy or download it again, or remove it")
     rows = _parse_table(text, name)
     if rows and not set(PERSON_COLUMNS) & set(rows[0]):
         raise UsageError(
