@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 import pytest
 
 from octjepa.errors import UsageError
@@ -44,3 +46,10 @@ def test_quotation_marks_line_breaks_and_empty_cells_stay_readable() -> None:
 def test_the_first_filled_column_of_ids_counts() -> None:
     people = parse_participants("person_id\tparticipant_id\trecommended_split\n \t7\ttest\n", "participants.tsv")
     assert [person["person_id"] for person in people] == ["7"]
+
+
+def test_an_id_with_accents_composed_or_not_is_one_person() -> None:
+    composed, apart = (unicodedata.normalize(form, "J\u00fcrg1") for form in ("NFC", "NFD"))
+    files = parse_manifest(f"person_id\tfilepath\n{composed}\ta.dcm\n{apart}\tb.dcm\n", "/data", "manifest.tsv")
+    people = parse_participants(f"person_id\trecommended_split\n{apart}\ttest\n", "participants.tsv")
+    assert {row.person_id for row in files.rows.values()} == {composed} == {person["person_id"] for person in people}

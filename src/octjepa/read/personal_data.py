@@ -285,8 +285,11 @@ def repeats_birth_date(uid: str, birth_date: str) -> bool:
 
 
 def clean_person_id(text: str) -> str:
-    """ "AIREADI-1001", " 1001 " and a spreadsheet's "1001.0" -> "1001"; other ids are kept as they are."""
-    text = re.sub(r"^AI-?READI[-_ ]*", "", text.strip(), flags=re.IGNORECASE)
+    """ "AIREADI-1001", " 1001 " and a spreadsheet's "1001.0" -> "1001"; other ids are kept as they are.
+
+    Accents are composed (NFC): macOS takes them apart, and one person would be two.
+    """
+    text = re.sub(r"^AI-?READI[-_ ]*", "", unicodedata.normalize("NFC", text.strip()), flags=re.IGNORECASE)
     return text[:-2] if re.fullmatch(r"\d+\.0", text) else text
 
 
