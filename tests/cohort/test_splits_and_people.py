@@ -150,3 +150,20 @@ def test_one_id_at_two_hospitals_is_warned_of_and_neither_is_named(
     sites = set(Store.open(tmp_path / "store").table["site"])
     assert len(sites) == 2
     assert all(site.startswith("site-") for site in sites)
+
+
+def test_a_recommendation_for_an_id_that_becomes_a_pseudonym_counts(tmp_path: Path) -> None:
+    from octjepa.ingest import build_store
+    from octjepa.store import Store
+
+    root = tmp_path / "set"
+    for number in range(4):
+        ds = make_dataset(retina(seed=number))
+        ds.PatientID, ds.PatientName = f"mueller{number}", "Mueller^Anna"
+        save(ds, root / f"{number}.dcm")
+    recommend(root, {f"mueller{number}": "test" for number in range(4)})
+    summary = build_store([root], tmp_path / "store", PREPROCESSING)
+    assert summary.split_by == {"recommended": 4}
+    table = Store.open(tmp_path / "store").table
+    assert set(table["split"]) == {"test"}
+    assert table["person_id"].str.startswith("p-").all()

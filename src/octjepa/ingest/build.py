@@ -272,6 +272,7 @@ def _ingest(
     """Records every result: (index entries of the accepted volumes, quarantine entries of the refused files)."""
     splits = {entry.person_id: entry.split for entry in store.entries() if entry.split}
     sites = {str(person["person_id"]): str(person["clinical_site"]) for person in discovery.participants}
+    sites |= {pseudonym(person_id): site for person_id, site in sites.items()}
     accepted: list[str] = []
     refusals: list[dict[str, str]] = []
     names, claims, read = SiblingNames(), PersonClaims(), set[str]()
@@ -299,6 +300,7 @@ def _ingest(
     _learn_stored_people(store, discovery, names, claims, read)
     _note_contradictions(store, claims)
     _mask_siblings(store, discovery, names)
+    store.add_participants(_participants_under_pseudonyms(store))
     return [store.entry(volume_id) for volume_id in accepted], refusals
 
 
@@ -354,6 +356,15 @@ def _mask_siblings(store: Store, discovery: Discovery, names: SiblingNames) -> N
         source = sources.get(refused_file_key(refusal))
         if source is not None:
             refusal["file"] = names.masked(source.name, refusal["file"])
+
+
+def _participants_under_pseudonyms(store: Store) -> list[dict[str, object]]:
+    """The participants whose id became a pseudonym because files state it as a name, with the pseudonym as their id."""
+    people = {entry.person_id for entry in store.entries()}
+    listed = store.participants
+    renamed = listed.assign(person_id=[pseudonym(str(person)) for person in listed["person_id"]])
+    rows = renamed[renamed["person_id"].isin(people)].to_dict("records")
+    return [{str(column): value for column, value in row.items()} for row in rows]
 
 
 def _warn_of_copies(store: Store, pairs: Sequence[tuple[str, str, int]], copies: int) -> None:
