@@ -66,3 +66,18 @@ def test_inverted_intensities_are_called_inverted(tmp_path: Path) -> None:
     (entry,) = Store.open(tmp_path / "store").quarantine
     assert "look inverted" in entry["detail"]
     assert "MONOCHROME1" in entry["detail"]
+
+
+def test_a_copy_in_another_folder_does_not_change_the_person_silently(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(eye(0), tmp_path / "old" / "a.dcm", "A")
+    write(eye(0), tmp_path / "moved" / "a.dcm", "A")
+    write(eye(0), tmp_path / "other" / "z.dcm", "Z")
+    with caplog.at_level(logging.WARNING, "octjepa"):
+        for folder in ("old", "moved"):
+            build_store([tmp_path / folder], tmp_path / "store", CONTRACT)
+        assert "another person id or eye" not in caplog.text
+        build_store([tmp_path / "other"], tmp_path / "store", CONTRACT)
+    assert "1 volume had another person id or eye" in caplog.text
+    assert set(Store.open(tmp_path / "store").table["person_id"]) == {"Z"}

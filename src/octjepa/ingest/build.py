@@ -82,13 +82,17 @@ class DuplicateCheck:
     def __init__(self, store: Store, files: Sequence[SourceFile], todo: Sequence[SourceFile]) -> None:
         here, again = {file.key for file in files}, {file.key for file in todo}
         self.across_people = 0  # second copies under another person's id
+        self.changed_owner = 0  # entries that this run's file takes over with another person id or eye
         self._owner_by_content: dict[str, tuple[str, str]] = {}  # person, eye
+        self._elsewhere: dict[str, IndexEntry] = {}  # by content, entries whose file is not among this run's
         self._content_by_uid: dict[str, str] = {}
         for entry in store.entries():
             if entry.key in again:
                 continue
             if entry.key in here:
                 self._owner_by_content[entry.content_hash] = entry.person_id, entry.eye
+            else:
+                self._elsewhere[entry.content_hash] = entry
             if entry.sop_instance_uid:
                 self._content_by_uid[entry.sop_instance_uid] = entry.content_hash
 
@@ -106,10 +110,19 @@ class DuplicateCheck:
         first = self._content_by_uid.get(uid, content) if uid else content
         if first != content:
             return "duplicate_sop_uid", f"the SOP instance UID of volume {volume_id(first)}, other pixels"
+        if before := self._elsewhere.get(content):
+            self.changed_owner += _is_of_another(before, entry)
         self._owner_by_content[content] = entry.person_id, entry.eye
         if uid:
             self._content_by_uid[uid] = content
         return None
+
+
+def _is_of_another(before: IndexEntry, entry: IndexEntry) -> bool:
+    """Whether two entries of the same pixels state different people or eyes; an unknown one differs from none."""
+    is_named = "person_unknown" not in read_notes(before.notes)
+    differs = is_named and before.person_id not in {entry.person_id, pseudonym(entry.person_id)}
+    return differs or bool(before.eye and entry.eye and before.eye != entry.eye)
 
 
 def record_result(store: Store, duplicates: DuplicateCheck, source: SourceFile, result: Result) -> Result:
@@ -247,6 +260,13 @@ def build_store(
             opened.consolidate()
         alike = near_duplicates_across_people(opened.table) if accepted else []
         _warn_of_copies(opened, alike, duplicates.across_people)
+        if duplicates.changed_owner:
+            _log.warning(
+                "%s had another person id or eye, from a file that this command does not read. The index now has those "
+                "of the file with the same pixels that it reads, because the data set may have moved. If both files "
+                "are still there, find which is right and remove the other.",
+                counted(duplicates.changed_owner, "volume"),
+            )
         summary = _summary(opened, discovery, accepted, refusals, len(alike) + duplicates.across_people)
         seconds = time.monotonic() - start
         summary = replace(
