@@ -286,3 +286,38 @@ def test_a_refused_folder_hides_the_person_of_the_files_in_it(tmp_path: Path) ->
     assert (refusal.reason, refusal.source.name) == ("images_beside_scan", "Doe_Jane")
     assert OutputNames.shown(refusal.source, []) == "***"
     assert list(audit([tmp_path / "set"]).refused) == ["***"]
+
+
+def test_files_that_are_part_of_a_scan_leave_the_quarantine(tmp_path: Path) -> None:
+    folder, store, contract = tmp_path / "set" / "P1", tmp_path / "store", Preprocessing(image_size=(16, 32, 32))
+    series(folder, "1.2.3", damaged=False)
+    with pytest.raises(NothingReadError, match="single_frame_series"):
+        build_store([f"{folder}/*_[0-2].dcm"], store, contract)
+    build_store([folder], store, contract)
+    assert not Store.open(store).quarantine
+
+
+def test_a_folder_that_can_be_listed_again_leaves_the_quarantine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, contract = tmp_path / "store", Preprocessing(image_size=(16, 32, 32))
+    scan(tmp_path / "set" / "a.dcm")
+    scan(tmp_path / "set" / "locked" / "below" / "b.dcm")
+    really = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return really(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refuse)  # root, who runs many tests, may list everything
+        with pytest.raises(NothingReadError):
+            build_store([tmp_path / "set"], store, contract)
+        assert "unreadable_folder" in {entry["reason"] for entry in Store.open(store).quarantine}
+        with pytest.raises(NothingReadError):
+            build_store([tmp_path / "set"], store, contract)
+        assert "unreadable_folder" in {entry["reason"] for entry in Store.open(store).quarantine}
+    with pytest.raises(NothingReadError):
+        build_store([tmp_path / "set"], store, contract)
+    assert [entry["file"] for entry in Store.open(store).quarantine] == ["a.dcm", "locked/below/b.dcm"]

@@ -48,6 +48,8 @@ from octjepa.volume import volume_id
 
 _log = logging.getLogger(__name__)
 Engine = Literal["local", "ray"]
+_OF_PARTS = {"single_frame_series", "too_few_frames"}  # of a file with one B-scan of a scan
+_UNREADABLE = "unreadable_folder"
 
 
 def run_files(
@@ -233,6 +235,7 @@ def build_store(
         todo = [file for file in discovery.files if not is_done(file, known_files.get(file.key), spacing_mm)]
         read_now = {file.key for file in todo}
         opened.clear_refusals(file.key for file in discovery.files if file.key not in read_now)
+        opened.clear_refusals(_settled_refusals(opened, discovery))
         overridden = sum(
             known_files[file.key].user_spacing_mm is not None for file in discovery.files if file.key not in read_now
         )
@@ -280,6 +283,19 @@ def build_store(
         _check_lost(opened, summary, refusals, len(discovery.files), max_lost)
         _advise(refusals)
         return summary
+
+
+def _settled_refusals(store: Store, discovery: Discovery) -> list[str]:
+    """Keys of refused files that are now parts of a scan, and of refused folders in which files were found."""
+    refused = {key: entry["reason"] for key, entry in store.index.quarantine.items()}
+    settled: set[str] = set()
+    if set(refused.values()) & _OF_PARTS:
+        settled.update(key for file in discovery.files for key in file.part_keys())
+    if _UNREADABLE in refused.values():
+        paths = [file.location for file in discovery.files if isinstance(file.location, Path)]
+        keys = {SourceFile(folder, "").key for folder in {folder for path in paths for folder in path.parents}}
+        settled.update(key for key in keys if refused.get(key) == _UNREADABLE)
+    return sorted(settled)
 
 
 def _ingest(

@@ -71,6 +71,12 @@ class SourceFile:
         location += f"#{self.member}" if self.member else ""
         return hashlib.sha256(os.fsencode(location)).hexdigest()[:16]
 
+    def part_keys(self) -> list[str]:
+        """The keys that the files of a series have when each is read by itself; [] for any other scan."""
+        if isinstance(self.location, Path):
+            return [SourceFile(self.location / name, name).key for name in self.series]
+        return [SourceFile(obj.url, obj.url).key for obj in self.objects] if self.location.endswith("/") else []
+
     def stated_person(self) -> StatedPerson:
         """The person that DICOM headers state: that of the file, or those of the files in the folder.
 
