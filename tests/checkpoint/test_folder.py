@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 import torch
@@ -64,3 +65,15 @@ def test_pruning_keeps_the_newest_the_best_and_every_so_many(tmp_path):
         folder.write_folder(tmp_path, update, WEIGHTS, {"score": 1.0 if update == 3 else 0.5})
     folder.prune(tmp_path, keep_last=2, keep_every=4)
     assert [folder.update_number(one) for one in folder.list_checkpoints(tmp_path)] == [3, 4, 8, 9, 10]
+
+
+def test_copies_that_the_user_made_are_neither_loaded_nor_removed(tmp_path):
+    for update in (1, 2, 3):
+        folder.write_folder(tmp_path, update, WEIGHTS, {})
+    copies = ["step-00000001.bak", "step-00000003 copy"]
+    for name in copies:
+        shutil.copytree(tmp_path / name[:13], tmp_path / name)
+    assert folder.load_newest(tmp_path, lambda path: path.name) == "step-00000003"
+    folder.prune(tmp_path, keep_last=2, keep_every=1000)
+    folder.remove_later(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001.bak", "step-00000002", copies[1]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,6 +14,7 @@ from octjepa.errors import CheckpointError, OctjepaError, UsageError
 
 Location = Path | str  # a str is a url
 MANIFEST = "manifest.json"  # the file that makes a checkpoint folder complete
+_STEP = re.compile(r"step-\d{8,}")
 
 
 def parse_location(text: str | Path, within: Path | None = None) -> Location:
@@ -52,13 +54,16 @@ def local_file(location: Location, name: str) -> Iterator[Path]:
 
 
 def split_folders(location: Location) -> tuple[list[Location], list[Location]]:
-    """(complete, incomplete) folders called step-* in `location`, sorted: with and without a manifest."""
+    """(complete, incomplete) folders called step-NUMBER in `location`, sorted: with and without a manifest.
+
+    Any other name, such as that of a copy, belongs to the user: such a folder is neither loaded nor removed.
+    """
     if isinstance(location, Path):
-        paths = sorted(path for path in location.glob("step-*") if path.is_dir())
+        paths = sorted(path for path in location.glob("step-*") if _STEP.fullmatch(path.name) and path.is_dir())
         return [p for p in paths if (p / MANIFEST).is_file()], [p for p in paths if not (p / MANIFEST).is_file()]
     depth = len(location.split("/"))
     parts = [obj.url.split("/") for obj in remote.list_objects(location)]
-    parts = [part for part in parts if len(part) == depth + 2 and part[depth].startswith("step-")]
+    parts = [part for part in parts if len(part) == depth + 2 and _STEP.fullmatch(part[depth])]
     complete = {part[depth] for part in parts if part[-1] == MANIFEST}
     incomplete = {part[depth] for part in parts} - complete
     return [remote.join(location, name) for name in sorted(complete)], [
