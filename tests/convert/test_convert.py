@@ -319,6 +319,16 @@ def test_scans_with_the_same_file_name_keep_their_files_if_others_are_added(tmp_
     assert [one["scan"] for one in made.json["scans"]] == ["a", "oct"]
 
 
+def test_long_names_in_any_script_are_cut_to_what_a_disk_allows(tmp_path: Path) -> None:
+    pixels = retina()
+    for sign, image in (("\u773c", pixels), ("\u76ee", np.ascontiguousarray(pixels[:, :, ::-1]))):
+        save(make_dataset(image), tmp_path / "in" / (sign * 80) / "oct.dcm")
+    made = convert(tmp_path / "in", "--to", "tiff", "--out", tmp_path / "out")
+    assert made.code == 0, made.err
+    assert sorted(one["scan"] for one in made.json["scans"]) == ["\u76ee" * 66, "\u773c" * 66]
+    assert all(Path(file).is_file() for file in made.json["files"])
+
+
 def test_layers_without_highdicom_are_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scan, _ = write_two_people(tmp_path)
     monkeypatch.setitem(sys.modules, "highdicom", None)

@@ -15,6 +15,8 @@ from octjepa.ingest.source_file import Discovery, SourceFile
 from octjepa.read.personal_data import StatedPerson, mask_path
 
 _UNSAFE: Final = re.compile(r"[^\w.*#=+-]+")
+_MAX_CHARACTERS: Final = 120
+_MAX_BYTES: Final = 200  # of the 255 that file systems allow: numbers, suffixes and temporary names come on top
 _NOT_ALLOWED: Final = str.maketrans({"*": "x", "#": "_"})
 
 
@@ -53,7 +55,8 @@ class OutputNames:
     def _name(self, source: SourceFile, path: str) -> str:
         *folders, file = path.split("/")[-self._parts.get(source.key, 1) :]
         name = "_".join([*folders, _stem(file)])
-        return _UNSAFE.sub("_", name).translate(_NOT_ALLOWED).strip("._-")[:120] or "scan"
+        plain = _UNSAFE.sub("_", name).translate(_NOT_ALLOWED).strip("._-")[:_MAX_CHARACTERS]
+        return plain.encode()[:_MAX_BYTES].decode(errors="ignore") or "scan"
 
     def of(self, source: SourceFile, people: Sequence[StatedPerson], pixels_sha256: str) -> str:
         """A name that no other scan of this call has: that of earlier results of the same pixels, or a new one.
