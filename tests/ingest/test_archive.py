@@ -22,6 +22,8 @@ from octjepa.ingest import discover
 from octjepa.ingest.archive import Expansion, expand
 from octjepa.ingest.archive_members import REFUSALS
 from octjepa.ingest.archive_target import make_target
+from octjepa.ingest.listing import LocalListing
+from octjepa.ingest.source_file import SourceFile
 
 TREE = "retinal_oct/structural_oct"
 SCAN = bytes(128) + b"DICM" + bytes(range(256)) * 20
@@ -75,6 +77,16 @@ def test_members_come_to_where_ingest_expects_them(tmp_path: Path, archive_name:
     assert files(tmp_path / "out") == {target}
     assert (tmp_path / "out" / target).read_bytes() == SCAN
     assert (summary.written, summary.skipped, summary.bytes) == (1, 0, len(SCAN))
+
+
+def test_an_archive_at_the_root_of_the_disk_is_expanded_into_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = zipped(tmp_path / "export.zip", "eye/a.vol")  # as a container mounts it: /export.zip
+    monkeypatch.setattr(LocalListing, "locate", lambda *_args, **_options: ("/export.zip", "file"))
+    monkeypatch.setattr(LocalListing, "source", lambda _self, _path, name, _row: SourceFile(made, name))
+    assert expand("/export.zip", tmp_path / "out").written == 1
+    assert files(tmp_path / "out") == {"export/eye/a.vol"}
 
 
 def test_tables_and_side_files_of_a_data_set(tmp_path: Path) -> None:

@@ -129,7 +129,8 @@ def _find_archives(source: str, counts: _Counts) -> list[SourceFile]:
             counts.refused.append(Refusal(relative(path, top) or ".", "", reason, detail))
 
     if kind == "file":
-        sources = [listing.source(top, f"{basename(dirname(top))}/{basename(top)}", None)]
+        name = join(basename(dirname(top)), basename(top))  # of an archive in "/" the file name alone
+        sources = [listing.source(top, name, None)]
     else:
         sources = [
             listing.source(path, relative(path, top) or "", None)
