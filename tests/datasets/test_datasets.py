@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 from pathlib import Path
 
@@ -189,3 +190,21 @@ def test_tables_of_single_bscans_name_each_image(tmp_path: Path) -> None:
     assert (made["people"], made["people_in_two_splits"]) == (3, 1)
     splits = {row["person_id"]: row["recommended_split"] for row in rows(kermany / "participants.tsv")}
     assert splits == {"kermany-1": "train", "kermany-2": "train", "kermany-3": "test"}
+
+
+@pytest.mark.parametrize("verb", ["check", "tables"])
+def test_a_folder_that_may_not_be_listed_is_refused(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(tmp_path, find_data_set("fairvision"))
+    (tmp_path / "Glaucoma" / "locked").mkdir()
+    really = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return really(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)  # root, who runs many tests, may list everything
+    checked = call("datasets", verb, "fairvision", tmp_path)
+    assert checked.code == 2
+    assert "locked cannot be listed (Permission denied)" in checked.err
+    assert not (tmp_path / "manifest.tsv").exists()

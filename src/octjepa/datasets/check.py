@@ -68,11 +68,20 @@ def check_folder(data_set: DataSet, folder: Path) -> DataSetCheck:
 
 
 def _paths_below(folder: Path) -> list[str]:
-    """Paths of all files below `folder`, with "/"; hidden files and linked folders are left out."""
+    """Paths of all files below `folder`, with "/"; hidden files and linked folders are left out.
+
+    Raises UsageError: a folder cannot be listed, so that its files would be missing from the result.
+    """
     if not folder.is_dir():
         raise UsageError(f"no folder at {folder}: name the folder that holds the unpacked data set")
     paths: list[str] = []
-    for parent, folders, names in os.walk(folder):
+
+    def refuse(error: OSError) -> None:
+        raise UsageError(
+            f"{error.filename or folder} cannot be listed ({error.strerror}): check permissions and the disk"
+        )
+
+    for parent, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         below = Path(parent).relative_to(folder)
         paths += [(below / name).as_posix() for name in sorted(names) if not name.startswith(".")]
