@@ -12,10 +12,12 @@ import pytest
 
 from oct_dicom import make_dataset, save
 from octjepa.cohort.split import apply_split
+from octjepa.errors import OctjepaError
 from octjepa.ingest import build_store
 from octjepa.phantom import make_eye
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store
+from octjepa.store.shards import pack
 
 CONTRACT = Preprocessing(image_size=(16, 64, 64))
 
@@ -81,3 +83,18 @@ def test_a_copy_in_another_folder_does_not_change_the_person_silently(
         build_store([tmp_path / "other"], tmp_path / "store", CONTRACT)
     assert "1 volume had another person id or eye" in caplog.text
     assert set(Store.open(tmp_path / "store").table["person_id"]) == {"Z"}
+
+
+def test_a_damaged_index_file_that_is_removed_is_written_again(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    write(eye(0), tmp_path / "set" / "a.dcm", "A")
+    build_store([tmp_path / "set"], store, CONTRACT)
+    pack(Store.open(store))
+    for name in ("volumes.parquet", "shards.parquet", "quarantine.jsonl", "journal.jsonl"):
+        (store / name).write_bytes(b'{"volume": {}, "file": 1}\n')
+        with pytest.raises(OctjepaError, match=f"{name}.* is damaged .*remove it and ingest again"):
+            Store.open(store)
+        (store / name).unlink()
+        build_store([tmp_path / "set"], store, CONTRACT)
+        assert not Store.open(store).damaged()
+        assert len(Store.open(store)) == 1

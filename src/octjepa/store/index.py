@@ -210,7 +210,10 @@ def read_volumes(folder: Path, location: str) -> pd.DataFrame:
             raise ValueError(f"column {absent[0]!r} is absent")
         return table
     except (OSError, ValueError) as error:
-        raise UsageError(f"volumes.parquet of the store {location} is damaged: {error}") from error
+        raise UsageError(
+            f"volumes.parquet of the store {location} is damaged ({error}): restore it from a copy, or remove it and "
+            "ingest again, which assigns all splits anew"
+        ) from error
 
 
 def read_people(folder: Path, location: str) -> pd.DataFrame:
@@ -306,7 +309,9 @@ def read_refusal(data: object, where: str) -> dict[str, str]:
 def _checked(data: object, texts: Sequence[str], where: str) -> dict[str, Any]:
     """`data` as an object with these texts; other values are not checked."""
     if not isinstance(data, dict) or not all(isinstance(data.get(name), str) for name in texts):
-        raise OctjepaError(f"{where} is damaged (an entry without {', '.join(texts)}): restore it, or ingest again")
+        raise OctjepaError(
+            f"{where} is damaged (an entry without {', '.join(texts)}): restore it, or remove it and ingest again"
+        )
     return data
 
 

@@ -64,7 +64,9 @@ class ShardTable:
                 raise ValueError(f"{shown(strange[0])} is not a name of a shard")
             return cls(table)
         except (OSError, ValueError, KeyError) as error:
-            raise UsageError(f"{path} is damaged ({error}): restore it from a copy, or ingest again") from None
+            raise UsageError(
+                f"{path} is damaged ({error}): restore it from a copy, or remove it and ingest again"
+            ) from None
 
     @property
     def table(self) -> pd.DataFrame:
