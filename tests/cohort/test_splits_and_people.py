@@ -167,3 +167,16 @@ def test_a_recommendation_for_an_id_that_becomes_a_pseudonym_counts(tmp_path: Pa
     table = Store.open(tmp_path / "store").table
     assert set(table["split"]) == {"test"}
     assert table["person_id"].str.startswith("p-").all()
+
+
+def test_a_corrected_site_reaches_volumes_that_are_not_read_again(tmp_path: Path) -> None:
+    from octjepa.cohort.flow import cohort_table
+    from octjepa.ingest import build_store
+    from octjepa.store import Store
+
+    save(make_dataset(retina()), tmp_path / "set" / "a.dcm")
+    for site in ("North", "South"):
+        (tmp_path / "set" / "participants.tsv").write_text(f"person_id\tclinical_site\n1234\t{site}\n")
+        build_store([tmp_path / "set"], tmp_path / "store", PREPROCESSING)
+        store = Store.open(tmp_path / "store")
+        assert list(store.table["site"]) == list(cohort_table(store)["site"]) == [site]

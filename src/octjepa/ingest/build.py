@@ -21,6 +21,7 @@ from typing import Literal
 from threadpoolctl import ThreadpoolController
 
 from octjepa.canonical.near_duplicates import near_duplicates_across_people
+from octjepa.cohort.flow import site_by_person
 from octjepa.cohort.leaks import connected
 from octjepa.cohort.split import split_the_rest
 from octjepa.errors import NothingReadError, TooManyLostError, UsageError, VolumeRejected, counted
@@ -307,8 +308,6 @@ def _ingest(
 ) -> tuple[list[IndexEntry], list[dict[str, str]]]:
     """Records every result: (index entries of the accepted volumes, quarantine entries of the refused files)."""
     splits = {entry.person_id: entry.split for entry in store.entries() if entry.split}
-    sites = {str(person["person_id"]): str(person["clinical_site"]) for person in discovery.participants}
-    sites |= {pseudonym(person_id): site for person_id, site in sites.items()}
     accepted: list[str] = []
     refusals: list[dict[str, str]] = []
     names, claims, read = SiblingNames(), PersonClaims(), set[str]()
@@ -318,8 +317,7 @@ def _ingest(
     with bar("ingest", total, "files", done=total - count) as progress, closing(results):
         for file, result in results:
             if isinstance(result, PreparedVolume):
-                person_id, site = result.entry.person_id, result.entry.site
-                entry = replace(result.entry, split=splits.get(person_id, ""), site=sites.get(person_id) or site)
+                entry = replace(result.entry, split=splits.get(result.entry.person_id, ""))
                 result = replace(result, entry=entry)
             names.learn(file.name, result.person)
             read.add(file.key)
@@ -337,6 +335,7 @@ def _ingest(
     _note_contradictions(store, claims)
     _mask_siblings(store, discovery, names)
     store.add_participants(_participants_under_pseudonyms(store))
+    _take_sites(store)
     return [store.entry(volume_id) for volume_id in accepted], refusals
 
 
@@ -401,6 +400,15 @@ def _participants_under_pseudonyms(store: Store) -> list[dict[str, object]]:
     renamed = listed.assign(person_id=[pseudonym(str(person)) for person in listed["person_id"]])
     rows = renamed[renamed["person_id"].isin(people)].to_dict("records")
     return [{str(column): value for column, value in row.items()} for row in rows]
+
+
+def _take_sites(store: Store) -> None:
+    """Gives each volume the site that participants.tsv states for its person, also if the table was corrected since."""
+    sites = site_by_person(store)
+    for entry in store.entries():
+        site = sites.get(entry.person_id)
+        if site and site != entry.site:
+            store.change(replace(entry, site=site))
 
 
 def _warn_of_copies(store: Store, pairs: Sequence[tuple[str, str, int]], copies: int) -> None:
