@@ -90,3 +90,20 @@ def test_ingest_notes_an_id_of_two_people_without_naming_them_and_a_manifest_par
     (scans / "manifest.tsv").write_text("person_id\tfilepath\nclinic1-1111\t0.dcm\nclinic2-1111\t1.dcm\n")
     assert build_store([scans], store, Preprocessing()).people_contradicted == 0
     assert set(Store.open(store).table["person_id"]) == {"clinic1-1111", "clinic2-1111"}
+
+
+def test_the_note_of_a_contradiction_ends_when_one_of_the_two_people_gets_another_id(tmp_path: Path) -> None:
+    scans, store = tmp_path / "scans", tmp_path / "store"
+    contract = Preprocessing(image_size=(8, 64, 64), margin=(0, 8, 8))
+    for number, (name, sex) in enumerate((("Doe^Jane", "F"), ("Roe^John", "M"))):
+        _save_scan(scans / f"{number}.dcm", number, name, sex)
+
+    def contradicted() -> list[bool]:
+        return ["person_contradicted=" in entry.notes for entry in Store.open(store).entries()]
+
+    assert build_store([scans], store, contract).people_contradicted == 1
+    assert build_store([scans / "0.dcm"], store, contract).people_contradicted == 1  # the other file is not looked at
+    assert contradicted() == [True, True]
+    (scans / "manifest.tsv").write_text("person_id\tfilepath\n2222\t1.dcm\n")
+    assert build_store([scans], store, contract).people_contradicted == 0
+    assert contradicted() == [False, False]

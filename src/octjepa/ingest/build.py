@@ -28,7 +28,7 @@ from octjepa.errors import NothingReadError, TooManyLostError, UsageError, Volum
 from octjepa.files import remove_unfinished, replace_folder
 from octjepa.ingest.note_warnings import note_warnings
 from octjepa.ingest.one_file import PreparedVolume, Result, Spacing, ingest_one, is_done, refused, sha256
-from octjepa.ingest.person_claims import CONTRADICTED_NOTE, CONTRADICTION_KINDS, PersonClaims
+from octjepa.ingest.person_claims import ABOUT_PERSON, CONTRADICTED_NOTE, CONTRADICTION_KINDS, PersonClaims
 from octjepa.ingest.ray_pool import ray_results
 from octjepa.ingest.sibling_names import SiblingNames
 from octjepa.ingest.source_file import Discovery, SourceFile
@@ -331,36 +331,51 @@ def _ingest(
     for source, reason, detail in discovery.refused:
         refusals.append(refused(source, "discover", reason, detail).entry)
         store.refuse(refusals[-1])
-    _learn_stored_people(store, discovery, names, claims, read)
-    _note_contradictions(store, claims)
+    partly_known = _learn_stored_people(store, discovery, names, claims, read)
+    _note_contradictions(store, claims, partly_known)
     _mask_siblings(store, discovery, names)
     store.add_participants(_participants_under_pseudonyms(store))
     _take_sites(store)
     return [store.entry(volume_id) for volume_id in accepted], refusals
 
 
-def _note_contradictions(store: Store, claims: PersonClaims) -> None:
-    """Notes the volumes of person ids under which files state different people, with the kinds of contradiction."""
+def _note_contradictions(store: Store, claims: PersonClaims, partly_known: Collection[str]) -> None:
+    """Notes the volumes of person ids under which files state different people, with the kinds of contradiction.
+
+    Kinds that an earlier ingest noted stay for the ids `partly_known`, some of whose files this ingest did not look at.
+    For any other id they stay if they are not about the person: the index holds only one site of a person.
+    """
     contradictions = claims.contradictions()
     for entry in store.entries():
-        if kinds := contradictions.get(entry.person_id):
-            notes = read_notes(entry.notes)
-            earlier = {kind for note in notes if note.code == CONTRADICTED_NOTE for kind in note.detail.split("+")}
-            detail = "+".join(kind for kind in CONTRADICTION_KINDS if kind in (earlier | set(kinds)))
-            others = [note for note in notes if note.code != CONTRADICTED_NOTE]
-            store.change(replace(entry, notes=write_notes([*others, f"{CONTRADICTED_NOTE}={detail}"])))
+        notes = read_notes(entry.notes)
+        kinds = {kind for note in notes if note.code == CONTRADICTED_NOTE for kind in note.detail.split("+")}
+        if entry.person_id not in partly_known and kinds & ABOUT_PERSON:
+            kinds = set()
+        kinds.update(contradictions.get(entry.person_id, ()))
+        detail = "+".join(kind for kind in CONTRADICTION_KINDS if kind in kinds)
+        others = [note for note in notes if note.code != CONTRADICTED_NOTE]
+        noted = write_notes([*others, *([f"{CONTRADICTED_NOTE}={detail}"] if detail else [])])
+        if noted != entry.notes:
+            store.change(replace(entry, notes=noted))
 
 
 def _learn_stored_people(
     store: Store, discovery: Discovery, names: SiblingNames, claims: PersonClaims, read: Collection[str]
-) -> None:
+) -> set[str]:
     """Learns whom the DICOM files state that are in the store and were not `read` in this run, from their headers.
 
     Headers in a bucket are not fetched again, because every run would then send a request for each stored scan.
+    Returns the person ids with a file that is not among this run's, that cannot be read now, or whose person only
+    reading the whole file would tell.
     """
     sources = {file.key: file for file in discovery.files}
+    partly_known = set()
     for entry in store.entries():
         source = sources.get(entry.key)
+        has_header = entry.format == "dicom" and source is not None and isinstance(source.location, Path)
+        is_unseen = entry.personal and not has_header and entry.key not in read
+        if source is None or is_unseen or entry.key in store.index.quarantine:
+            partly_known.add(entry.person_id)
         if source is None or source.key in read:
             continue
         person = StatedPerson()
@@ -368,6 +383,7 @@ def _learn_stored_people(
             person = source.stated_person()
             names.learn(source.name, person)
         claims.learn(entry, person)
+    return partly_known
 
 
 def _mask_siblings(store: Store, discovery: Discovery, names: SiblingNames) -> None:

@@ -24,6 +24,7 @@ _SEXES = {"m": "M", "male": "M", "1": "M", "f": "F", "female": "F", "2": "F", "w
 _FOR_EVERYONE = re.compile(r"(.)\1{2,}|0*1234(5(6(7(8(9)?)?)?)?)?")
 CONTRADICTED_NOTE: Final = "person_contradicted"
 CONTRADICTION_KINDS: Final = ("names", "birth_years", "sex", "devices", "sites")
+ABOUT_PERSON: Final = frozenset({"names", "birth_years", "sex"})
 
 
 class PersonClaims:
