@@ -167,6 +167,16 @@ def test_a_stop_leaves_whole_files_and_the_rest_follows(tmp_path: Path, monkeypa
     assert (summary.written, summary.skipped) == (3, 2)
 
 
+def test_a_member_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a power cut leaves an empty file that the next call takes for another file."""
+    steps: list[str] = []
+    for name in ("fsync", "replace"):
+        really = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *words, name=name, really=really: (steps.append(name), really(*words))[1])
+    expand(zipped(tmp_path / "in" / "y.zip", "a.dcm", "b.dcm"), tmp_path / "out")
+    assert steps == ["fsync", "replace"] * 2
+
+
 def test_what_a_kill_left_half_written_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = zipped(tmp_path / "topcon_triton" / "a.zip", "1/a.dcm")
     with monkeypatch.context() as patch:

@@ -100,6 +100,7 @@ class FolderTarget:
                 whole = stream(opened, member, file, meter)
                 if whole:
                     file.flush()
+                    os.fsync(file.fileno())  # after a power cut a file with its final name is complete
                     os.replace(part, path)
             return whole
         finally:
