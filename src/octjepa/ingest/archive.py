@@ -129,7 +129,7 @@ def _find_archives(source: str, counts: _Counts) -> list[SourceFile]:
             counts.refused.append(Refusal(relative(path, top) or ".", "", reason, detail))
 
     if kind == "file":
-        name = join(basename(dirname(top)), basename(top))  # of an archive in "/" the file name alone
+        name = join(basename(dirname(top)), basename(top))  # of an archive in "/" only the file name
         sources = [listing.source(top, name, None)]
     else:
         sources = [

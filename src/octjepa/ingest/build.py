@@ -365,8 +365,8 @@ def _learn_stored_people(
     """Learns whom the DICOM files state that are in the store and were not `read` in this run, from their headers.
 
     Headers in a bucket are not fetched again, because every run would then send a request for each stored scan.
-    Returns the person ids with a file that is not among this run's, that cannot be read now, or whose person only
-    reading the whole file would tell.
+    Returns the person ids with a file that is not among this run's, that cannot be read now, or that states its
+    person elsewhere than in a DICOM header on the disk.
     """
     sources = {file.key: file for file in discovery.files}
     partly_known = set()

@@ -168,8 +168,9 @@ def _parse_pair(text: str | None) -> tuple[float, float] | None:
 def _parse_table(text: str, name: str) -> list[dict[str, str]]:
     """Rows by column name, in lower case; between the cells tabs, or semicolons or commas where the header has no tab.
 
-    Semicolons come from where decimals have a comma: 0,26 is then 0.26. Raises UsageError if cells or rows would be
-    taken for others: an open quotation mark, a row with more cells than the header, a used column that is there twice.
+    Semicolons come from where decimals have a comma: 0,26 is then 0.26. Raises UsageError if rows would be lost or
+    cells would change their column: an open quotation mark, a row with more cells than the header, a used column that
+    is there twice.
     """
     lines = io.StringIO(text.lstrip("\ufeff"), newline="")
     header = lines.readline()
