@@ -79,6 +79,25 @@ def test_a_vision_transformer_sees_every_b_scan(vit):
     assert np.allclose(tokens[15:20], expected.numpy(), atol=1e-5)
 
 
+def test_a_masked_autoencoder_sees_every_patch_in_order(tmp_path):
+    """The encoder of ViTMAE in transformers leaves out three quarters of the patches at random by default."""
+    from transformers import ViTMAEConfig, ViTMAEModel, ViTModel
+
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = ViTMAEConfig(**shape, image_size=32, patch_size=8)
+    ViTMAEModel(config).save_pretrained(tmp_path / "mae")
+    encoder = load_external(tmp_path / "mae")
+    tokens = encoder.tokens(VIEW)
+    assert tokens.shape == (6 * 17, 16)
+    assert np.array_equal(tokens, encoder.tokens(VIEW))
+    assert encoder.untrained().tokens(VIEW).shape == tokens.shape
+    plain = ViTModel.from_pretrained(tmp_path / "mae").eval()  # the same layers without masks
+    image = (torch.from_numpy(VIEW[3] / 255.0).float().expand(1, 3, 32, 32) - 0.5) / 0.5
+    with torch.inference_mode():
+        expected = plain(pixel_values=image).last_hidden_state[0]
+    assert np.allclose(tokens[3 * 17 : 4 * 17], expected.numpy(), atol=1e-5)
+
+
 def test_a_convolutional_network_gives_the_positions_of_its_map(tmp_path):
     from transformers import ResNetConfig, ResNetModel
 

@@ -108,13 +108,18 @@ class FrameEncoder(FolderEncoder):
     @classmethod
     def build(cls, folder: Path, trained: bool) -> Self:
         network, config = _load_transformers(folder, "AutoModel", trained)
-        return cls(network, {"images": _image_format(folder, config, "image_size", ((0.5,), (0.5,)))}, folder)
+        images = _image_format(folder, config, "image_size", ((0.5,), (0.5,)))
+        return cls(network, {"images": images, "shuffles": config.model_type == "vit_mae"}, folder)
 
     def features(self, view: Float[Tensor, "d h w"]) -> Float[Tensor, "k dim"]:
         return self.about["images"].encode(view, self._encode)
 
     def _encode(self, images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n t dim"]:
-        last: Tensor = self.network(pixel_values=images).last_hidden_state
+        options: dict[str, Tensor] = {}
+        if self.about["shuffles"]:  # patches by random noise, which it draws if it is given none
+            count: int = self.network.embeddings.patch_embeddings.num_patches  # type: ignore[union-attr,assignment]
+            options["noise"] = torch.arange(count, device=images.device).expand(len(images), -1)
+        last: Tensor = self.network(pixel_values=images, **options).last_hidden_state
         # [n, tokens, dim] of a transformer, [n, dim, height, width] of a convolutional network
         return last if last.ndim == 3 else last.flatten(2).movedim(1, -1)
 
@@ -256,6 +261,8 @@ def _load_transformers(folder: Path, kind: str, trained: bool) -> tuple[nn.Modul
     try:
         with offline():
             config = transformers.CONFIG_MAPPING[keys.pop("model_type")](**keys)
+            if config.model_type == "vit_mae":
+                config.mask_ratio = 0.0  # its encoder would leave out that share of the patches at random
             check_size(lambda: transformers.AutoModel.from_config(config), str(folder / CONFIG))
             if not trained:
                 return transformers.AutoModel.from_config(config, trust_remote_code=False), config
