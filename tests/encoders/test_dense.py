@@ -66,6 +66,13 @@ def test_features_do_not_depend_on_the_company_and_random_weights_give_others(en
     assert encoder.embed(eyes[1], pool="zones_whitened").ndim == 1
 
 
+def test_tokens_of_another_size_are_another_encoder(encoder):
+    """An interrupted table must not continue with features of other tokens."""
+    thin = DenseEncoder.packaged(SMALL, token_mm=(0.36, 0.062, 0.19))
+    assert thin.dim == encoder.dim
+    assert thin.weights_hash() != encoder.weights_hash() == DenseEncoder.packaged(SMALL).weights_hash()
+
+
 def test_what_a_token_says_is_what_the_network_says_there(encoder):
     """Boundaries at known rows, one class in one token, and a feature map that is the number of its column."""
     height, width = encoder._shape

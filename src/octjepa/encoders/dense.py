@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from octjepa.checkpoint.boundary_unet import read_boundary_unet
-from octjepa.encoders.base import GridEncoder
+from octjepa.encoders.base import GridEncoder, hash_weights
 from octjepa.encoders.external.prepared import one_bscan
 from octjepa.encoders.pooling import TokenFeatures
 from octjepa.errors import UsageError
@@ -106,6 +106,10 @@ class DenseEncoder(GridEncoder[BScanImages]):
     def network(self) -> BoundaryUNet:
         """The network with its weights."""
         return self._network
+
+    def weights_hash(self) -> str:
+        """SHA-256 over names and values of the weights, and over `token_mm` if it is not the default."""
+        return hash_weights(self.network, "" if self.token_mm == TOKEN_MM else repr(self.token_mm))
 
     def untrained(self) -> Self:
         """The same architecture with random weights, the same at every call."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -59,3 +61,20 @@ def test_their_tokens_are_stored_for_the_attentive_probe(layouts, install_packag
     written = table.stat().st_mtime_ns
     embed_entries(entries, store, tmp_path / "tables", with_tokens=True)
     assert table.stat().st_mtime_ns == written
+
+
+def test_a_table_of_other_images_is_not_taken_for_the_same_weights(tmp_path):
+    """The preprocessor's mean and spread, and `input_size` of MONAI, change features and not weights."""
+    from transformers import ViTConfig, ViTModel
+
+    folder, store = tmp_path / "vit", MemoryStore(small_recipe().preprocessing, train=2, val=2)
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    ViTModel(ViTConfig(**shape, image_size=32, patch_size=16)).save_pretrained(folder)
+    vectors = []
+    for mean in ([0.5, 0.5, 0.5], [0.1, 0.1, 0.1], [0.5, 0.5, 0.5]):
+        (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": mean, "image_std": [1, 1, 1]}))
+        (embedded,) = embed_entries(read_entries([str(folder)]), store, tmp_path / "tables")
+        vectors.append(embedded.table.vector)
+    assert not np.allclose(vectors[0], vectors[1])
+    assert np.array_equal(vectors[0], vectors[2])
+    assert len(list((tmp_path / "tables").glob("*.parquet"))) == 2  # the third is the first, read again

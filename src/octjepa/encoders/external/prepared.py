@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -85,8 +86,10 @@ class PreparedExternal(EncoderBase[UInt8[np.ndarray, "d h w"]]):
         return twin
 
     def weights_hash(self) -> str:
-        """SHA-256 over class, names and values of the weights."""
-        return hash_weights(self.network, type(self.network).__name__)
+        """SHA-256 over class and description of the network, its images included, and names and values of the
+        weights."""
+        description = json.dumps(self.external.architecture(), sort_keys=True)
+        return hash_weights(self.network, type(self.network).__name__ + description)
 
     def select_tokens(self, volume: CanonicalVolume) -> UInt8[np.ndarray, "d h w"]:
         """The centred view of a prepared volume; a single B-scan as one slice for an encoder that reads B-scans."""
