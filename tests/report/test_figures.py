@@ -16,6 +16,8 @@ from octjepa.cohort import examples
 from octjepa.evaluate.results import ProbePaired, Row
 from octjepa.report.figures import curves, eyes, forest, masks, svg
 from octjepa.train.mask_statistics import single_family
+from octjepa.views import geometry, tokens
+from synthetic import small_recipe, volume
 
 
 def test_en_face_is_bright_where_tissue_is_bright_and_black_without() -> None:
@@ -66,6 +68,20 @@ def test_a_mask_picture_has_exactly_the_recipes_counts(made: Path, family: str) 
     assert picture.in_use == (family in ("tubes", "blocks"))
     drawn = sum(len(re.findall("M", path)) for s in picture.slabs for path in re.findall(r'tok-target" d="([^"]+)', s))
     assert drawn == target
+
+
+def test_masks_are_drawn_where_their_tokens_are_in_the_picture() -> None:
+    """The picture is the centred view: masks of a cropped and flipped sample would lie next to its tissue."""
+    recipe = small_recipe(views={"flip_slow": 1.0, "flip_fast": 1.0, "rotation_degrees": 20.0})
+    size, patch = recipe.preprocessing.image_size, recipe.tokens.patch_size
+    crop = geometry.center_crop(recipe.preprocessing)
+    for number in range(4):
+        eye = volume(recipe.preprocessing, number)
+        eye.band[:, :4] = -1  # tissue in the second half of the B-scans only
+        share = tokens.tissue_share_of_band(geometry.band_in_view(eye.band, crop, size), patch, size[1])
+        tissue = tokens.holds_tissue(share).reshape(recipe.grid)
+        assert 0 < tissue.sum() < recipe.token_count  # all of it is selected
+        assert (masks.mask_states(eye, recipe, "random")[tissue] != masks.UNSELECTED).all()
 
 
 def test_bins_keep_mean_and_range_of_long_curves() -> None:

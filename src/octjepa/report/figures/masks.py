@@ -1,7 +1,8 @@
 """The masks of a recipe, drawn: one sample of each family on a real volume, and the statistics of many as a chart.
 
-The sample is the fixed validation sample of one volume, drawn by the code that training uses, with a copy of the recipe
-in which the other families have weight 0.
+The sample is that of the centred view of one volume, drawn by the code that training uses, with a copy of the recipe in
+which the other families have weight 0. The validation sample may be cropped and flipped: its masks would lie next to
+the tissue of the centred view.
 """
 
 from __future__ import annotations
@@ -65,8 +66,10 @@ class MaskPicture:
 
 
 def mask_states(volume: CanonicalVolume, recipe: Recipe, family: str) -> Int[np.ndarray, "d h w"]:
-    """UNSELECTED, CONTEXT, TARGET or HIDDEN for every token of the grid, in the fixed sample under `family`."""
-    sample = draw_sample(volume, single_family(recipe, family), None).sample
+    """UNSELECTED, CONTEXT, TARGET or HIDDEN for every token of the centred view, in a fixed sample under `family`."""
+    centred = {"crop": False, "flip_slow": 0.0, "flip_fast": 0.0, "rotation_degrees": 0.0, "zoom": 0.0}
+    drawn = single_family(recipe, family).model_copy(update={"views": recipe.views.model_copy(update=centred)})
+    sample = draw_sample(volume, drawn, None).sample
     state = np.full(recipe.grid_tokens, UNSELECTED)
     state[sample.grid_index] = HIDDEN
     state[sample.grid_index[sample.context]] = CONTEXT
@@ -75,7 +78,7 @@ def mask_states(volume: CanonicalVolume, recipe: Recipe, family: str) -> Int[np.
 
 
 def mask_picture(volume: CanonicalVolume, recipe: Recipe, family: str) -> MaskPicture:
-    """The fixed sample of `volume` under `family`."""
+    """The masks of `family` on the centred view of `volume`."""
     preprocessing = recipe.preprocessing
     view = geometry.apply_transform(
         np.asarray(volume.pixels), geometry.center_crop(preprocessing), preprocessing.image_size

@@ -5,7 +5,7 @@ import { at, make, strokeLine } from "/parts.js";
 const SHOWN_ASPECT = 0.62; // height over width of a B-scan, unless true proportions are chosen
 const SENTENCES = {
   tokens: "Three principal components of the tissue tokens as red, green and blue. Like colours are like features, in all volumes alike; the colours themselves mean nothing. Clear: no tissue, or not among the tokens that the encoder is given.",
-  mask: "The fixed validation sample under this mask family:",
+  mask: "A sample of this mask family on the centred view:",
 };
 
 export class StoredView {
