@@ -55,6 +55,21 @@ def test_what_an_eye_adds_to_a_whole_depth_is_gone_after_centering_and_what_is_f
     assert len(difference) == 6 * POOL_WIDTHS["zones_centered"]
 
 
+@pytest.mark.parametrize("pool", ["zones_centered", "zones_whitened"])
+def test_a_mean_that_centering_makes_zero_is_zero_and_not_a_rounding_error(pool: str) -> None:
+    """A probe divides each feature by its spread: rounding errors would weigh as much as anything else."""
+    rng, grid = np.random.default_rng(5), (4, 8, 8)
+    every = np.arange(4 * 8 * 8)
+    zones = token_regions(every, grid)
+    index = every[zones != 0]  # of the first depth, no token in the middle: the rest has all of its tokens
+    features = rng.normal(3, 1, size=(len(index), 40)).astype(np.float32)
+    eye = TokenFeatures(features, index, grid, np.ones(len(index), np.float32))
+    mean, maximum, minimum = pool_tokens(eye, np.zeros(0, np.int64), (pool,)).reshape(REGIONS, 3, 40)[1]
+    assert (mean == 0).all()
+    assert (maximum > 0.1).all()
+    assert (minimum < -0.1).all()
+
+
 @pytest.mark.parametrize(("count", "dim"), [(150, 6), (40, 96)])
 def test_whitened_tokens_have_less_of_what_all_of_them_vary_in(count: int, dim: int) -> None:
     rng = np.random.default_rng(4)

@@ -30,7 +30,7 @@ from octjepa.views import geometry
 from octjepa.volume import CanonicalVolume
 
 HISTOGRAM_BINS = 32
-VERSION = 5  # of the contents of a part
+VERSION = 6  # of the contents of a part
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ POSITION_FREE_POOL = "mean_std_max"
 DEFAULT_POOLS = (POSITION_FREE_POOL, DEFAULT_POOL)
 _EXTREMES = (np.mean, np.max, np.min)  # of each region, where tokens are compared with their own eye
 _SHRINKAGE = 0.5  # of an eye's covariance towards its mean variance; chosen as the default pooling was
+_ROUNDING = 1e-9  # of the mean size of a feature in an eye; sums are in float64
 # A pooling that is the head of others, and those, the widest last.
 _HEAD_OF = {"mean": ("mean_std_max", "mean_std_max_min"), "mean_std_max": ("mean_std_max_min",)}
 
@@ -131,11 +132,11 @@ def _whitened_regions(volume: TokenFeatures, layers: Layers) -> Float[np.ndarray
 
 
 def _centered(volume: TokenFeatures) -> Float[np.ndarray, "k dim"]:
-    """Tokens less the mean token of their depth."""
+    """Tokens less the mean token of their depth, in float64."""
     depth = np.unravel_index(volume.grid_index, volume.grid)[1]
-    centered = volume.features.copy()
+    centered = volume.features.astype(np.float64)
     for row in np.unique(depth):
-        centered[depth == row] -= volume.features[depth == row].mean(axis=0)
+        centered[depth == row] -= centered[depth == row].mean(axis=0)
     return centered
 
 
@@ -154,22 +155,28 @@ def whitened(tokens: Float[np.ndarray, "k dim"]) -> Float[np.ndarray, "k dim"]:
         return tokens
     scale = 1 / np.sqrt((1 - _SHRINKAGE) * np.maximum(values, 0) + _SHRINKAGE * variance)
     root = (vectors * scale) @ vectors.T
-    return (root @ wide if of_tokens else wide @ root).astype(np.float32)
+    return np.asarray(root @ wide if of_tokens else wide @ root, tokens.dtype)
 
 
 def _of_regions(
     volume: TokenFeatures, features: Float[np.ndarray, "k dim"], statistics: Sequence[Callable[..., np.ndarray]]
 ) -> Float[np.ndarray, " n"]:
-    """The statistics of each region's tokens, one after the other; 0 for a region without a token."""
+    """The statistics of each region's tokens, one after the other; 0 for a region without a token.
+
+    Values that are 0 up to rounding are 0. The mean of centered tokens is, for a region that has all tokens of its
+    depths, and a probe would standardise the rounding errors of many eyes.
+    """
     regions = token_regions(volume.grid_index, volume.grid)
     inside = [features[regions == region] for region in range(tokens.REGIONS)]
     nothing = np.zeros(len(statistics) * features.shape[1], np.float32)
-    return np.concatenate(
+    pooled = np.concatenate(
         [
             np.concatenate([statistic(part, axis=0) for statistic in statistics]) if len(part) else nothing
             for part in inside
         ]
     )
+    rounding = np.tile(_ROUNDING * np.abs(features).mean(axis=0), tokens.REGIONS * len(statistics))
+    return np.where(np.abs(pooled) > rounding, pooled, 0.0)
 
 
 def _mean_std_max(features: Float[np.ndarray, "k dim"]) -> Float[np.ndarray, " n"]:

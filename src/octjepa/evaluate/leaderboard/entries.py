@@ -33,7 +33,7 @@ from octjepa.store import Store
 
 RESERVED = (*BASELINES, "macro")
 TABLE = ".parquet"
-_TABLE_VERSION = 3
+_TABLE_VERSION = 4
 
 
 @dataclass(frozen=True)
