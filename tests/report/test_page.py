@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from octjepa.config import load_recipe
+from octjepa.encoders import load_encoder
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.report import write_report
+from octjepa.report import sections, write_report
+from octjepa.report.contents import read_contents
 from octjepa.report.figures.eyes import MAX_SLICES
 from octjepa.views.masks import FAMILIES
 from page_outline import Outline
@@ -139,6 +141,20 @@ def test_missing_parts_are_named_with_what_supplies_them(demo: Path) -> None:
     assert "it is not known whether training helped" in text
     assert str(demo) not in text
     assert 'class="tok-colour"' not in text
+
+
+def test_a_probe_of_other_weights_than_those_of_the_run_is_named(demo: Path) -> None:
+    """A table of an earlier checkpoint: the probe does not describe the encoder that the page is about."""
+    import pyarrow.parquet as pq
+
+    path = demo / "embeddings.parquet"
+    missing: list[list[str]] = []
+    for weights in (load_encoder(demo / "run").weights_hash(), "0" * 64):
+        table = pq.read_table(path)
+        pq.write_table(table.replace_schema_metadata(table.schema.metadata | {b"octjepa.weights": weights}), path)
+        _, parts = sections._probe(read_contents(demo))
+        missing.append([part.part for part in parts])
+    assert missing == [[], ["a probe of the run's weights"]]
 
 
 @pytest.mark.slow

@@ -101,6 +101,7 @@ class EmbeddingContents:
     """How much of the store was embedded; the vectors themselves stay in their file.
 
     leaked: people of val and test whom the encoder was pretrained on; in_two_splits: people in more than one split.
+    weights: hash of the encoder's weights, "" if it has none.
     """
 
     volumes: int
@@ -110,6 +111,7 @@ class EmbeddingContents:
     by_split: dict[str, int]
     leaked: int
     in_two_splits: int
+    weights: str = ""
 
 
 @dataclass(frozen=True)
@@ -379,4 +381,5 @@ def _read_embeddings(path: Path) -> EmbeddingContents:
     in_two_splits = sum(count > 1 for count in Counter(person for person, _ in assigned).values())
     leaked = int(metadata.get(b"octjepa.leaked", b"0"))
     by_split = {split: splits.count(split) for split in sorted(set(splits))}
-    return EmbeddingContents(len(splits), len(set(people)), dim, encoder, by_split, leaked, in_two_splits)
+    weights = metadata.get(b"octjepa.weights", b"").decode()
+    return EmbeddingContents(len(splits), len(set(people)), dim, encoder, by_split, leaked, in_two_splits, weights)

@@ -280,7 +280,22 @@ def _probe(contents: Contents) -> Built:
         }
     values["subgroups"] = subgroup_tables(probe.subgroups)
     missing = [] if values["groups"] else [Missing("the probe", "probe.json holds no row", "octjepa probe")]
+    if _has_other_weights(contents):
+        why = "embeddings.parquet was made with other weights than the run has now, and the results below are of those"
+        missing.append(Missing("a probe of the run's weights", why, "octjepa embed, then octjepa probe"))
     return values, missing
+
+
+def _has_other_weights(contents: Contents) -> bool:
+    """Whether the embeddings are of another checkpoint than the run is loaded as, for example of an earlier one."""
+    if contents.run is None or contents.embeddings is None or not contents.embeddings.weights:
+        return False
+    from octjepa.encoders import load_encoder
+
+    try:
+        return load_encoder(contents.run.path).weights_hash() != contents.embeddings.weights
+    except OctjepaError:  # no checkpoint, which other sections report
+        return False
 
 
 def _same_reading(pair: ProbePaired, paired: ProbePaired | None) -> bool:
