@@ -204,13 +204,14 @@ def test_a_killed_embedding_goes_on_where_it_was(run, tmp_path, killed_after_two
 
 
 @pytest.mark.slow
-def test_nothing_of_other_contents_or_options_is_taken_for_done(run, tmp_path, killed_after_two):
+@pytest.mark.parametrize("column", ["content_hash", "chunk_hash"])  # of the file, and of the voxels that ingest stored
+def test_nothing_of_other_contents_or_options_is_taken_for_done(run, tmp_path, killed_after_two, column):
     tokens = tmp_path / "tokens"
     with pytest.raises(KeyboardInterrupt):
         embed_store(run, store_of(), tmp_path / "e.parquet", tokens=tokens, division=Division(part=4))
     killed_after_two()
     changed = store_of()
-    changed.table.loc[3, "content_hash"] = "another"
+    changed.table.loc[3, column] = "another"
     (left,) = tmp_path.glob(".*parts")
     saved = {path.name: path.read_bytes() for path in left.iterdir()}
     assert embed_store(run, changed, tmp_path / "e.parquet", tokens=tokens, division=Division(part=4)).resumed == 0

@@ -82,6 +82,7 @@ class MemoryStore(Store):
             {
                 "volume_id": list(self.volumes),
                 "content_hash": [f"hash-{name}" for name in self.volumes],
+                "chunk_hash": [f"chunk-{name}" for name in self.volumes],
                 "person_id": [f"{1000 + n}" for n in range(train + val)],
                 "eye": "OD",
                 "device": ["topcon_triton", "zeiss_cirrus"] * ((train + val) // 2),

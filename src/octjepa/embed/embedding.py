@@ -121,7 +121,10 @@ def embed_store(
                 "an order that is not known): embed without --tokens, or let the module return a feature map"
             )
         token_folder.check_folder(tokens)
-    weights, contents = encoder.weights_hash(), (rows["volume_id"] + rows["content_hash"]).tolist()
+    # Files that are ingested again, for example with --spacing, keep their id and hash: their stored voxels do not.
+    hashes = ("volume_id", "content_hash", "chunk_hash")
+    contents = [" ".join(row) for row in zip(*(rows[name] for name in hashes), strict=True)]
+    weights = encoder.weights_hash()
     key = job_key(weights, science_hash(store.preprocessing), contents, options, division.part)
     job = Job(_absolute(where), _absolute(store.location), parts_folder(out, key), key, options)
     leaked = count_leaked_people(rows, recorded_training_set(encoder.recorded_training, encoder.location))

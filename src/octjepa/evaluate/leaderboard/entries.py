@@ -207,7 +207,8 @@ def _embed(
 def _table_key(encoder: FrozenEncoder, store: Store) -> str:
     """Hash of the weights and of all of the store that a table holds or depends on."""
     digest = hashlib.sha256(f"{_TABLE_VERSION}{encoder.weights_hash()}{science_hash(store.preprocessing)}".encode())
-    columns = ["volume_id", "content_hash", "person_id", "eye", "visit", "device", "pattern", "quality", "split"]
+    identity = ["volume_id", "content_hash", "chunk_hash", "person_id"]
+    columns = [*identity, "eye", "visit", "device", "pattern", "quality", "split"]
     digest.update(store.table.sort_values("volume_id")[columns].to_csv(index=False).encode())
     digest.update(store.participants.to_csv(index=False).encode())
     return digest.hexdigest()[:32]
