@@ -22,12 +22,14 @@ from octjepa.notes import unique_notes
 from octjepa.phantom import DEVICES, make_eye
 from octjepa.phantom.dicom import write_eye
 from octjepa.phantom.random_scene import BOUNDARY_SURFACES
+from octjepa.read.orientation import VERTICAL_NOTE
 from octjepa.read.reader import read_volume
 from octjepa.tasks.labels.class_files import Forms, write_classes
 from octjepa.tasks.labels.dicom_seg import read_segmentation
 from octjepa.tasks.segmenter.fovea import find_centre
 from octjepa.tasks.segmenter.inference import Segmentation
 from octjepa.tasks.segmenter.measurement import Measurement, Preparation, measure
+from octjepa.tasks.segmenter.scan_picture import _scan_figure
 from octjepa.tasks.thickness import SECTORS
 from octjepa.volume import OCTVolume
 
@@ -330,6 +332,22 @@ def test_a_radial_scan_has_neither_sectors_nor_volumes() -> None:
     made = _measured(24, 0.1, pattern="radial")
     assert np.isnan(made.etdrs_um).all()
     assert set(made.fluid_mm3.values()) == {None}
+
+
+def test_the_picture_of_a_vertical_scan_names_no_side() -> None:
+    """Its columns run up or down, so neither superior nor nasal is a side of the map."""
+
+    def labels(**changes: Any) -> str:
+        volume, found = _flat(61, 0.1, **changes)
+        figure = _scan_figure("eye", volume, found, measure(volume, found, Preparation(0.8)))
+        return " ".join(f"{panel.get_title()} {panel.get_ylabel()}" for panel in figure.axes)
+
+    assert "right eye, nasal is right" in labels()
+    assert "superior up" in labels()
+    vertical = labels(notes=unique_notes([VERTICAL_NOTE]))
+    assert "B-scans run up or down" in vertical
+    assert "nasal" not in vertical
+    assert "superior" not in vertical
 
 
 def test_notes_about_the_result() -> None:

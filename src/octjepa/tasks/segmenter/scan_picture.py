@@ -1,7 +1,7 @@
 """The picture of a segmented scan: one B-scan with its boundaries and fluid, and the thickness map.
 
 The B-scan is the one through the centre of the ETDRS grid. Its depth axis is drawn stretched, as devices do. Superior
-is up in the map; columns run to the right as in the scan.
+is up in the map, unless the B-scans are vertical; columns run to the right as in the scan.
 """
 
 from __future__ import annotations
@@ -124,10 +124,11 @@ def _draw_map(figure: Any, panel: Any, made: Measurement) -> None:
     values = np.ma.masked_invalid(made.layers_um[0][order])
     image = panel.pcolormesh(sides, edges, values, cmap="viridis", vmin=150, vmax=550, rasterized=True)
     figure.colorbar(image, ax=panel, shrink=0.85, extend="both").set_label("retina, ILM to BM, um", fontsize=8)
+    is_vertical = made.orientation.lines == "vertical"  # then only the central sector has a value
     angle = np.linspace(0, 2 * np.pi, 200)
-    for radius in RADII_MM:
+    for radius in RADII_MM[:1] if is_vertical else RADII_MM:
         panel.plot(radius * np.cos(angle), radius * np.sin(angle), color="white", linewidth=0.9)
-    for turn in (1, -1):
+    for turn in () if is_vertical else (1, -1):
         for side in (1, -1):
             ends = side * np.array([RADII_MM[0], RADII_MM[2]]) / np.sqrt(2)
             panel.plot(ends, turn * ends, color="white", linewidth=0.9)
@@ -153,12 +154,11 @@ def _draw_map(figure: Any, panel: Any, made: Measurement) -> None:
     panel.set_ylim(float(edges[0]), float(edges[-1]))
     panel.set_aspect("equal")
     panel.set_facecolor("#999999")
-    eye = {"OD": "right eye, nasal is right", "OS": "left eye, nasal is left"}.get(
-        made.orientation.eye, "eye not known"
-    )
-    panel.set_title(f"Thickness, {eye}", fontsize=9)
+    sides_of_eye = {"OD": "right eye, nasal is right", "OS": "left eye, nasal is left"}
+    sides_shown = "B-scans run up or down" if is_vertical else sides_of_eye.get(made.orientation.eye, "eye not known")
+    panel.set_title(f"Thickness, {sides_shown}", fontsize=9)
     panel.set_xlabel(f"mm from the {'fovea' if made.centre.kind == 'fovea' else 'middle of the scan'}", fontsize=8)
-    panel.set_ylabel("mm, superior up", fontsize=8)
+    panel.set_ylabel("mm, across the B-scans" if is_vertical else "mm, superior up", fontsize=8)
     panel.tick_params(labelsize=7)
 
 
