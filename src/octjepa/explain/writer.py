@@ -42,7 +42,7 @@ class NativeWriter:
         """Writes the values of tokens as `ID.KIND.nii.gz` and returns them at every voxel, B-scans in spatial order."""
         values = tokens_to_native(grid, self.native, self.recipe)
         self.paths.append(self.folder / f"{self.eye.row.volume_id}.{kind}.nii.gz")
-        write_nifti(self.paths[-1], self.order.voxels(values), self.native.spacing_mm)
+        write_nifti(self.paths[-1], self.order.voxels(values), self.native.spacing_mm, self.order)
         return values
 
     def centre(self, token: tuple[int, int, int]) -> Float[np.ndarray, " 3"]:

@@ -197,6 +197,21 @@ def test_class_files_of_an_earlier_call_do_not_stay(forms: Forms, expected: list
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == expected
 
 
+@pytest.mark.parametrize(
+    "notes", [(), ("frames_reversed",), ("columns_mirrored=6",), ("frames_reversed", "columns_mirrored=6")]
+)
+def test_a_voxel_has_one_place_in_space_in_every_order_of_the_file(notes: tuple[str, ...], tmp_path: Path) -> None:
+    volume = replace(read_volume(save(make_dataset(retina(6)), tmp_path / "scan.dcm")), notes=unique_notes(notes))
+    codes = np.zeros(volume.shape, np.uint8)
+    codes[1, 2, 3] = 1
+    source = SourceFile(tmp_path / "scan.dcm", "scan.dcm")
+    write_classes(tmp_path / "x", codes, ("fluid",), volume, source, ("nifti",))
+    image = nibabel.load(tmp_path / "x.nii.gz")
+    (voxel,) = np.argwhere(np.asarray(image.dataobj) == 1)
+    dz, dy, dx = volume.spacing_mm
+    assert (image.affine @ [*voxel, 1])[:3] == pytest.approx([-3 * dx, -2 * dy, 1 * dz], abs=1e-5)
+
+
 def test_a_folder_without_permission_is_refused_as_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests may run as root, whom no mode of a folder stops, so the system calls are replaced."""
     locked = tmp_path / "locked"

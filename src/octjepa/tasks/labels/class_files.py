@@ -76,7 +76,7 @@ def write_classes(
     in_file_order = np.ascontiguousarray(order.voxels(codes))
     nifti = dicom = None
     if "nifti" in forms:
-        write_nifti(nifti_path, in_file_order, volume.spacing_mm)
+        write_nifti(nifti_path, in_file_order, volume.spacing_mm, order)
         nifti = str(nifti_path)
     if "dicom" in forms and volume.format == "dicom":
         inside = np.where(in_file_order == UNLABELLED, np.uint8(0), in_file_order)
