@@ -30,6 +30,7 @@ from octjepa.tasks.segmenter.fovea import find_centre
 from octjepa.tasks.segmenter.inference import Segmentation
 from octjepa.tasks.segmenter.measurement import Measurement, Preparation, measure
 from octjepa.tasks.segmenter.scan_picture import _scan_figure
+from octjepa.tasks.segmenter.scan_segmentation import SegmentedScan, _write_fluid, _write_thickness
 from octjepa.tasks.thickness import SECTORS
 from octjepa.volume import OCTVolume
 
@@ -341,6 +342,23 @@ def test_volumes_are_the_areas_of_a_class_times_the_width_of_its_b_scans() -> No
 )
 def test_notes_about_the_scan(slices: int, pitch_mm: float, changes: dict[str, Any], words: str) -> None:
     assert any(words in note for note in _measured(slices, pitch_mm, **changes).notes)
+
+
+def test_tables_hold_the_notes_that_concern_their_values(tmp_path: Path) -> None:
+    volume, found = _flat(61, 0.1, provenance={"slice": "header"}, uncertain=("depth",))
+    blind = found.expected_error_um.copy()
+    blind[7, :, :150] = 90
+    made = measure(volume, replace(found, expected_error_um=blind), Preparation(0.8, unique_notes(["blank_frames=1"])))
+    scan = SegmentedScan.of("eye", volume, made, {}, ["no DICOM Segmentation: no class was found"])
+    tables = (_write_thickness(tmp_path / "thickness.csv", scan, made), _write_fluid(tmp_path / "fluid.csv", scan))
+    common = ("depth spacing", "50% of the A-scans", "1 B-scan is blank")
+    for path, words in zip(tables, ((*common, "inferior one"), common), strict=True):
+        with path.open() as file:
+            notes = [row["note"] for row in csv.DictReader(file)]
+        assert notes
+        assert all(word in note for note in notes for word in words)
+        assert not any("DICOM" in note for note in notes)
+    assert not any("inferior" in note for note in notes)  # of the fluid, whose volume needs no direction
 
 
 def test_a_radial_scan_has_neither_sectors_nor_volumes() -> None:

@@ -47,6 +47,9 @@ from octjepa.tasks.thickness import SECTORS
 from octjepa.volume import OCTVolume
 
 _KIND = "scan"  # of the results in the record of the output folder
+# Notes about files say nothing about thickness; those about the ETDRS grid say nothing about fluid volumes.
+_FILE_NOTES = r"DICOM Segmentation|label files"
+_GRID_NOTES = r"ETDRS grid|nasal|inferior one|central sector"
 
 
 @dataclass(frozen=True)
@@ -256,18 +259,19 @@ def _write_labels(
 
 
 def _write_thickness(path: Path, result: SegmentedScan, made: Measurement) -> Path:
-    """Writes a row for each layer and sector."""
+    """Writes a row for each layer and sector. Every row holds the notes about the scan, so it can be copied alone."""
     rows: list[Sequence[object]] = []
+    scan_notes = [note for note in result.notes if not re.search(_FILE_NOTES, note)]
     for layer, values in result.layers_um.items():
         for sector, share in zip(SECTORS, made.coverage, strict=True):
-            value = values[sector]
-            rows.append((layer, sector, "" if value is None else value, f"{share:.2f}", result.sector_notes[sector]))
+            value, notes = values[sector], filter(None, (result.sector_notes[sector], *scan_notes))
+            rows.append((layer, sector, "" if value is None else value, f"{share:.2f}", "; ".join(notes)))
     centre = [("centre", result.centre, result.centre_certainty)]
     return _write_csv(path, ("layer", "sector", "thickness_um", "measured_share", "note"), rows, centre)
 
 
 def _write_fluid(path: Path, result: SegmentedScan) -> Path:
-    note = "; ".join(note for note in result.notes if re.search(r"volume|range|confidence|B-scans are", note))
+    note = "; ".join(note for note in result.notes if not re.search(f"{_FILE_NOTES}|{_GRID_NOTES}", note))
     rows = [(name, "" if value is None else value, note) for name, value in result.fluid_mm3.items()]
     return _write_csv(path, ("class", "volume_mm3", "note"), rows)
 
