@@ -320,6 +320,19 @@ def test_the_grid_is_centred_on_the_pit() -> None:
     assert (raised.kind, raised.column_mm) == ("fovea", made.centre.column_mm)
 
 
+@pytest.mark.parametrize(("shift_mm", "kind"), [(0.5, "fovea"), (0.8, "scan"), (1.1, "scan")])
+def test_a_fovea_beyond_the_search_is_not_placed_on_its_border(shift_mm: float, kind: str) -> None:
+    """The pit lies 1 mm right of the middle; the scan is cropped so that it lies further right."""
+    made = _measured(61, 0.1)
+    retina, crop = made.layers_um[0].astype(float), round(2 * shift_mm / 0.02)
+    cropped, column_mm = retina[:, : retina.shape[1] - crop], made.column_mm[: len(made.column_mm) - crop]
+    assert find_centre(cropped, cropped, made.slice_mm, column_mm).kind == kind
+    # The edge of the field runs past the pit, which is not in the scan.
+    outside = made.column_mm < made.centre.column_mm - 0.3
+    beyond = find_centre(retina[:, outside], retina[:, outside], made.slice_mm, made.column_mm[outside])
+    assert beyond.kind == "scan"
+
+
 def test_volumes_are_the_areas_of_a_class_times_the_width_of_its_b_scans() -> None:
     made = _measured(61, 0.1)
     assert made.fluid_mm3["intraretinal_fluid"] == pytest.approx(61 * 0.1 * 10 * 0.004 * 10 * 0.02, rel=1e-5)

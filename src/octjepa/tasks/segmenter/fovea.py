@@ -5,7 +5,8 @@ In: thickness from the ILM to the RPE `[slice, column]` in um with the positions
 be thicker in a ring of 0.8 to 1.3 mm around it, in every quarter that the scan covers. Central oedema fills the pit,
 so the rule fails there. The inner layers, from the ILM to the outer plexiform layer, are then searched in the same way:
 they are thinnest at the fovea also above subretinal fluid. If that fails as well, the grid is centred on the middle of
-the scan, and the result says so.
+the scan, and the result says so. A thinnest place at the border of the search or of the field is not a fovea, because
+the retina may be thinner beyond it.
 """
 
 from __future__ import annotations
@@ -65,9 +66,10 @@ def _thinnest(
     columns, values = column_mm[::step], thickness_um[:, ::step]
     known = np.isfinite(values)
     best = (np.inf, middle)
-    for v in slice_mm[np.abs(slice_mm - middle[0]) <= _CENTRAL_MM]:
+    searched_slices, searched_columns = _searched(slice_mm, middle[0]), _searched(columns, middle[1])
+    for v in searched_slices:
         near = np.abs(slice_mm - v) <= _PIT_MM
-        for u in columns[np.abs(columns - middle[1]) <= _CENTRAL_MM]:
+        for u in searched_columns:
             across = np.abs(columns - u) <= _PIT_MM
             inside = np.hypot(slice_mm[near, None] - v, columns[None, across] - u) <= _PIT_MM
             inside &= known[np.ix_(near, across)]
@@ -75,7 +77,8 @@ def _thinnest(
                 mean = float(values[np.ix_(near, across)][inside].mean())
                 best = min(best, (mean, (float(v), float(u))))
     certainty = 0.0
-    if np.isfinite(best[0]):
+    is_at_border = best[1][0] in searched_slices[[0, -1]] or best[1][1] in searched_columns[[0, -1]]
+    if np.isfinite(best[0]) and not is_at_border:
         v, u = slice_mm[:, None] - best[1][0], columns[None] - best[1][1]
         radius = np.hypot(v, u)
         ring = (radius >= _RING_MM[0]) & (radius < _RING_MM[1]) & known
@@ -93,3 +96,11 @@ def _thinnest(
     if certainty < MIN_CERTAINTY:
         return ScanCentre(*middle, "scan", round(certainty, 2))
     return ScanCentre(*best[1], "fovea", round(certainty, 2))
+
+
+def _searched(positions_mm: Float[np.ndarray, " N"], middle_mm: float) -> Float[np.ndarray, " S"]:
+    """The positions within `_CENTRAL_MM` of the middle, and on both sides the next one, which is the border."""
+    inside = np.flatnonzero(np.abs(positions_mm - middle_mm) <= _CENTRAL_MM)
+    if not len(inside):
+        return positions_mm[[0, -1]]
+    return positions_mm[max(inside[0] - 1, 0) : inside[-1] + 2]
