@@ -357,6 +357,16 @@ def test_notes_about_the_scan(slices: int, pitch_mm: float, changes: dict[str, A
     assert any(words in note for note in _measured(slices, pitch_mm, **changes).notes)
 
 
+def test_a_blank_part_is_not_called_cut_off() -> None:
+    """The network's boundaries in blank A-scans lie anywhere, also at the edge."""
+    volume, found = _flat(61, 0.1)
+    pixels, rows = volume.pixels.copy(), found.boundaries_px.copy()
+    pixels[:, :, :90], rows[0, :, :90] = 0, 0
+    made = measure(replace(volume, pixels=pixels), replace(found, boundaries_px=rows), Preparation(0.8))
+    assert any("30% of the A-scans are blank" in note for note in made.notes)
+    assert not any("cut off" in note for note in made.notes)
+
+
 def test_tables_hold_the_notes_that_concern_their_values(tmp_path: Path) -> None:
     volume, found = _flat(61, 0.1, provenance={"slice": "header"}, uncertain=("depth",))
     blind = found.expected_error_um.copy()

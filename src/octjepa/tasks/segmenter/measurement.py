@@ -128,8 +128,9 @@ def measure(
     slice_mm = slice_positions_mm(volume)
     column_mm = np.arange(columns) * volume.spacing_mm[2]
     has_area = volume.pattern in ("raster", "unknown")
-    cut = cut_off(found.boundaries_px, volume.shape[1])
-    known = ~cut & _seen(volume) & (found.expected_error_um[[0, 7]].max(0) < _UNKNOWN_UM)
+    seen = _seen(volume)
+    cut = cut_off(found.boundaries_px, volume.shape[1]) & seen  # boundaries in blank A-scans have no meaning
+    known = ~cut & seen & (found.expected_error_um[[0, 7]].max(0) < _UNKNOWN_UM)
     um = found.boundaries_um
     layers = np.stack([np.where(known, um[low] - um[high], np.nan) for _, high, low in LAYERS]).astype(np.float32)
     centre = ScanCentre(float(slice_mm[[0, -1]].mean()), float(column_mm[[0, -1]].mean()), "scan", 0.0)
