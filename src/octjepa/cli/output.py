@@ -378,8 +378,10 @@ def print_segmented_bscans(segmented: SegmentedBScans) -> None:
     """Prints the first lines of the table, each note with its number of B-scans, the refused images, and the table."""
     lines: list[Sequence[str]] = [("image", "retina", "fluid share", "measured")]
     for image in segmented.images[:_MOST_TARGETS]:
-        retina = f"{image.thickness['retina']:.0f} {image.unit}"
-        lines.append((image.shown, retina, f"{image.fluid_share:.1%}", f"{image.measured_share:.0%}"))
+        thickness, share = image.thickness["retina"], image.fluid_share
+        retina = "-" if thickness is None else f"{thickness:.0f} {image.unit}"
+        fluid = "-" if share is None else f"{share:.1%}"
+        lines.append((image.shown, retina, fluid, f"{image.measured_share:.0%}"))
     if segmented.images:
         print_table(lines)
     if (more := len(segmented.images) - _MOST_TARGETS) > 0:

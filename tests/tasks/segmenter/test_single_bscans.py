@@ -233,6 +233,34 @@ def test_fluid_is_counted_only_in_measured_ascans(tmp_path: Path, monkeypatch: p
     assert made.area["intraretinal_fluid"] == 10 * (width - width // 2)
 
 
+@pytest.mark.parametrize(("cut_columns", "retina"), [(40, 40.0), (None, None)])
+def test_the_retina_is_not_measured_where_it_is_cut_off(
+    cut_columns: int | None, retina: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ILM is at the upper edge in `cut_columns` of the right half, in all of them if None."""
+
+    def predict(
+        self: Segmenter, pixels: np.ndarray, spacing_mm: tuple[float, float, float], sparse: bool
+    ) -> Segmentation:
+        found = predict_half(self, pixels, spacing_mm, sparse)
+        found.boundaries_px[0, :, -cut_columns if cut_columns else 0 :] = 0
+        return found
+
+    Image.fromarray(EYE.pixels[MIDDLE]).save(tmp_path / "middle.png")
+    monkeypatch.setattr(Segmenter, "predict", predict)
+    segmented = single_bscans.segment_bscans([str(tmp_path / "middle.png")], tmp_path / "out")
+    (made,) = segmented.images
+    assert made.thickness["retina"] == retina
+    assert made.fluid_share == (None if retina is None else 0.25)
+    assert (made.expected_error is None) == (retina is None)
+    assert "the retina is cut off above or below" in made.notes
+    assert made.area["intraretinal_fluid"] > 0  # fluid is not measured from edge to edge, so it counts
+    with Path(segmented.table).open() as file:
+        (row,) = csv.DictReader(file)
+    assert row["retina_thickness"] == ("" if retina is None else "40.0")
+    print_segmented_bscans(segmented)
+
+
 def test_notes_on_bscans_keep_their_advice(capsys: pytest.CaptureFixture[str]) -> None:
     unknown = "spacing unknown: results in pixels (--spacing states it)"
     images = [

@@ -48,7 +48,7 @@ from octjepa.tasks.segmenter.scan_picture import CLASS_COLOURS, LINE_COLOURS
 from octjepa.volume import OCTVolume, hash_pixels
 
 _UNKNOWN_UM: Final = 60.0  # an A-scan whose ILM or Bruch's membrane is expected to be this far off is not measured
-_LEAST_MEASURED: Final = 0.1  # share of A-scans; with fewer there is no retina
+_LEAST_MEASURED: Final = 0.1  # share of A-scans; with fewer that are sure there is no retina
 _UNSURE_UM: Final = 15.0
 _TINT: Final = 0.45
 _KIND: Final = "bscan"  # of the results in the record of the output folder
@@ -61,7 +61,8 @@ class SegmentedBScan(Record):
 
     `thickness` is the mean of each layer, `area` that of each class, and `fluid_share` the share of the retina's area
     that is intraretinal or subretinal fluid. `measured_share` is the share of A-scans that were measured. A-scans that
-    were not measured count neither in `area`, unless the retina is cut off there, nor in `fluid_share`.
+    were not measured count neither in `area`, unless the retina is cut off there, nor in `fluid_share`. If less than a
+    tenth is measured, because the retina is cut off, then only the areas have a value.
     `position` says which file of the call a masked name stands for, such as "file 3 of 4".
     """
 
@@ -70,10 +71,10 @@ class SegmentedBScan(Record):
     shape: tuple[int, int]
     spacing_um: tuple[float, float] | None
     unit: str
-    thickness: dict[str, float]
+    thickness: dict[str, float | None]
     area: dict[str, float]
-    fluid_share: float
-    expected_error: float
+    fluid_share: float | None
+    expected_error: float | None
     measured_share: float
     notes: tuple[str, ...]
     position: str = ""
@@ -173,22 +174,29 @@ def _segment(
         raise rejection("size_implausible", str(error)) from None
     is_doubtful = is_doubtful or is_unrecognised(segmentation.expected_error_um)
     rows = segmentation.boundaries_px[:, 0]
-    measured = (segmentation.expected_error_um[[0, 7], 0].max(0) < _UNKNOWN_UM) & (np.ptp(bscan.pixels, axis=0) > 0)
-    if measured.mean() < _LEAST_MEASURED:
+    seen = np.ptp(bscan.pixels, axis=0) > 0
+    sure = (segmentation.expected_error_um[[0, 7], 0].max(0) < _UNKNOWN_UM) & seen
+    if sure.mean() < _LEAST_MEASURED:
         raise rejection(
-            "no_tissue", f"the network is sure of a retina in {measured.mean():.0%} of the A-scans: expected a B-scan"
+            "no_tissue", f"the network is sure of a retina in {sure.mean():.0%} of the A-scans: expected a B-scan"
         )
+    cut = cut_off(rows, height) & seen  # boundaries in blank A-scans have no meaning
+    measured = sure & ~cut
     length, area = (1000 * depth_mm, depth_mm * column_mm) if known_mm else (1.0, 1.0)
     digits = 1 if known_mm else 2
-    thickness = {
-        key: round(float((rows[low] - rows[high])[measured].mean() * length), digits) for key, high, low in LAYERS
-    }
+    lengths: dict[str, float | None] = dict.fromkeys(name for name, _, _ in LAYERS)
+    fluid_share = expected_error = None
     # Areas count the same A-scans as the volumes of `measurement.measure`: measured A-scans, and A-scans whose
     # retina is cut off. The share needs the retina's whole height, so fluid and retina both come from measured A-scans.
-    counted_columns = measured | cut_off(rows, height)
-    counts = [int(np.count_nonzero(segmentation.classes[0][:, counted_columns] == k)) for k in range(len(CLASSES))]
-    retina = float((rows[7] - rows[0])[measured].sum())
-    fluid = int(np.isin(segmentation.classes[0][:, measured], (1, 2)).sum())
+    if measured.mean() >= _LEAST_MEASURED:
+        for key, high, low in LAYERS:
+            lengths[key] = round(float((rows[low] - rows[high])[measured].mean() * length), digits)
+        retina = float((rows[7] - rows[0])[measured].sum())
+        fluid_share = round(int(np.isin(segmentation.classes[0][:, measured], (1, 2)).sum()) / max(retina, 1.0), 4)
+        error_um = float(segmentation.expected_error_um[:, 0, measured].mean())
+        expected_error = round(error_um / 1000 / depth_mm * length, digits)
+    counted = segmentation.classes[0][:, measured | cut]
+    counts = [int(np.count_nonzero(counted == k)) for k in range(len(CLASSES))]
     to.record.claim(name, hash_pixels(bscan.pixels), _result_names(name))
     result = SegmentedBScan(
         image=name,
@@ -196,14 +204,12 @@ def _segment(
         shape=(height, width),
         spacing_um=(round(1000 * depth_mm, 4), round(1000 * column_mm, 4)) if known_mm else None,
         unit="um" if known_mm else "px",
-        thickness=thickness,
+        thickness=lengths,
         area={key: round(counts[k] * area, 5) if known_mm else float(counts[k]) for k, key in enumerate(CLASSES) if k},
-        fluid_share=round(fluid / max(retina, 1.0), 4),
-        expected_error=round(
-            float(segmentation.expected_error_um[:, 0, measured].mean()) / 1000 / depth_mm * length, digits
-        ),
+        fluid_share=fluid_share,
+        expected_error=expected_error,
         measured_share=round(float(measured.mean()), 3),
-        notes=_notes(bscan, segmentation, measured, known_mm is not None) + ((_DOUBTFUL,) if is_doubtful else ()),
+        notes=_notes(bscan, segmentation, measured, cut, known_mm is not None) + ((_DOUBTFUL,) if is_doubtful else ()),
     )
     to.record.add(name, _KIND, result.to_json())
     return result
@@ -222,7 +228,9 @@ def _check_retina(bscan: BScan, depth_mm: float, column_mm: float) -> bool:
         raise
 
 
-def _notes(bscan: BScan, segmentation: Segmentation, measured: np.ndarray, is_known: bool) -> tuple[str, ...]:
+def _notes(
+    bscan: BScan, segmentation: Segmentation, measured: np.ndarray, cut: np.ndarray, is_known: bool
+) -> tuple[str, ...]:
     notes = []
     if not is_known:
         notes.append("spacing unknown: results in pixels, for a picture taken to be 2 x 6 mm (--spacing states it)")
@@ -233,7 +241,7 @@ def _notes(bscan: BScan, segmentation: Segmentation, measured: np.ndarray, is_kn
         notes.append(f"low confidence: in {(error > _UNSURE_UM).mean():.0%} of the A-scans boundaries are unsure")
     if measured.mean() < 0.95:
         notes.append(f"{1 - measured.mean():.0%} of the A-scans are not measured")
-    if cut_off(segmentation.boundaries_px[:, 0], len(bscan.pixels)).mean() > 0.02:
+    if cut.mean() > 0.02:
         notes.append("the retina is cut off above or below")
     return tuple(notes)
 
