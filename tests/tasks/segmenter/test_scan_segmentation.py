@@ -406,6 +406,16 @@ def test_the_picture_of_a_vertical_scan_names_no_side() -> None:
     assert "superior" not in vertical
 
 
+def test_the_picture_names_the_b_scan_in_the_file_if_the_reader_reversed_them() -> None:
+    def title(*notes: str) -> str:
+        volume, found = _flat(60, 0.1, notes=unique_notes(notes))
+        return str(_scan_figure("eye", volume, found, measure(volume, found, Preparation(0.8))).axes[0].get_title())
+
+    number = int(title().removeprefix("B-scan ").partition(" ")[0])
+    assert title() == f"B-scan {number} of 60, through the fovea"
+    assert title("frames_reversed") == f"B-scan {number} of 60 (number {61 - number} in the file), through the fovea"
+
+
 def test_notes_about_the_result() -> None:
     volume, found = _flat(61, 0.1)
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from octjepa.files import write_atomic
 from octjepa.layers import BOUNDARIES, BOUNDARY_NAMES, CLASSES
+from octjepa.tasks.labels.class_files import file_order
 from octjepa.tasks.segmenter.inference import Segmentation
 from octjepa.tasks.segmenter.measurement import Measurement
 from octjepa.tasks.segmenter.retained_layers import RetainedLayers
@@ -103,11 +104,18 @@ def _draw_bscan(
     panel.set_xlim(0, columns * dx)
     panel.set_ylim(bottom * dy, top * dy)
     centre = "through the fovea" if made.centre.kind == "fovea" else "in the middle of the scan"
-    panel.set_title(f"B-scan {index + 1} of {volume.shape[0]}, {centre}", fontsize=9)
+    panel.set_title(f"B-scan {index + 1} of {volume.shape[0]}{_frame(index, volume)}, {centre}", fontsize=9)
     panel.set_xlabel("mm", fontsize=8)
     panel.set_ylabel("depth, mm (stretched)", fontsize=8)
     panel.tick_params(labelsize=7)
     panel.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=6, fontsize=7, frameon=False)
+
+
+def _frame(index: int, volume: OCTVolume) -> str:
+    """The number of a B-scan in its file, if the reader reversed the B-scans; files of results are in that order."""
+    if file_order(volume)[0].slice_step > 0:
+        return ""
+    return f" (number {volume.shape[0] - index} in the file)"
 
 
 def _draw_map(figure: Any, panel: Any, made: Measurement) -> None:
