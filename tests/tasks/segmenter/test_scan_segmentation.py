@@ -18,6 +18,7 @@ from command_line import call, run
 from oct_dicom import make_dataset, retina, save
 from octjepa.ingest.source_file import SourceFile
 from octjepa.ingest.sources import discover
+from octjepa.layers import CLASSES
 from octjepa.notes import unique_notes
 from octjepa.phantom import DEVICES, make_eye
 from octjepa.phantom.dicom import write_eye
@@ -25,7 +26,7 @@ from octjepa.phantom.random_scene import BOUNDARY_SURFACES
 from octjepa.read.orientation import VERTICAL_NOTE
 from octjepa.read.reader import read_volume
 from octjepa.tasks.labels.class_files import Forms, write_classes
-from octjepa.tasks.labels.dicom_seg import read_segmentation
+from octjepa.tasks.labels.dicom_seg import read_segmentation, segment_property
 from octjepa.tasks.segmenter.fovea import find_centre
 from octjepa.tasks.segmenter.inference import Segmentation
 from octjepa.tasks.segmenter.measurement import Measurement, Preparation, measure
@@ -414,6 +415,16 @@ def test_the_picture_names_the_b_scan_in_the_file_if_the_reader_reversed_them() 
     number = int(title().removeprefix("B-scan ").partition(" ")[0])
     assert title() == f"B-scan {number} of 60, through the fovea"
     assert title("frames_reversed") == f"B-scan {number} of 60 (number {61 - number} in the file), through the fovea"
+
+
+def test_material_below_the_rpe_is_not_coded_as_retina_in_a_dicom_segmentation() -> None:
+    meanings = {name: tuple(code[2] for code in segment_property(name)) for name in (*CLASSES[1:], "rpe")}
+    assert meanings == {
+        "intraretinal_fluid": ("Body Substance", "Body fluid"),
+        "subretinal_fluid": ("Body Substance", "Body fluid"),
+        "sub_rpe": ("Morphologically Abnormal Structure", "Morphologically Abnormal Structure"),
+        "rpe": ("Anatomical Structure", "Retina"),
+    }
 
 
 def test_notes_about_the_result() -> None:

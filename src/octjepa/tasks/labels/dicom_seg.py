@@ -52,7 +52,7 @@ _PROPERTIES: tuple[tuple[tuple[str, ...], Code, Code], ...] = (
     (("edema", "oedema"), _ABNORMAL, ("79654002", "SCT", "Edema")),
     (("hemorrhage", "haemorrhage"), _ABNORMAL, ("50960005", "SCT", "Hemorrhage")),
     (("cyst", "cysts"), _ABNORMAL, ("367643001", "SCT", "Cyst")),
-    (("drusen", "atrophy", "epiretinal", "ped", "lesion", "lesions", "scar"), _ABNORMAL, _ABNORMAL),
+    (("drusen", "atrophy", "epiretinal", "ped", "lesion", "lesions", "scar", "sub"), _ABNORMAL, _ABNORMAL),
     (("choroid",), _STRUCTURE, ("68703001", "SCT", "Choroid of eye")),
     (("vitreous",), _STRUCTURE, ("26386000", "SCT", "Vitreous")),
     (
