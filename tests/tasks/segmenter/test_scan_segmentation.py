@@ -334,6 +334,23 @@ def test_a_fovea_beyond_the_search_is_not_placed_on_its_border(shift_mm: float, 
     assert beyond.kind == "scan"
 
 
+@pytest.mark.parametrize(
+    ("protocol", "region", "kind"),
+    [
+        ("cirrus disc oct", "Optic Disc", "scan"),
+        ("", "Optic Disc, 6 x 6", "scan"),
+        ("macula and disc", "", "fovea"),
+        ("", "Macula", "fovea"),
+    ],
+)
+def test_a_scan_of_the_optic_disc_has_no_fovea(protocol: str, region: str, kind: str) -> None:
+    """The excavation of a disc is thinner than its rim, as the fovea is thinner than the retina around it."""
+    made = _measured(61, 0.1, protocol=protocol, region=region)
+    assert made.centre.kind == kind
+    assert any("optic disc has no fovea" in note for note in made.notes) == (kind == "scan")
+    assert not any("no foveal pit" in note for note in made.notes)
+
+
 def test_volumes_are_the_areas_of_a_class_times_the_width_of_its_b_scans() -> None:
     made = _measured(61, 0.1)
     assert made.fluid_mm3["intraretinal_fluid"] == pytest.approx(61 * 0.1 * 10 * 0.004 * 10 * 0.02, rel=1e-5)

@@ -9,6 +9,7 @@ because their B-scans do not sample an area evenly.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -57,6 +58,7 @@ _LOW_QUALITY: Final = 0.25
 _NERVE_UM: Final = 110.0  # the nerve fibre layer is this thick only near the optic disc, or under a membrane
 _NERVE_SHARE: Final = 0.02
 _PARTLY: Final = 0.95
+_DISC_WORDS: Final = frozenset({"disc", "disk", "onh", "optic"})
 
 
 def layer_codes(found: Segmentation) -> UInt8[np.ndarray, "D H W"]:
@@ -136,7 +138,7 @@ def measure(
     centre = ScanCentre(float(slice_mm[[0, -1]].mean()), float(column_mm[[0, -1]].mean()), "scan", 0.0)
     if chosen_mm is not None:
         centre = ScanCentre(*chosen_mm, "chosen", 1.0)
-    elif has_area:
+    elif has_area and not _is_of_disc(volume):  # the excavation of a disc looks like a foveal pit
         retina, inner = (np.where(known, um[index] - um[0], np.nan) for index in (6, 4))
         centre = find_centre(retina, inner, slice_mm, column_mm)
     lines = lines_of(volume.pattern, volume.notes) if has_area else "not parallel"
@@ -162,6 +164,16 @@ def measure(
 def cut_off(boundaries_px: Float[np.ndarray, "8 ... W"], height: int) -> Bool[np.ndarray, "... W"]:
     """A-scans whose ILM or Bruch's membrane is at an end of the depth axis, which has `height` rows."""
     return (boundaries_px[0] < _CUT_ROWS) | (boundaries_px[7] > height - 1 - _CUT_ROWS)
+
+
+def _protocol_words(volume: OCTVolume) -> set[str]:
+    return set(re.findall(r"[a-z]+", f"{volume.protocol} {volume.region}".lower()))
+
+
+def _is_of_disc(volume: OCTVolume) -> bool:
+    """Whether protocol and region name the optic disc and not the macula."""
+    words = _protocol_words(volume)
+    return bool(_DISC_WORDS & words) and not {"macula", "macular", "mac", "fovea"} & words
 
 
 def _seen(volume: OCTVolume) -> Bool[np.ndarray, "D W"]:
@@ -243,7 +255,9 @@ def _centre_notes(volume: OCTVolume, centre: ScanCentre, lines: Lines) -> list[s
     if lines == "not parallel":
         return []
     notes = []
-    if centre.kind == "scan":
+    if centre.kind == "scan" and _is_of_disc(volume):
+        notes.append("a scan of the optic disc has no fovea: the ETDRS grid is centred on the middle of the scan")
+    elif centre.kind == "scan":
         notes.append(
             f"no foveal pit was found (certainty {centre.certainty:.2f}): the ETDRS grid is centred on the middle of "
             "the scan"
@@ -294,8 +308,7 @@ def _trust_notes(
         notes += [f"{counted_are(int(count), 'B-scan')} {text}" for count in counts]
     notes += _range_notes(volume, found, layers)
     nerve = float(np.mean(np.nan_to_num(layers[1]) > _NERVE_UM))
-    words = f"{volume.protocol} {volume.region}".lower().split()
-    if {"disc", "disk", "onh", "optic", "rnfl", "glaucoma"} & set(words):
+    if {*_DISC_WORDS, "rnfl", "glaucoma"} & _protocol_words(volume):
         notes.append("by its protocol this is a scan of the optic disc: boundaries inside the disc have no meaning")
     elif nerve > _NERVE_SHARE:
         notes.append(
