@@ -25,13 +25,15 @@ from octjepa.phantom.dicom import write_eye
 from octjepa.phantom.random_scene import BOUNDARY_SURFACES
 from octjepa.read.orientation import VERTICAL_NOTE
 from octjepa.read.reader import read_volume
+from octjepa.report.segmented_scans import write_page
 from octjepa.tasks.labels.class_files import Forms, write_classes
 from octjepa.tasks.labels.dicom_seg import read_segmentation, segment_property
+from octjepa.tasks.labels.label_files import made_automatically
 from octjepa.tasks.segmenter.fovea import find_centre
 from octjepa.tasks.segmenter.inference import Segmentation
 from octjepa.tasks.segmenter.measurement import Measurement, Preparation, measure
 from octjepa.tasks.segmenter.scan_picture import _scan_figure
-from octjepa.tasks.segmenter.scan_segmentation import SegmentedScan, _write_fluid, _write_thickness
+from octjepa.tasks.segmenter.scan_segmentation import SegmentedScan, SegmentedScans, _write_fluid, _write_thickness
 from octjepa.tasks.thickness import SECTORS
 from octjepa.volume import OCTVolume
 
@@ -383,6 +385,17 @@ def test_a_blank_part_is_not_called_cut_off() -> None:
     made = measure(replace(volume, pixels=pixels), replace(found, boundaries_px=rows), Preparation(0.8))
     assert any("30% of the A-scans are blank" in note for note in made.notes)
     assert not any("cut off" in note for note in made.notes)
+
+
+def test_the_page_names_the_network_of_each_scan(tmp_path: Path) -> None:
+    volume, found = _flat(61, 0.1)
+    picture = tmp_path / "eye.png"
+    picture.write_bytes(b"")
+    scan = SegmentedScan.of("eye", volume, measure(volume, found, Preparation(0.8)), {"picture": str(picture)})
+    scan = replace(scan, made_by=made_automatically(is_adapted=True))
+    page = write_page(SegmentedScans([scan]), tmp_path).read_text()
+    assert f"Segmentation {made_automatically(is_adapted=True)}" in page
+    assert "The packaged network was trained on synthetic eyes only" in page
 
 
 def test_tables_hold_the_notes_that_concern_their_values(tmp_path: Path) -> None:

@@ -58,7 +58,8 @@ class SegmentedScan(Record):
 
     `thickness_um` is the total thickness per ETDRS sector and `layers_um` that of every layer, None without a value.
     `fluid_mm3` is None per class for scan patterns without volumes. `centre` is "fovea" or "scan".
-    `position` says which file of the search a masked name stands for, such as "file 3 of 4".
+    `position` says which file of the search a masked name stands for, such as "file 3 of 4". `made_by` says whether the
+    packaged or an adapted network segmented the scan.
     """
 
     scan: str
@@ -75,6 +76,7 @@ class SegmentedScan(Record):
     centre: str
     centre_certainty: float
     position: str = ""
+    made_by: str = ""
 
     @property
     def shown(self) -> str:
@@ -225,7 +227,7 @@ def _segment(
     made = measure(volume, found, preparation)
     to.record.claim(to.name, volume.content_hash, _result_names(to.name))
     files, notes = _write_labels(volume, found, source, to)
-    result = SegmentedScan.of(to.name, volume, made, files, notes)
+    result = replace(SegmentedScan.of(to.name, volume, made, files, notes), made_by=to.made_by)
     files["thickness"] = str(_write_thickness(to.path(THICKNESS), result, made))
     files["fluid"] = str(_write_fluid(to.path(FLUID), result))
     title = f"{to.name}{', ' + result.eye if result.eye else ''}"
