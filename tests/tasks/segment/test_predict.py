@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import shutil
@@ -23,6 +24,7 @@ from octjepa.tasks.nifti import write_nifti
 from octjepa.tasks.segment import predict
 from octjepa.tasks.segment.folder import KIND, load_head
 from octjepa.tasks.segment.predict import segment_volume
+from octjepa.tasks.thickness import MIN_AREA_SHARE, SECTORS
 
 from .conftest import Line
 
@@ -189,6 +191,11 @@ def test_an_eye_without_any_class_is_a_result_and_has_no_dicom_segmentation(
         "healthy.svg",
         "octjepa_segmented.jsonl",
     ]
+    with (tmp_path / "healthy.etdrs.tsv").open() as file:
+        rows = [row for row in csv.DictReader(file, delimiter="\t") if row["class"] == "inner"]
+    assert len(rows) == len(SECTORS)
+    assert all((float(row["measured_share"]) >= MIN_AREA_SHARE) == bool(row["predicted_um"]) for row in rows)
+    assert any(float(row["measured_share"]) < 1 for row in rows)
     assert json.loads((tmp_path / "classes.json").read_text())["source"].startswith("made automatically by octjepa")
 
 

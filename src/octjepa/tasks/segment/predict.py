@@ -216,14 +216,14 @@ def _segment_volume(saved: SavedHead, volume: OCTVolume, source: SourceFile, to:
     lines = lines_of(volume.pattern, volume.notes)
     orientation = ScanOrientation(volume.laterality or "", scan_centre(slice_mm, column_mm), first, lines)
     maps = thickness_um(codes, len(saved.classes), volume.spacing_mm[1])
-    means, _ = sector_means(maps, slice_mm, column_mm, orientation)
+    means, measured = sector_means(maps, slice_mm, column_mm, orientation)
     vertical = "positions" if is_known else f"assumed {first} first"
     table = [
-        (label, sector, float(value), "scan", vertical)
+        (label, sector, float(value), "scan", vertical, f"{share:.2f}")
         for label, of_class in zip(saved.classes, means, strict=True)
-        for sector, value in zip(SECTORS, of_class, strict=True)
+        for sector, value, share in zip(SECTORS, of_class, measured, strict=True)
     ]
-    columns = ("class", "sector", "predicted_um", "centre", "vertical")
+    columns = ("class", "sector", "predicted_um", "centre", "vertical", "measured_share")
     figure = draw_thickness(
         to.folder / f"{name}.svg", maps, means, saved.classes, slice_mm, column_mm, orientation, name
     )
