@@ -120,9 +120,10 @@ class DenseEncoder(GridEncoder[BScanImages]):
 
     def select_tokens(self, volume: CanonicalVolume) -> BScanImages:
         """The encoder's input for a prepared volume: centre crop, every token that contains tissue."""
-        view, index, share = select_tissue_tokens(volume, self.recipe, geometry.center_crop(self.preprocessing))
+        crop = geometry.center_crop(self.preprocessing)
+        view, index, share = select_tissue_tokens(volume, self.recipe, crop)
         if volume.bscan_slices:
-            view = one_bscan(view)
+            view = one_bscan(view, volume, crop)
         images = prepared_bscans(view, self._shape).numpy()
         return BScanImages(images, index, share[index])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from command_line import call
+from octjepa.canonical.single_bscan import bscan_range
 from octjepa.cohort.recorded_scans import split_recorded
 from octjepa.embed.embedding import embed_store
 from octjepa.embed.table import read_embeddings
@@ -19,7 +21,7 @@ from octjepa.encoders.external import is_external, load_external
 from octjepa.errors import CheckpointError, ContractError, OctjepaError, WrongCheckpointError
 from octjepa.explain.eyes import occluded_cases
 from octjepa.report import write_report
-from octjepa.tasks.finetune.external import load_start, tuned_network
+from octjepa.tasks.finetune.external import load_start, make_bscan_view, tuned_network
 from octjepa.tasks.finetune.inference import predict_store
 from octjepa.tasks.finetune.network import pooled
 from octjepa.tasks.finetune.predict import load_tuned
@@ -28,7 +30,7 @@ from octjepa.views.loader import LoadedSample
 from octjepa.views.sample import make_sample, make_view
 from octjepa.views.tokens import extract_patches, grid_coordinates
 from planted import RECIPE, PlantedStore
-from synthetic import small_recipe
+from synthetic import small_recipe, volume
 
 PREPROCESSING = RECIPE.preprocessing
 VIEW = np.random.default_rng(0).integers(0, 255, size=PREPROCESSING.image_size, dtype=np.uint8)
@@ -114,6 +116,20 @@ def test_views_are_those_of_pretraining_as_intensities(planted) -> None:
     assert 0 <= changed.min() < changed.max() <= 1
     assert np.array_equal(changed, make_view(one, bright, 0))
     assert not np.array_equal(changed, make_view(one, bright, 1))
+
+
+@pytest.mark.parametrize("views", [{"gain": 0.3}, {"gamma": 0.3}, {"speckle": 0.5}])
+def test_the_slice_of_a_single_bscan_is_never_padding(views) -> None:
+    """Augmentation gives the empty slices other values than zero."""
+    recipe = small_recipe(preprocessing={"margin": [2, 4, 4]}, views={"flip_slow": 0.5, **views})
+    whole, filled = volume(recipe.preprocessing), bscan_range(recipe.preprocessing, 2)
+    pixels = np.zeros_like(whole.pixels)
+    pixels[filled] = whole.pixels[2]
+    single = replace(whole, pixels=pixels, bscan_slices=2)
+    for epoch in range(8):
+        view = make_bscan_view(single, recipe, epoch)
+        assert view.shape == (1, *recipe.preprocessing.image_size[1:])
+        assert view.std() > 0.1  # dark vitreous and bright tissue
 
 
 @pytest.mark.slow

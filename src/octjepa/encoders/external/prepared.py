@@ -24,9 +24,15 @@ from octjepa.volume import CanonicalVolume
 PATTERNS: tuple[Literal["raster"]] = ("raster",)  # the scans that encoders of other projects are given
 
 
-def one_bscan(view: Shaped[np.ndarray, "d h w"]) -> Shaped[np.ndarray, "1 h w"]:
-    """The middle one of the slices of a view that a single B-scan fills."""
-    filled = np.flatnonzero(view.any(axis=(1, 2)))
+def one_bscan(
+    view: Shaped[np.ndarray, "d h w"], volume: CanonicalVolume, transform: geometry.ViewTransform
+) -> Shaped[np.ndarray, "1 h w"]:
+    """The middle slice of those that the single B-scan `volume` fills, of its view under `transform`.
+
+    The stored pixels decide which slices are filled: an augmented view may have other values than zero in padding.
+    """
+    stored = geometry.moved_view(volume.pixels, transform, view.shape)
+    filled = np.flatnonzero(stored.any(axis=(1, 2)))
     middle = int(filled[len(filled) // 2]) if len(filled) else len(view) // 2
     return view[middle : middle + 1]
 
@@ -95,7 +101,7 @@ class PreparedExternal(EncoderBase[UInt8[np.ndarray, "d h w"]]):
         """The centred view of a prepared volume; a single B-scan as one slice for an encoder that reads B-scans."""
         crop = geometry.center_crop(self.preprocessing)
         view = geometry.apply_transform(volume.pixels, crop, self.preprocessing.image_size)
-        return one_bscan(view) if volume.bscan_slices and self.external.reads_bscans else view
+        return one_bscan(view, volume, crop) if volume.bscan_slices and self.external.reads_bscans else view
 
     def encode_tokens(self, selected: Sequence[UInt8[np.ndarray, "d h w"]]) -> list[TokenFeatures]:
         """All tokens of each view. Raises UsageError: features that are not finite."""

@@ -28,7 +28,7 @@ from octjepa.metrics.scores import Task
 from octjepa.recipe import DataRecipe, Preprocessing, Recipe, TokenRecipe, TrainRecipe
 from octjepa.tasks.finetune.network import TunableEncoder, TunedNetwork
 from octjepa.views.loader import LoadedSample
-from octjepa.views.sample import make_view
+from octjepa.views.sample import make_view, view_transform
 from octjepa.views.tokens import grid_coordinates
 from octjepa.volume import CanonicalVolume
 
@@ -77,7 +77,7 @@ def collate_views(items: Sequence[LoadedSample]) -> ViewBatch:
 def make_bscan_view(volume: CanonicalVolume, recipe: Recipe, epoch: int | None) -> Float[np.ndarray, "d h w"]:
     """`make_view`, of a single B-scan as one slice: for encoders that read each B-scan by itself."""
     view = make_view(volume, recipe, epoch)
-    return one_bscan(view) if volume.bscan_slices else view
+    return one_bscan(view, volume, view_transform(volume, recipe, epoch)) if volume.bscan_slices else view
 
 
 class TunedExternal(TunedNetwork):
