@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from scipy.ndimage import gaussian_filter1d
 
 from octjepa.canonical.pipeline import BAND_BELOW_BRUCH_MM, intensity_scale, rescale_to_8_bit
@@ -104,9 +104,9 @@ def _on_grid(
     slack = max(0.0, COLUMNS - width * dx / COLUMN_MM / zoom_columns)
     centre = (COLUMNS - 1) / 2 + rng.uniform(-0.5, 0.5) * slack
     at = centre + (np.arange(width) - (width - 1) / 2) * dx / COLUMN_MM / zoom_columns
-    first = np.floor(at - (covered - 1) / 2).astype(np.int64)
+    first, middle = _scene_columns(at, covered)
     seen = (first >= 0) & (first + covered <= COLUMNS)
-    middle = np.clip(np.rint(at).astype(np.int64), 0, COLUMNS - 1)
+    middle = np.clip(middle, 0, COLUMNS - 1)
     linear = _POWER[scene.power]
     power = np.mean([linear[:, :, np.clip(first + k, 0, COLUMNS - 1)] for k in range(covered)], axis=0)  # [D, rows, W]
 
@@ -147,6 +147,14 @@ def _on_grid(
     labels = np.where(disease > 0, disease + np.uint8(LAYERS - 1), labels)
     labels[~inside] = UNKNOWN
     return moved.astype(np.float32), labels, boundaries.astype(np.float32), inside
+
+
+def _scene_columns(at: Float[np.ndarray, " W"], covered: int) -> tuple[Int[np.ndarray, " W"], Int[np.ndarray, " W"]]:
+    """Of each stored column, centred at column `at` of the scene: the first of its `covered` columns, and the nearest.
+
+    Both are rounded, not cut, so that the image does not lie beside the labels of the nearest column.
+    """
+    return np.rint(at - (covered - 1) / 2).astype(np.int64), np.rint(at).astype(np.int64)
 
 
 def _filled(surface: Float[np.ndarray, "D W"]) -> Float[np.ndarray, "D W"]:
