@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import pytest
 
+from octjepa.errors import OctjepaError
 from octjepa.views.loader import TrainingDataset, select_volumes, training_batches
 from octjepa.views.order import VolumeOrder, quotas
+from octjepa.volume import CanonicalVolume
 from synthetic import MemoryStore, small_recipe
 
 SIZES = {"cirrus": 60, "maestro": 30, "triton": 9, "plex": 1}
@@ -99,3 +102,30 @@ def test_a_balanced_stream_resumes_anywhere_and_needs_its_domains() -> None:
     assert set(drawn.values()) == {9}  # 36 draws of 4 domains
     with pytest.raises(ValueError, match="needs the domains"):
         TrainingDataset(store, recipe, chosen.volume_ids)
+
+
+@pytest.mark.parametrize("reason", ["unreadable", "excluded"])
+def test_replacements_never_repeat_a_sample(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = small_recipe()
+    store = MemoryStore(recipe.preprocessing)
+    stream = TrainingDataset(store, recipe, sorted(store.volumes))
+    monkeypatch.setattr(stream, "make", lambda volume, recipe, visit: (visit, volume.volume_id))
+    lost = {stream.volume_at(position)[1] for position in (0, 1, 6)}
+    if reason == "excluded":
+        stream.exclude(lost)
+    else:
+        for volume_id in lost:
+            del store.volumes[volume_id]
+        monkeypatch.setattr(store, "read", partial(_read_or_raise, store))
+    samples = [stream[position].sample for position in range(60)]
+    assert not lost & {volume_id for _, volume_id in samples}
+    assert len(set(samples)) == 60  # equal visits of a volume have equal crops, flips and masks
+    assert [stream[position].sample for position in reversed(range(60))] == samples[::-1]
+    if reason == "excluded":
+        assert [stream.volume_at(position) for position in range(60)] == samples
+
+
+def _read_or_raise(store: MemoryStore, volume_id: str, halves: bool = False) -> CanonicalVolume:
+    if volume_id not in store.volumes:
+        raise OctjepaError(f"{volume_id} is absent")
+    return store.volumes[volume_id]

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import multiprocessing
 import time
@@ -119,9 +120,9 @@ class LoadedSample(NamedTuple):
 class TrainingDataset(Dataset[LoadedSample]):
     """Positions of the training stream as a map-style dataset; picklable, so loader processes can hold it.
 
-    A volume that is excluded or cannot be read is replaced by the next one in the order that can be. Which one depends
-    on the position alone, so it is the same on any number of ranks. Where the machine lacks memory or files the error
-    is raised instead: the volume is fine, and another machine would train on it.
+    A volume that is excluded or cannot be read is replaced by another one. Which one depends on the position alone, so
+    it is the same on any number of ranks, and no other position has its crop and mask. If the machine lacks memory or
+    files, the error is raised instead: the volume is fine, and another machine would train on it.
     """
 
     def __init__(
@@ -142,36 +143,38 @@ class TrainingDataset(Dataset[LoadedSample]):
 
     def volume_at(self, position: int) -> tuple[int, str]:
         """(visit, volume id) at a position of the stream; a volume's visit is its epoch unless domains are balanced."""
-        return self._first_included(position)[1]
+        return next(self._volumes_for(position))
 
     def volume_ids_of_update(self, update: int) -> list[str]:
         """The volumes of the global batch of `update` (from 0)."""
         size = self.recipe.train.global_batch
         return [self.volume_at(position)[1] for position in range(update * size, (update + 1) * size)]
 
-    def _first_included(self, position: int) -> tuple[int, tuple[int, str]]:
-        """(first position from `position` on whose volume is not excluded, its (visit, volume id))."""
-        while (entry := self.order.volume_at(position))[1] in self.excluded:
-            position += 1
-        return position, entry
+    def _volumes_for(self, position: int) -> Iterator[tuple[int, str]]:
+        """(visit, volume id) of the volume at `position`, then of its replacements, without excluded volumes."""
+        for replaced in itertools.count():
+            visit, volume_id = self.order.volume_at(position, replaced)
+            if volume_id not in self.excluded:
+                yield visit, volume_id
 
     def __getitem__(self, position: int) -> LoadedSample:
         unreadable: dict[str, str] = {}
         kinds: set[type[Exception]] = set()
         before = remote.retry_count()
         limit = min(_MAX_CONSECUTIVE, len(set(self.volume_ids) - self.excluded))
+        volumes = self._volumes_for(position)
         while len(unreadable) < limit:
-            position, (visit, volume_id) = self._first_included(position)
-            if volume_id not in unreadable:
-                try:
-                    sample = self.make(_read(self.store, volume_id, self.recipe.views.halves), self.recipe, visit)
-                    return LoadedSample(volume_id, sample, (*unreadable.items(),), remote.retry_count() - before)
-                except ResourceError:
-                    raise
-                except (OctjepaError, OSError, ValueError) as error:
-                    unreadable[volume_id] = str(error)
-                    kinds.add(type(error))
-            position += 1
+            visit, volume_id = next(volumes)
+            if volume_id in unreadable:
+                continue
+            try:
+                sample = self.make(_read(self.store, volume_id, self.recipe.views.halves), self.recipe, visit)
+                return LoadedSample(volume_id, sample, (*unreadable.items(),), remote.retry_count() - before)
+            except ResourceError:
+                raise
+            except (OctjepaError, OSError, ValueError) as error:
+                unreadable[volume_id] = str(error)
+                kinds.add(type(error))
         last = next(reversed(unreadable.values()))
         kind = ChangedVolume if kinds == {ChangedVolume} else OctjepaError
         raise kind(f"{limit} training volumes in a row cannot be read; the last: {last}")

@@ -14,6 +14,8 @@ import numpy as np
 
 from octjepa import keys
 
+_REPLACEMENT_EPOCHS = 1_000_000  # more epochs than any training has
+
 
 def quotas(counts: Mapping[str, int], power: float) -> dict[str, int]:
     """Draws of each domain in an epoch of sum(counts) draws: in proportion to count**power, one at least.
@@ -61,9 +63,14 @@ class VolumeOrder:
         self._names = list(self.draws_per_epoch)
         self._ends = np.cumsum(list(self.draws_per_epoch.values()))
 
-    def volume_at(self, position: int) -> tuple[int, str]:
-        """(visit, volume id): `visit` counts how often this volume came before, which is the epoch without domains."""
+    def volume_at(self, position: int, replaced: int = 0) -> tuple[int, str]:
+        """(visit, volume id): `visit` counts how often this volume came before, which is the epoch without domains.
+
+        replaced: volumes of this position that cannot be used. The next one has the same place in an epoch that no
+        training reaches, so no other position has this visit of this volume.
+        """
         epoch, slot = divmod(position, self._count)
+        epoch += replaced * _REPLACEMENT_EPOCHS
         rank = int(_epoch_order(self._seed, epoch, self._count)[slot])
         if len(self._names) == 1:
             return epoch, self._members[self._names[0]][rank]
