@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 
@@ -78,6 +79,21 @@ def test_a_training_that_was_interrupted_resumes_to_the_same_weights_and_journal
     assert [path.name for path in sorted((tmp_path / "whole" / STATES).iterdir())] == ["step-00000008", "step-00000012"]
     with pytest.raises(WrongCheckpointError, match="another recipe, encoder, store, precision or labels"):
         trained(ToyTask(), learner(), tmp_path / "whole", fingerprint="another")
+
+
+@pytest.mark.parametrize("updates", [6, 20])
+@pytest.mark.parametrize("stop_at", [7, None])
+def test_a_training_is_not_resumed_with_another_number_of_updates(
+    updates: int, stop_at: int | None, tmp_path: Path
+) -> None:
+    with nullcontext() if stop_at is None else pytest.raises(KeyboardInterrupt):
+        trained(ToyTask(stop_at=stop_at), learner(), tmp_path / "run")
+    other = learner()
+    other.updates = updates
+    message = rf"was begun with 12 updates, not {updates}: give 12 again, or start a new training with another --out"
+    with pytest.raises(WrongCheckpointError, match=message):
+        trained(ToyTask(), other, tmp_path / "run")
+    assert trained(ToyTask(), learner(), tmp_path / "run").done
 
 
 @pytest.mark.slow

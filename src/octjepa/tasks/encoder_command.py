@@ -50,7 +50,7 @@ def starting_encoder(arguments: argparse.Namespace) -> PretrainedEncoder:
 def run_fingerprint(
     settings: Mapping[str, Any], encoder: PretrainedEncoder, arguments: argparse.Namespace, *others: str
 ) -> str:
-    """Names everything that decides the result. A run that has not ended may be made longer when it is resumed."""
+    """Names everything that decides the result but the number of updates, which states hold (`train.learner`)."""
     settled = [
         {**settings, "updates": None},
         science_hash(encoder.recipe),

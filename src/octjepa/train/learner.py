@@ -140,7 +140,7 @@ def load_weights(network: nn.Module, tensors: dict[str, Tensor], folder: Any) ->
 def save_state(folder: Path, learner: Learner, fingerprint: str) -> None:
     """Writes `folder/step-<update>`, and keeps the state before it, should it be damaged. Raises CheckpointError."""
     tensors = state.snapshot(learner.network, learner.optimizer) | {_BEST_FILE: learner.best}
-    about = {"kind": "state of a supervised training", "fingerprint": fingerprint}
+    about = {"kind": "state of a supervised training", "fingerprint": fingerprint, "updates": learner.updates}
     write_folder(folder, learner.update, tensors, about | {name: getattr(learner, name) for name in _COUNTS})
     prune(folder, 2)
 
@@ -149,18 +149,25 @@ def load_state(folder: Path, learner: Learner, fingerprint: str) -> int:
     """Fills `learner` from the newest state in `folder`; the updates it has done, 0 if there is no state.
 
     A damaged state is reported, and the previous state is used. Raises CheckpointError (none is whole),
-    WrongCheckpointError (a training of another fingerprint: other settings, weights, volumes or labels).
+    WrongCheckpointError (a training of another fingerprint, that is with other settings, weights, volumes or labels, or
+    of another number of updates).
     """
     return load_newest(folder, lambda location: _load_state(location, learner, fingerprint)) or 0
 
 
 def _load_state(location: Location, learner: Learner, fingerprint: str) -> int:
-    """Fills `learner` from a saved state and returns its update. Raises WrongCheckpointError: another fingerprint."""
+    """Fills `learner` from a saved state and returns its update. Raises WrongCheckpointError: of another training."""
     about = read_manifest(location)
     if about["fingerprint"] != fingerprint:
         raise WrongCheckpointError(
             f"{location} was begun with another recipe, encoder, store, precision or labels: give what it was begun "
             "with, or remove the folder"
+        )
+    begun = about.get("updates", learner.updates)  # earlier versions did not record it
+    if begun != learner.updates:  # the learning rates until now were those of another schedule
+        raise WrongCheckpointError(
+            f"{location} was begun with {begun} updates, not {learner.updates}: give {begun} again, or start a new "
+            "training with another --out"
         )
     best = read_tensors(location, _BEST_FILE)
     try:

@@ -183,6 +183,10 @@ def test_the_command_exports_the_encoder_without_its_head(
     assert packaged.recorded_training <= distilled.recorded_training
     assert not [name for name, _ in distilled.network.named_parameters() if "recall" in name]
     (tmp_path / "encoder").rename(tmp_path / "first")
+    monkeypatch.setattr(sys, "argv", [*command, "--updates", "3", "--tokens", "64", "--precision", "fp32"])
+    assert train.main() == 1
+    assert "was begun with 2 updates, not 3: give 2 again" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", [*command, "--updates", "2", "--tokens", "64", "--precision", "fp32"])
     store.table["content_hash"] = "other" + store.table["content_hash"]
     assert train.main() == 1
     assert "was begun with another recipe, encoder, store" in capsys.readouterr().err

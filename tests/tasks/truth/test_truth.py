@@ -166,7 +166,9 @@ def test_scores_of_a_perfect_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def run(folder: Path, updates: int) -> int:
         options = (
             f"--out {folder} --updates {updates} --batch 4 --uses 2 --keep 0.5 --precision fp32 --licence apache-2.0"
@@ -198,6 +200,10 @@ def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(tmp_path: Path, m
     for name, weights in whole.network.state_dict().items():
         assert torch.equal(weights, parts.network.state_dict()[name]), name
     assert not torch.equal(whole.network.embed.weight, PACKAGED.network.embed.weight)
+    settings = (tmp_path / "whole" / "settings.json").read_text()
+    assert run(tmp_path / "whole", 2) == 1
+    assert "was begun with 3 updates, not 2: give 3 again" in capsys.readouterr().err
+    assert (tmp_path / "whole" / "settings.json").read_text() == settings
 
 
 @pytest.mark.slow

@@ -56,8 +56,6 @@ def _train(arguments: argparse.Namespace) -> None:
         seed=arguments.seed,
     )
     unlabelled = _unlabelled(encoder, settings, arguments)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    write_json(arguments.out / "settings.json", asdict(settings))
     runtime = Runtime(arguments.precision)
     encoder.network.requires_grad_(True).train()
     network = TruthNetwork(encoder.network, encoder.recipe.tokens.patch_size).to(runtime.device)
@@ -66,6 +64,7 @@ def _train(arguments: argparse.Namespace) -> None:
         others.append(unlabelled.fingerprint)
     fingerprint = run_fingerprint(asdict(settings), encoder, arguments, *others)
     train_on_truth(network, encoder.recipe, settings, runtime, arguments.out, fingerprint, unlabelled)
+    write_json(arguments.out / "settings.json", asdict(settings))  # a refused run leaves those of the run before
     recipe = encoder.recipe.model_copy(update={"name": "truth"})
     seen = encoder.recorded_training
     if unlabelled is not None:
