@@ -111,9 +111,12 @@ def with_statistics(network: nn.Module, bscans: Iterable[Tensor], share: float) 
     before = [(norm.running_mean.clone(), norm.running_var.clone()) for norm in norms]  # type: ignore[union-attr]
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum = None  # a cumulative mean over the batches
         norm.train()
+    seen = 0
     for batch in bscans:
+        seen += len(batch)
+        for norm in norms:
+            norm.momentum = len(batch) / seen  # the mean over B-scans, also if the last batch is smaller
         bscan_logits(adapted, batch, flip=False)
     for norm, (mean, variance) in zip(norms, before, strict=True):
         norm.running_mean = (1 - share) * mean + share * norm.running_mean  # type: ignore[operator]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from octjepa.errors import OctjepaError
-from octjepa.model.bscan_inference import Calibration, near_bscans
+from octjepa.model.bscan_inference import Calibration, near_bscans, spread_bscans, with_statistics
 from octjepa.tasks.segmenter.evaluation import pooled_score, score_eye
 from octjepa.tasks.segmenter.inference import Segmentation, Segmenter, load_segmenter, without_fill
 
@@ -70,6 +70,18 @@ def test_far_neighbours_are_not_shown() -> None:
     pixels, spacing = scan((2, 200, 168), 80), (0.12, 0.0078, 0.036)
     Segmenter(network, Calibration(flip=False)).predict(pixels, spacing)
     assert (network.seen[0] > 0).tolist() == [[False, True, True], [True, True, False]]
+
+
+@pytest.mark.parametrize("count", [7, 9, 15, 40])
+def test_statistics_of_a_scan_weigh_its_bscans_equally(count: int) -> None:
+    images = torch.randn(count, 16, 16) + torch.arange(count)[:, None, None]
+    near = near_bscans(count, 0.5, None, sparse=False)
+    taken = np.unique(np.linspace(0, count - 1, 16).astype(int))
+    network = nn.Sequential(nn.BatchNorm2d(3), nn.Identity())
+    with torch.inference_mode(), with_statistics(network, spread_bscans(images, near), 1.0) as adapted:
+        mean = adapted[0].running_mean
+    expected = images[torch.from_numpy(taken)].mean()
+    assert mean.tolist() == pytest.approx([0, float(expected), 0], abs=1e-4)  # no neighbour is near
 
 
 def test_registration_fill_is_replaced_and_bright_tissue_is_not() -> None:
