@@ -24,7 +24,9 @@ from octjepa.store.index import (
     encode_labels,
     entries_of,
     format_labels,
+    merge_participants,
     read_change,
+    read_people,
     read_volumes,
     text_cells,
 )
@@ -139,3 +141,31 @@ def test_a_file_whose_volume_is_valid_leaves_the_quarantine(tmp_path: Path) -> N
         store.clear_refusals(["k"])
         store.consolidate()
     assert Store.open(tmp_path / "store").quarantine == []
+
+
+def test_a_blank_of_a_later_table_leaves_what_is_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def person(name: str, *values: object) -> dict[str, object]:
+        columns = ("clinical_site", "study_group", "age", "recommended_split")
+        return {"person_id": name, "split_unknown": False, **dict(zip(columns, values, strict=True))}
+
+    stored = merge_participants(
+        read_people(tmp_path, "store"),
+        [person("p2", "UW", "", math.nan, "test"), person("p1", "", "control", 61.0, "")],
+    )
+    blank = person("p2", "", "", math.nan, "")
+    merged = merge_participants(stored, [blank, person("p1", "UAB", "", math.nan, "val"), blank])
+    expected = {"p1": ("UAB", "control", 61.0, "val"), "p2": ("UW", "", None, "test")}
+    assert {
+        row[0]: tuple(None if value != value else value for value in row[1:]) for row in rows_of(merged)
+    } == expected
+    assert not caplog.records, "nothing is contradicted"
+    later = merge_participants(merged, [person("p2", "UAB", "", 50.0, "test"), person("p1", "", "case", 61.0, "")])
+    assert [row[1:] for row in rows_of(later)] == [("UAB", "case", 61.0, "val"), ("UAB", "", 50.0, "test")]
+    (record,) = caplog.records
+    assert "differs from before for 2 people" in record.getMessage()
+    blanks = merge_participants(read_people(tmp_path, "store"), [person("p3", "", "", math.nan, "")])
+    assert rows_of(blanks)[0][1] == ""
+
+
+def rows_of(people: pd.DataFrame) -> list[tuple[object, ...]]:
+    return list(people.itertuples(index=False, name=None))

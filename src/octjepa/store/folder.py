@@ -481,7 +481,7 @@ class Store:
                 self.consolidate()
 
     def add_participants(self, people: list[dict[str, object]]) -> None:
-        """Adds or replaces persons; warns where two tables differ about one."""
+        """Adds persons, and replaces values of a stored person by filled values; warns where two tables differ."""
         if people:
             table = merge_participants(self.participants, people)
             write_atomic(self.path / "participants.parquet", lambda file: table.to_parquet(file, index=False))

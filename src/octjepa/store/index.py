@@ -316,12 +316,14 @@ def _checked(data: object, texts: Sequence[str], where: str) -> dict[str, Any]:
 
 
 def merge_participants(stored: pd.DataFrame, added: list[dict[str, object]]) -> pd.DataFrame:
-    """One entry per person, sorted by id; the last one counts. Warns where entries of one person differ."""
+    """One entry per person, sorted by id; the last filled value of each column counts. Warns where filled values of a
+    person differ.
+    """
     import pandas as pd
 
-    columns = list(PARTICIPANT_COLUMNS)
-    merged = pd.DataFrame([*stored.to_dict("records"), *added], columns=columns)
-    changed = int((merged.astype(str).drop_duplicates().groupby("person_id").size() > 1).sum())
+    entries = pd.DataFrame([*stored.to_dict("records"), *added], columns=list(PARTICIPANT_COLUMNS))
+    by_person = entries.where(entries != "").groupby("person_id")  # a blank is NaN, which is skipped
+    changed = int((by_person.nunique() > 1).any(axis=1).sum())
     if changed:
         _log.warning(
             "participants.tsv differs from before for %d people (split, site, group or age): the later table "
@@ -329,7 +331,9 @@ def merge_participants(stored: pd.DataFrame, added: list[dict[str, object]]) -> 
             "studies may use the same ids by chance: ingest them into separate stores.",
             changed,
         )
-    merged = merged.drop_duplicates("person_id", keep="last")
+    merged = (
+        by_person.last().reset_index().fillna(dict.fromkeys(("clinical_site", "study_group", "recommended_split"), ""))
+    )
     return merged.sort_values("person_id", key=lambda ids: ids.astype(str), ignore_index=True)
 
 
