@@ -116,6 +116,12 @@ def case_names(frame: pd.DataFrame, level: str, by_visit: bool = False) -> list[
     return [f"{name} {visit}".strip() for name, visit in zip(names, frame["visit"], strict=True)] if by_visit else names
 
 
+def check_level(level: str, by_visit: bool) -> None:
+    """Raises UsageError: people as cases of labels by visit, so that scores of several visits would be averaged."""
+    if by_visit and level == "person":
+        raise UsageError("labels by visit are those of an eye at a visit: use --level volume or eye")
+
+
 def group_cases(
     frame: pd.DataFrame,
     level: str,
@@ -132,8 +138,7 @@ def group_cases(
     for kind, name, allowed in (("level", level, LEVELS), ("rule for several volumes", several, tuple(RULES))):
         if name not in allowed:
             raise UsageError(f"no {kind} {name!r}: known are {', '.join(allowed)}")
-    if by_visit and level == "person":
-        raise UsageError("labels by visit are those of an eye at a visit: use --level volume or eye")
+    check_level(level, by_visit)
     in_split = np.arange(len(frame)) if level == "volume" else np.flatnonzero(frame["split"] != "")
     used = in_split[_first_visits(frame.iloc[in_split], visit_order)] if several == "first_visit" else in_split
     names = np.array(case_names(frame.iloc[used], level, by_visit))

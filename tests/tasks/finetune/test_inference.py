@@ -15,7 +15,7 @@ from oct_dicom import make_dataset, retina, save
 from octjepa.errors import UsageError
 from octjepa.read.identity import visit_pseudonym
 from octjepa.recipe import Preprocessing
-from octjepa.tasks.finetune.inference import StorePredictions, predict_store
+from octjepa.tasks.finetune.inference import StorePredictions, predict_scans, predict_store
 from octjepa.tasks.finetune.predict import load_tuned
 from planted import PlantedStore
 
@@ -63,7 +63,11 @@ def test_each_visit_of_an_eye_is_a_case_of_a_model_that_was_tuned_on_labels_by_v
     table = table_of(made)
     assert (made.level, made.cases, made.volumes) == ("eye", 80, 80)
     assert sorted(table["visit"]) == sorted(visits)
-    assert predict_store(out, store, tmp_path / "people", "person").cases == 40
+    with pytest.raises(UsageError, match="labels by visit are those of an eye at a visit: use --level volume or eye"):
+        predict_store(out, store, tmp_path / "people", "person")
+    with pytest.raises(UsageError, match="use --level volume or eye"):
+        predict_scans(out, [tmp_path / "scans are not read"], tmp_path / "people", "person")
+    assert not (tmp_path / "people").exists()
     manifest = Path(tuned["checkpoint"]) / "manifest.json"
     about = json.loads(manifest.read_text())
     assert about["tuned"].pop("by_visit") is True

@@ -19,7 +19,7 @@ import torch
 from octjepa.cohort.recorded_scans import split_recorded, uid_key
 from octjepa.embed.embedding import require_same_contract, select_volumes
 from octjepa.errors import LINK, TooManyLostError, UsageError
-from octjepa.evaluate.cases import case_names
+from octjepa.evaluate.cases import case_names, check_level
 from octjepa.files import write_atomic
 from octjepa.ingest import IngestOptions, build_store
 from octjepa.ingest.one_file import Spacing
@@ -78,6 +78,7 @@ def predict_scans(
     if (out / STORE).is_symlink():
         raise UsageError(f"{out / STORE} {LINK}")
     model = load_tuned(tuned)
+    check_level(level or model.level, model.by_visit)
     with writer_lock(out):
         lost: TooManyLostError | None = None
         try:
@@ -108,14 +109,15 @@ def predict_store(tuned: str | Path, store: Store, out: Path, level: str | None 
     """Predicts every volume of `store` that the encoder knows the pattern of, and writes `out/predictions.tsv`.
 
     level: a case is a volume, eye or person, whose scans are averaged; None: as in the tuning. If the labels of the
-    tuning were by visit, each visit of an eye is a case, and `visit` is a column. Of each target a line per case: its
-    keys, `predicted`, the calibrated and the balanced probability of each class (columns
+    tuning were by visit, each visit of an eye is a case, `visit` is a column, and people are refused as cases. Of each
+    target a line per case: its keys, `predicted`, the calibrated and the balanced probability of each class (columns
     `calibrated_CLASS`, `balanced_CLASS`) or the `value` of a quantity, the least `quality` of its scans, and
     `unlike_training`: why a scan is unlike those of the tuning ("device", "features"), empty if it is not.
-    Raises UsageError (no such volume), ContractError (a store prepared otherwise), CheckpointError.
+    Raises UsageError (no such volume, another level), ContractError (a store prepared otherwise), CheckpointError.
     """
     model = load_tuned(tuned)
     require_same_contract(model.encoder, store, tuned)
+    check_level(level or model.level, model.by_visit)
     with writer_lock(out):
         return _write(model, store, out, level)
 
@@ -189,7 +191,7 @@ def _keys(model: TunedModel, scans: pd.DataFrame, is_far: np.ndarray, level: str
     return {
         "person_id": scans["person_id"].iloc[0],
         "eye": "" if level == "person" else scans["eye"].iloc[0],
-        **({"visit": "" if level == "person" else scans["visit"].iloc[0]} if model.by_visit else {}),
+        **({"visit": scans["visit"].iloc[0]} if model.by_visit else {}),
         "volume_id": write_codes(scans["volume_id"]),
         "device": write_codes(sorted(devices)),
         "quality": round(float(scans["quality"].min()), 3),
