@@ -31,7 +31,7 @@ from octjepa.tasks.truth.network import (
     truth_losses,
 )
 from octjepa.tasks.truth.training import TruthSettings, TruthTask, score, validation_volumes
-from octjepa.tasks.truth.volumes import LAYERS, UNKNOWN, VOXEL_CLASSES, _scene_columns, draw_volume
+from octjepa.tasks.truth.volumes import LAYERS, UNKNOWN, VOXEL_CLASSES, draw_volume, scene_columns
 from octjepa.train.learner import Learner
 
 PACKAGED = load_encoder("phantom-tiny")
@@ -65,7 +65,7 @@ def test_labels_follow_the_boundaries_and_the_encoder_can_read_the_volume() -> N
 @pytest.mark.parametrize("covered", [1, 2, 3, 4, 5])
 def test_image_and_labels_of_a_column_have_one_centre(covered: int) -> None:
     at = np.random.default_rng(0).uniform(20, 300, 10_000)
-    first, nearest = _scene_columns(at, covered)
+    first, nearest = scene_columns(at, covered)
     image = first + (covered - 1) / 2
     for offset in (image - nearest, image - at, nearest - at):
         assert abs(offset.mean()) < 0.02

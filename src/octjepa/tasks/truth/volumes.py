@@ -104,7 +104,7 @@ def _on_grid(
     slack = max(0.0, COLUMNS - width * dx / COLUMN_MM / zoom_columns)
     centre = (COLUMNS - 1) / 2 + rng.uniform(-0.5, 0.5) * slack
     at = centre + (np.arange(width) - (width - 1) / 2) * dx / COLUMN_MM / zoom_columns
-    first, middle = _scene_columns(at, covered)
+    first, middle = scene_columns(at, covered)
     seen = (first >= 0) & (first + covered <= COLUMNS)
     middle = np.clip(middle, 0, COLUMNS - 1)
     linear = _POWER[scene.power]
@@ -149,10 +149,10 @@ def _on_grid(
     return moved.astype(np.float32), labels, boundaries.astype(np.float32), inside
 
 
-def _scene_columns(at: Float[np.ndarray, " W"], covered: int) -> tuple[Int[np.ndarray, " W"], Int[np.ndarray, " W"]]:
+def scene_columns(at: Float[np.ndarray, " W"], covered: int) -> tuple[Int[np.ndarray, " W"], Int[np.ndarray, " W"]]:
     """Of each stored column, centred at column `at` of the scene: the first of its `covered` columns, and the nearest.
 
-    Both are rounded, not cut, so that the image does not lie beside the labels of the nearest column.
+    Both are rounded to the nearest, so that the image has no mean offset from the labels of the nearest column.
     """
     return np.rint(at - (covered - 1) / 2).astype(np.int64), np.rint(at).astype(np.int64)
 
