@@ -32,8 +32,8 @@ from octjepa.tasks.labels.label_files import made_automatically
 from octjepa.tasks.segmenter.fovea import find_centre
 from octjepa.tasks.segmenter.inference import Segmentation
 from octjepa.tasks.segmenter.measurement import Measurement, Preparation, measure
-from octjepa.tasks.segmenter.scan_picture import _scan_figure
-from octjepa.tasks.segmenter.scan_segmentation import SegmentedScan, SegmentedScans, _write_fluid, _write_thickness
+from octjepa.tasks.segmenter.scan_picture import scan_figure
+from octjepa.tasks.segmenter.scan_segmentation import SegmentedScan, SegmentedScans, write_fluid, write_thickness
 from octjepa.tasks.thickness import SECTORS
 from octjepa.volume import OCTVolume
 
@@ -204,7 +204,7 @@ def test_class_files_of_an_earlier_call_do_not_stay(forms: Forms, expected: list
 @pytest.mark.parametrize(
     "notes", [(), ("frames_reversed",), ("columns_mirrored=6",), ("frames_reversed", "columns_mirrored=6")]
 )
-def test_a_voxel_has_one_place_in_space_in_every_order_of_the_file(notes: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_voxel_has_one_position_in_space_in_every_order_of_the_file(notes: tuple[str, ...], tmp_path: Path) -> None:
     volume = replace(read_volume(save(make_dataset(retina(6)), tmp_path / "scan.dcm")), notes=unique_notes(notes))
     codes = np.zeros(volume.shape, np.uint8)
     codes[1, 2, 3] = 1
@@ -404,7 +404,7 @@ def test_tables_hold_the_notes_that_concern_their_values(tmp_path: Path) -> None
     blind[7, :, :150] = 90
     made = measure(volume, replace(found, expected_error_um=blind), Preparation(0.8, unique_notes(["blank_frames=1"])))
     scan = SegmentedScan.of("eye", volume, made, {}, ["no DICOM Segmentation: no class was found"])
-    tables = (_write_thickness(tmp_path / "thickness.csv", scan, made), _write_fluid(tmp_path / "fluid.csv", scan))
+    tables = (write_thickness(tmp_path / "thickness.csv", scan, made), write_fluid(tmp_path / "fluid.csv", scan))
     common = ("depth spacing", "50% of the A-scans", "1 B-scan is blank")
     for path, words in zip(tables, ((*common, "inferior one"), common), strict=True):
         with path.open() as file:
@@ -426,7 +426,7 @@ def test_the_picture_of_a_vertical_scan_names_no_side() -> None:
 
     def labels(**changes: Any) -> str:
         volume, found = _flat(61, 0.1, **changes)
-        figure = _scan_figure("eye", volume, found, measure(volume, found, Preparation(0.8)))
+        figure = scan_figure("eye", volume, found, measure(volume, found, Preparation(0.8)))
         return " ".join(f"{panel.get_title()} {panel.get_ylabel()}" for panel in figure.axes)
 
     assert "right eye, nasal is right" in labels()
@@ -440,7 +440,7 @@ def test_the_picture_of_a_vertical_scan_names_no_side() -> None:
 def test_the_picture_names_the_b_scan_in_the_file_if_the_reader_reversed_them() -> None:
     def title(*notes: str) -> str:
         volume, found = _flat(60, 0.1, notes=unique_notes(notes))
-        return str(_scan_figure("eye", volume, found, measure(volume, found, Preparation(0.8))).axes[0].get_title())
+        return str(scan_figure("eye", volume, found, measure(volume, found, Preparation(0.8))).axes[0].get_title())
 
     number = int(title().removeprefix("B-scan ").partition(" ")[0])
     assert title() == f"B-scan {number} of 60, through the fovea"

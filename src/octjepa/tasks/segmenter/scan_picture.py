@@ -31,7 +31,7 @@ def draw_scan(
     path: Path, title: str, volume: OCTVolume, found: Segmentation | RetainedLayers, made: Measurement
 ) -> Path:
     """Writes the picture as PNG; returns `path`."""
-    figure = _scan_figure(title, volume, found, made)
+    figure = scan_figure(title, volume, found, made)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, lambda file: figure.savefig(file, format="png", dpi=90, metadata={"Software": None}))
     return path
@@ -40,12 +40,12 @@ def draw_scan(
 def scan_jpeg(title: str, volume: OCTVolume, found: Segmentation | RetainedLayers, made: Measurement) -> bytes:
     """The picture as JPEG, about 100 kB, for pages that hold many."""
     stream = io.BytesIO()
-    figure = _scan_figure(title, volume, found, made)
+    figure = scan_figure(title, volume, found, made)
     figure.savefig(stream, format="jpg", dpi=80, pil_kwargs={"quality": 80, "optimize": True})
     return stream.getvalue()
 
 
-def _scan_figure(title: str, volume: OCTVolume, found: Segmentation | RetainedLayers, made: Measurement) -> Any:
+def scan_figure(title: str, volume: OCTVolume, found: Segmentation | RetainedLayers, made: Measurement) -> Any:
     """The B-scan as a matplotlib drawing, with the map if the scan covers an area."""
     from matplotlib.figure import Figure
 

@@ -228,8 +228,8 @@ def _segment(
     to.record.claim(to.name, volume.content_hash, _result_names(to.name))
     files, notes = _write_labels(volume, found, source, to)
     result = replace(SegmentedScan.of(to.name, volume, made, files, notes), made_by=to.made_by)
-    files["thickness"] = str(_write_thickness(to.path(THICKNESS), result, made))
-    files["fluid"] = str(_write_fluid(to.path(FLUID), result))
+    files["thickness"] = str(write_thickness(to.path(THICKNESS), result, made))
+    files["fluid"] = str(write_fluid(to.path(FLUID), result))
     title = f"{to.name}{', ' + result.eye if result.eye else ''}"
     files["picture"] = str(draw_scan(to.path(".png"), title, volume, found, made))
     to.record.add(to.name, _KIND, result.to_json())
@@ -260,8 +260,8 @@ def _write_labels(
     return {kind: file for kind, file in files.items() if file is not None}, written.notes
 
 
-def _write_thickness(path: Path, result: SegmentedScan, made: Measurement) -> Path:
-    """Writes a row for each layer and sector. Every row holds the notes about the scan, so it can be copied alone."""
+def write_thickness(path: Path, result: SegmentedScan, made: Measurement) -> Path:
+    """Writes a row for each layer and sector. Every row holds the notes about the scan; returns `path`."""
     rows: list[Sequence[object]] = []
     scan_notes = [note for note in result.notes if not re.search(_FILE_NOTES, note)]
     for layer, values in result.layers_um.items():
@@ -272,7 +272,8 @@ def _write_thickness(path: Path, result: SegmentedScan, made: Measurement) -> Pa
     return _write_csv(path, ("layer", "sector", "thickness_um", "measured_share", "note"), rows, centre)
 
 
-def _write_fluid(path: Path, result: SegmentedScan) -> Path:
+def write_fluid(path: Path, result: SegmentedScan) -> Path:
+    """Writes a row for each class with the notes that concern volumes; returns `path`."""
     note = "; ".join(note for note in result.notes if not re.search(f"{_FILE_NOTES}|{_GRID_NOTES}", note))
     rows = [(name, "" if value is None else value, note) for name, value in result.fluid_mm3.items()]
     return _write_csv(path, ("class", "volume_mm3", "note"), rows)
