@@ -44,7 +44,7 @@ POSITION_FREE_POOL = "mean_std_max"
 DEFAULT_POOLS = (POSITION_FREE_POOL, DEFAULT_POOL)
 _EXTREMES = (np.mean, np.max, np.min)  # of each region, where tokens are compared with their own eye
 _SHRINKAGE = 0.5  # of an eye's covariance towards its mean variance; chosen as the default pooling was
-_ROUNDING = 1e-9  # of the mean size of a feature in an eye; sums are in float64
+_ROUNDING = 1e-9  # of the mean size of a feature in an eye, with sums in float64
 # A pooling that is the head of others, and those, the widest last.
 _HEAD_OF = {"mean": ("mean_std_max", "mean_std_max_min"), "mean_std_max": ("mean_std_max_min",)}
 
