@@ -121,6 +121,8 @@ def test_what_is_no_source_is_reported(tmp_path: Path) -> None:
         discover([Path("gs://eyes/oct")])
     with pytest.raises(UsageError, match="no source named"):
         discover([])
+    with pytest.raises(UsageError, match=r'a source is an empty text: give a path, or "." for the current folder'):
+        discover([str(tmp_path), ""])
     os.mkfifo(tmp_path / "pipe.dcm")
     with pytest.raises(UsageError, match="neither a file nor a folder"):
         discover([tmp_path / "pipe.dcm"])

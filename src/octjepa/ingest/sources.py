@@ -46,11 +46,13 @@ def discover(sources: Sequence[str | Path], single_bscans: bool = False) -> Disc
 
     `single_bscans`: every picture and DICOM file is one B-scan, and only local sources are searched.
 
-    Raises UsageError: nothing named, no such path, a glob without a match, an unreadable manifest or list, no scan
+    Raises UsageError: nothing or an empty text named, no such path, a glob without a match, an unreadable manifest or list, no scan
     found. OctjepaError: a bucket does not answer. ResourceError: no room for a copy of an object.
     """
     if not sources:
         raise UsageError("no source named: give a scan, a folder, a glob, a list of files or a manifest.tsv")
+    if not all(str(source).strip() for source in sources):  # an unset variable of a shell; a path "" is the folder "."
+        raise UsageError('a source is an empty text: give a path, or "." for the current folder')
     discovery = Discovery()
     if single_bscans and any(remote.is_remote(str(source)) for source in sources):
         raise UsageError("single B-scans (--images) are read only from disks: copy them from the bucket into a folder")
