@@ -35,7 +35,7 @@ from .reading import Exam
 from .real_eyes import data_folder, pretraining_store, why_absent
 from .results import NO_PATCH, READINGS, SUPERVISED, UNTRAINED, Results, RowName, patch_text
 from .settings import EXAM, NOT_SEALED, PAGES, RECIPE, RESULTS, SEALED, WORK, Settings
-from .ship import ship
+from .ship import ship, store_start
 
 
 def main() -> int:
@@ -49,6 +49,10 @@ def main() -> int:
     if given.train:
         for plan in training.read_plans(only=[given.train]):
             _train(given.work, EXAM, plan, plan.seeds[0])
+        return 0
+    if given.start:
+        for plan in training.read_plans(only=[given.start]):
+            print(store_start(plan, given.work), file=sys.stderr)
         return 0
     if given.ship:
         for plan in training.read_plans(only=[given.ship]):
@@ -67,7 +71,20 @@ def _check(given: argparse.Namespace) -> None:
     """Raises UsageError for options that would spoil what the exam keeps."""
     if given.people and (given.work == WORK or given.out == RESULTS):
         raise UsageError(f"--people {given.people} is a trial: name a --work and an --out of its own")
-    parts = ("list", "cohorts", "floors", "ceilings", "page", "only", "without", "train", "read", "ship", "people")
+    parts = (
+        "list",
+        "cohorts",
+        "floors",
+        "ceilings",
+        "page",
+        "only",
+        "without",
+        "train",
+        "read",
+        "start",
+        "ship",
+        "people",
+    )
     for part in parts if given.sealed else ():
         if getattr(given, part):
             raise UsageError(f"--sealed and --{part}: the sealed cohort is read whole, once")
@@ -106,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
         "--read", metavar="RUN", help="read a run of your own, or an encoder of the package, next to its random weights"
     )
     add("--ship", metavar="NAME:SEED", help="put this run into the package as the encoder phantom-tiny")
+    add("--start", metavar="NAME:SEED", help="store the weights of this run for runs that begin with it")
     add("--sealed", action="store_true", help="the package's encoder on people that nobody has looked at")
     add("--again", action="store_true", help="open the sealed cohort a second time; the record says so")
     add("--people", type=int, help="a trial with so many test people, for an --out of its own")

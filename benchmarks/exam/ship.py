@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from octjepa.errors import UsageError
 from .page import HEADLINES, cell, table
 from .results import CENTERED, EYES, SAME_EYE, Results, RowName
 from .settings import EXAM, TUNED
-from .training import NAME, Plan, finished_run, first_plan, is_trained, run_folder, twin_name
+from .training import NAME, STARTS, Plan, finished_run, first_plan, is_trained, run_folder, twin_name
 
 TARGET = PACKAGED / NAME
 
@@ -25,26 +26,47 @@ def ship(plan: Plan, work: Path, results: Results, target: Path = TARGET) -> Non
     Raises UsageError: the run has not ended, was not read, or has seen real eyes.
     """
     seed = plan.seeds[0]
-    folder = run_folder(work, plan, seed)
-    if plan.cohort != "phantoms":
-        raise UsageError(f"{plan.name} has learned from real eyes, which the package must not hold: ship another")
-    if not is_trained(folder):
-        raise UsageError(f'{folder} has not ended: `make exam ARGS="--train {plan.name}:{seed}"` continues it')
-    found = finished_run(work, plan, seed)
-    assert found is not None  # it has ended
-    _, about = found
+    folder, about = _ended_run(plan, work)
     figures = card_figures(plan, seed, results, folder.name, about)
 
     def edit(card: str) -> str:
         title = next(line for line in card.splitlines() if line.startswith("# "))
         return f"{card.replace(title, f'# {NAME}', 1).rstrip()}\n\n{figures}"
 
-    record = {"alarms": _alarms(folder / "run"), **about}
+    _write(NAME, folder, edit, about, target)
+
+
+def store_start(plan: Plan, work: Path, starts: Path = STARTS) -> Path:
+    """Writes the encoder of a run in 16 bit into `starts`, for runs that begin with it on other machines.
+
+    Returns its folder. Raises UsageError: the run has not ended, or has seen real eyes.
+    """
+    folder, about = _ended_run(plan, work)
+    target = starts / folder.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _write(str(target.relative_to(starts.parents[2])), folder, str, about, target)
+    return target
+
+
+def _ended_run(plan: Plan, work: Path) -> tuple[Path, dict[str, Any]]:
+    """The folder of the run of the plan's first seed, and what is known of it. Raises UsageError."""
+    seed = plan.seeds[0]
+    folder = run_folder(work, plan, seed)
+    if plan.cohort != "phantoms":
+        raise UsageError(f"{plan.name} has learned from real eyes, which the project must not hold: name another run")
+    if not is_trained(folder):
+        raise UsageError(f'{folder} has not ended: `make exam ARGS="--train {plan.name}:{seed}"` continues it')
+    found = finished_run(work, plan, seed)
+    assert found is not None  # it has ended
+    return folder, found[1]
+
+
+def _write(name: str, folder: Path, edit: Callable[[str], str], about: dict[str, Any], target: Path) -> None:
     write_package(
-        NAME,
+        name,
         lambda exported: export(folder / "run", "safetensors", exported, licence="apache-2.0"),
         edit,
-        record,
+        {"alarms": _alarms(folder / "run"), **about},
         target,
     )
 

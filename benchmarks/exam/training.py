@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 import yaml
+from benchmarks.packaged_weights import RECORD
 
 from octjepa.config import load_recipe, science, science_hash
 from octjepa.distributed.runtime import Runtime
@@ -32,8 +33,9 @@ from octjepa.train.step import accumulate
 from octjepa.views.loader import training_batches
 
 from .results import READINGS, UNTRAINED
-from .settings import RECIPE
+from .settings import RECIPE, RESULTS
 
+STARTS = RESULTS / "starts"  # encoders in 16 bit that other runs begin with, in a folder with the name of their run
 ENCODERS = Path(__file__).with_name("encoders.yaml")
 NAME = "phantom-tiny"  # the encoder in the package is one of these runs
 _WARM_UP, _MEASURED = 3, 12  # updates
@@ -168,15 +170,17 @@ def is_trained(folder: Path) -> bool:
 def in_package() -> dict[str, Any] | None:
     """What is known of the run whose encoder is in the package; None where no encoder is."""
     folder = shipped(NAME)
-    return None if folder is None else dict(json.loads((folder / "run.json").read_text(encoding="utf-8")))
+    return None if folder is None else dict(json.loads((folder / RECORD).read_text(encoding="utf-8")))
 
 
 def weights_of(work: Path, plan: Plan, seed: int) -> str | None:
-    """Where the encoder of a run lies that has ended: in its folder, or in the package. None where it is in neither."""
+    """Where the encoder of a run lies that has ended: in its folder, in the package or in `STARTS`; None: nowhere."""
     folder, about = run_folder(work, plan, seed), in_package()
     if is_trained(folder):
         return str(folder / "run")
-    return NAME if about is not None and about["run"] == folder.name else None
+    if about is not None and about["run"] == folder.name:
+        return NAME
+    return str(STARTS / folder.name) if (STARTS / folder.name).is_dir() else None
 
 
 def finished_run(work: Path, plan: Plan, seed: int) -> tuple[PretrainedEncoder, dict[str, Any]] | None:
@@ -185,10 +189,12 @@ def finished_run(work: Path, plan: Plan, seed: int) -> tuple[PretrainedEncoder, 
     if weights is None:
         return None
     encoder = load_encoder(weights)
-    if weights == NAME:  # a copy in 16 bit: the hash of the run's own weights is in its record
-        about = in_package() or {}
-        return encoder, {key: value for key, value in about.items() if key != "alarms"}
     folder = run_folder(work, plan, seed)
+    if not is_trained(folder):  # a copy in 16 bit: the hash of the run's own weights is in its record
+        copy = shipped(NAME) if weights == NAME else Path(weights)
+        assert copy is not None  # it was loaded
+        about = json.loads((copy / RECORD).read_text(encoding="utf-8"))
+        return encoder, {key: value for key, value in about.items() if key != "alarms"}
     about = json.loads((folder / "trained.json").read_text(encoding="utf-8"))
     return encoder, {**about, "run": folder.name, "weights": encoder.weights_hash()[:12]}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from octjepa.errors import UsageError
 from octjepa.metrics.bootstrap import Draws
 from octjepa.metrics.comparisons import difference_estimate
 from octjepa.phantom import LESIONS
+from octjepa.shipped import shipped
 
 PATCH = (4, 8, 8)
 PEOPLE = np.array([f"p{number:03d}" for number in range(120)])
@@ -293,6 +295,21 @@ def test_a_run_begins_with_the_weights_of_its_first_run(tmp_path: Path) -> None:
     recipe = later.recipe(1, training.weights_of_others(tmp_path, later, 1))
     assert str(recipe.model.warm_start) == str(folder / "run")
     assert training.weights_of_others(tmp_path, first, 1) == []
+
+
+def test_a_run_begins_with_stored_weights_where_its_first_run_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans, packaged = {plan.name: plan for plan in training.read_plans()}, shipped("phantom-tiny")
+    assert packaged is not None
+    monkeypatch.setattr(training, "STARTS", tmp_path / "starts")
+    stored = tmp_path / "starts" / training.run_folder(tmp_path, plans["mae_long"], 1).name
+    shutil.copytree(packaged, stored)
+    assert training.weights_of_others(tmp_path, plans["mae_more"], 1) == [f"model.warm_start={stored}"]
+    encoder, about = training.finished_run(tmp_path, plans["mae_long"], 1) or (None, {})
+    assert encoder is not None
+    assert about["encoder"] == "mae_noise2noise_longest"
+    assert "alarms" not in about
 
 
 def test_a_cell_says_what_a_row_lacks_and_how_many_seeds_were_read(tmp_path: Path) -> None:
