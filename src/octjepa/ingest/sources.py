@@ -46,8 +46,8 @@ def discover(sources: Sequence[str | Path], single_bscans: bool = False) -> Disc
 
     `single_bscans`: every picture and DICOM file is one B-scan, and only local sources are searched.
 
-    Raises UsageError: nothing or an empty text named, no such path, a glob without a match, an unreadable manifest or list, no scan
-    found. OctjepaError: a bucket does not answer. ResourceError: no room for a copy of an object.
+    Raises UsageError: nothing or an empty text named, no such path, a glob without a match, an unreadable manifest or
+    list, no scan found. OctjepaError: a bucket does not answer. ResourceError: no room for a copy of an object.
     """
     if not sources:
         raise UsageError("no source named: give a scan, a folder, a glob, a list of files or a manifest.tsv")
