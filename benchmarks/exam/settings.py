@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 RECIPE = str(Path(__file__).with_name("recipe.yaml"))  # its preprocessing and views hold for every row
-_ROOT = Path(__file__).resolve().parents[2]
-RESULTS = _ROOT / "benchmarks" / "records" / "exam"
-PAGES = _ROOT / "docs" / "exam"  # of the results in RESULTS
-WORK = _ROOT / "exam"  # cohorts and runs
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "records" / "exam"
+PAGES = ROOT / "docs" / "exam"  # of the results in RESULTS
+WORK = ROOT / "exam"  # cohorts and runs
 
 LABELLED_EYES = (5, 10, 30, 100)  # of the token task, half of them with the lesion
 LABELLED_PEOPLE = (10, 30, 100)  # of the other tasks; None stands for all

@@ -14,7 +14,7 @@ from octjepa.errors import UsageError
 
 from .page import HEADLINES, cell, table
 from .results import CENTERED, EYES, SAME_EYE, Results, RowName
-from .settings import EXAM, TUNED
+from .settings import EXAM, ROOT, TUNED
 from .training import NAME, STARTS, Plan, finished_run, first_plan, is_trained, run_folder, twin_name
 
 TARGET = PACKAGED / NAME
@@ -36,15 +36,15 @@ def ship(plan: Plan, work: Path, results: Results, target: Path = TARGET) -> Non
     _write(NAME, folder, edit, about, target)
 
 
-def store_start(plan: Plan, work: Path, starts: Path = STARTS) -> Path:
-    """Writes the encoder of a run in 16 bit into `starts`, for runs that begin with it on other machines.
+def store_start(plan: Plan, work: Path) -> Path:
+    """Writes the encoder of a run in 16 bit into `STARTS`, for runs that begin with it on other machines.
 
     Returns its folder. Raises UsageError: the run has not ended, or has seen real eyes.
     """
     folder, about = _ended_run(plan, work)
-    target = starts / folder.name
+    target = STARTS / folder.name
     target.parent.mkdir(parents=True, exist_ok=True)
-    _write(str(target.relative_to(starts.parents[2])), folder, str, about, target)
+    _write(target.relative_to(ROOT).as_posix(), folder, str, about, target)
     return target
 
 

@@ -170,7 +170,12 @@ def is_trained(folder: Path) -> bool:
 def in_package() -> dict[str, Any] | None:
     """What is known of the run whose encoder is in the package; None where no encoder is."""
     folder = shipped(NAME)
-    return None if folder is None else dict(json.loads((folder / RECORD).read_text(encoding="utf-8")))
+    return None if folder is None else _read_record(folder)
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    """The record next to stored weights in 16 bit, on the run that made them."""
+    return dict(json.loads((folder / RECORD).read_text(encoding="utf-8")))
 
 
 def weights_of(work: Path, plan: Plan, seed: int) -> str | None:
@@ -191,9 +196,7 @@ def finished_run(work: Path, plan: Plan, seed: int) -> tuple[PretrainedEncoder, 
     encoder = load_encoder(weights)
     folder = run_folder(work, plan, seed)
     if not is_trained(folder):  # a copy in 16 bit: the hash of the run's own weights is in its record
-        copy = shipped(NAME) if weights == NAME else Path(weights)
-        assert copy is not None  # it was loaded
-        about = json.loads((copy / RECORD).read_text(encoding="utf-8"))
+        about = (in_package() or {}) if weights == NAME else _read_record(Path(weights))
         return encoder, {key: value for key, value in about.items() if key != "alarms"}
     about = json.loads((folder / "trained.json").read_text(encoding="utf-8"))
     return encoder, {**about, "run": folder.name, "weights": encoder.weights_hash()[:12]}

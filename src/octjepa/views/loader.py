@@ -120,9 +120,9 @@ class LoadedSample(NamedTuple):
 class TrainingDataset(Dataset[LoadedSample]):
     """Positions of the training stream as a map-style dataset; picklable, so loader processes can hold it.
 
-    A volume that is excluded or cannot be read is replaced by another one. Which one depends on the position alone, so
-    it is the same on any number of ranks, and no other position has its crop and mask. If the machine lacks memory or
-    files, the error is raised instead: the volume is fine, and another machine would train on it.
+    Another volume replaces a volume that is excluded or cannot be read. Only the position decides which volume this is,
+    so any number of ranks trains on the same volumes, and no other position has its crop and mask. If the machine lacks
+    memory or files, the error is raised instead: the volume is fine, and another machine would train on it.
     """
 
     def __init__(

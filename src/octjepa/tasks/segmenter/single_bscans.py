@@ -48,7 +48,7 @@ from octjepa.tasks.segmenter.scan_picture import CLASS_COLOURS, LINE_COLOURS
 from octjepa.volume import OCTVolume, hash_pixels
 
 _UNKNOWN_UM: Final = 60.0  # an A-scan whose ILM or Bruch's membrane is expected to be this far off is not measured
-_LEAST_MEASURED: Final = 0.1  # share of A-scans; with fewer that are sure there is no retina
+_LEAST_MEASURED: Final = 0.1  # share of A-scans in which the network is sure; a picture with fewer is refused
 _UNSURE_UM: Final = 15.0
 _TINT: Final = 0.45
 _KIND: Final = "bscan"  # of the results in the record of the output folder
