@@ -18,8 +18,8 @@ from command_line import call
 from octjepa.checkpoint.folder import SCHEMA
 from octjepa.errors import OctjepaError
 from octjepa.read.reader import read_volume
-from octjepa.tasks.labels.dicom_seg import read_segmentation, write_segmentation
-from octjepa.tasks.labels.label_files import LabelFolder
+from octjepa.tasks.labels.dicom_seg import read_segmentation, segmentation_source, write_segmentation
+from octjepa.tasks.labels.label_files import LabelFolder, made_automatically
 from octjepa.tasks.nifti import write_nifti
 from octjepa.tasks.segment import predict
 from octjepa.tasks.segment.folder import KIND, load_head
@@ -268,3 +268,13 @@ def test_a_scan_without_positions_is_referenced_and_classes_are_coded(line: Line
         for one in pydicom.dcmread(tmp_path / "seg.dcm").SegmentSequence
     ]
     assert properties == [("Anatomical Structure", "Retina"), ("Body Substance", "Body fluid")]
+
+
+@pytest.mark.parametrize("is_adapted", [False, True])
+def test_a_segmentation_states_whether_an_adapted_network_made_it(line: Line, tmp_path: Path, is_adapted: bool) -> None:
+    scan = line.scan("cirrus")
+    stored = pydicom.dcmread(scan, stop_before_pixels=True)
+    codes = np.zeros((int(stored.NumberOfFrames), stored.Rows, stored.Columns), np.uint8)
+    codes[3, 10:20] = 1
+    write_segmentation(tmp_path / "seg.dcm", codes, ("fluid",), (0.2, 0.004, 0.03), scan, is_adapted)
+    assert segmentation_source(tmp_path / "seg.dcm") == made_automatically(is_adapted)

@@ -63,6 +63,7 @@ def test_every_picture_has_a_row_in_pixels(segmented: tuple[Path, dict[str, Any]
         assert (row["unit"], row["depth_um"]) == ("px", "")
         assert float(row["retina_thickness"]) == one["thickness"]["retina"]
         assert "spacing unknown" in row["notes"]
+        assert row["made_by"] == f"made automatically by octjepa {version('octjepa')}"
     true_px = float((TRUE_PX[7] - TRUE_PX[0]).mean())
     assert made["images"][0]["thickness"]["retina"] == pytest.approx(true_px, rel=0.05)
     assert any("sclera was on top" in note for note in made["images"][1]["notes"])

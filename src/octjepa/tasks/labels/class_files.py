@@ -61,12 +61,13 @@ def write_classes(
     volume: OCTVolume,
     source: SourceFile,
     forms: Forms,
+    is_adapted: bool = False,
 ) -> ClassFiles:
     """Writes `STEM.nii.gz` and, of a DICOM scan, `STEM.dcm`, as far as `forms` names them.
 
     Both files of an earlier call are removed first, so that no file of another result stays next to the new one. The
     caller has claimed both in the record of the folder. Codes of 255 ("not labelled") are background in a DICOM
-    Segmentation. Raises OctjepaError: the disk refuses.
+    Segmentation. `is_adapted`: an adapted network made `codes`. Raises OctjepaError: the disk refuses.
     """
     nifti_path, dicom_path = (stem.with_name(f"{stem.name}{ending}") for ending in (".nii.gz", ".dcm"))
     for path in (nifti_path, dicom_path):
@@ -84,7 +85,7 @@ def write_classes(
             why = _no_dicom(inside, source, is_in_file_order=not moved)
             if not why:
                 try:
-                    write_segmentation(dicom_path, inside, classes, volume.spacing_mm, source.path)
+                    write_segmentation(dicom_path, inside, classes, volume.spacing_mm, source.path, is_adapted)
                     dicom = str(dicom_path)
                 except UsageError:
                     why = "its frames cannot be referenced (frames were left out, or the header lacks identifiers)"

@@ -27,6 +27,7 @@ from octjepa.read.dicom_file import open_dicom, read_header
 from octjepa.read.intensity import check_size
 
 SEGMENTATION = "1.2.840.10008.5.1.4.1.1.66.4"
+_ADAPTED = {"network": "adapted"}  # parameters of the algorithm
 MAX_CLASSES = 60
 _IDENTIFIERS = ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID")
 _EMPTY = (
@@ -145,7 +146,8 @@ def _origin(segment: Dataset) -> str:
     name = f"{segment.get('SegmentAlgorithmName', '')} {version_name}".strip()[:64]
     name = "".join(letter for letter in name if letter.isprintable())
     way = "made automatically" if kind == "AUTOMATIC" else "made semi-automatically"
-    return f"{way} by {name}" if name else way
+    is_adapted = len(algorithms) > 0 and algorithms[0].get("AlgorithmParameters") == "network=adapted"
+    return (f"{way} by {name}" if name else way) + (", adapted network" if is_adapted else "")
 
 
 def read_segmentation(path: Path, frames: int) -> Segmentation:
@@ -192,10 +194,12 @@ def write_segmentation(
     classes: Sequence[str],
     spacing_mm: tuple[float, float, float],
     source: Path,
+    is_adapted: bool = False,
 ) -> None:
     """`codes` in the order of the frames of `source`, a multi-frame DICOM scan.
 
-    Raises UsageError: `source` is none, has other frames, or no class was found in any voxel.
+    The parameters of the algorithm (0066,0032) say whether an adapted network made them. Raises UsageError: `source` is
+    none, has other frames, or no class was found in any voxel.
     """
     hd, scan = _highdicom(), _read_scan(source)
     if int(scan.get("NumberOfFrames", 0)) != len(codes) or (scan.Rows, scan.Columns) != codes.shape[1:]:
@@ -203,7 +207,8 @@ def write_segmentation(
     if not codes.any():
         raise UsageError(f"no class was found in {source}: a DICOM Segmentation needs a frame; write only NIfTI")
     artificial = hd.sr.CodedConcept("123110", "DCM", "Artificial Intelligence")
-    algorithm = hd.AlgorithmIdentificationSequence("octjepa", artificial, version("octjepa"))
+    parameters = _ADAPTED if is_adapted else None
+    algorithm = hd.AlgorithmIdentificationSequence("octjepa", artificial, version("octjepa"), parameters=parameters)
     segments = []
     for number, name in enumerate(classes, start=1):
         category, kind = (hd.sr.CodedConcept(*code) for code in segment_property(name))

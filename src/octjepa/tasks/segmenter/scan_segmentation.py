@@ -146,11 +146,14 @@ def segment_sources(
     shown = ShownNames([*discovery.files, *(refused.source for refused in discovery.refused)])
     made.refused += refused_by_search(discovery, shown)
     with writer_lock(out), bar("segment", len(discovery.files), "scan") as progress:
-        made_by = made_automatically(is_adapted=model is not None)
+        is_adapted = model is not None
         record = ResultsRecord(out, SEGMENTED)
         names = OutputNames(discovery.files, record)
         record.claim(SHARED, SHARED, (PAGE, CLASSES_FILE))
-        write_json(out / CLASSES_FILE, {**{str(k): name for k, name in enumerate(CLASSES) if k}, SOURCE: made_by})
+        write_json(
+            out / CLASSES_FILE,
+            {**{str(k): name for k, name in enumerate(CLASSES) if k}, SOURCE: made_automatically(is_adapted)},
+        )
         for source in discovery.files:
             people: list[StatedPerson] = []
             with collect_refusals(made.refused, partial(shown.of, source, people)):
@@ -159,7 +162,7 @@ def segment_sources(
                 record.check(name, volume.content_hash, _result_names(name))
                 if (note := missing_library(volume.format, forms)) and not made.notes:
                     made.notes.append(note)
-                output = _Output(out, name, forms, progress, record, made_by)
+                output = _Output(out, name, forms, progress, record, is_adapted)
                 scan = _segment(segmenter, volume, preparation, source, output)
                 made.scans.append(replace(scan, position=shown.position(source, people)))
             progress.advance()
@@ -206,7 +209,11 @@ class _Output:
     forms: Forms
     progress: Bar
     record: ResultsRecord
-    made_by: str
+    is_adapted: bool
+
+    @property
+    def made_by(self) -> str:
+        return made_automatically(self.is_adapted)
 
     def path(self, ending: str) -> Path:
         """The file of this scan that ends with `ending`."""
@@ -255,7 +262,7 @@ def _write_labels(
         SOURCE: np.array(to.made_by),
     }
     write_atomic(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
-    written = write_classes(to.path(CLASS_FILES), found.classes, CLASSES[1:], volume, source, to.forms)
+    written = write_classes(to.path(CLASS_FILES), found.classes, CLASSES[1:], volume, source, to.forms, to.is_adapted)
     files = {"boundaries": str(path), "classes": written.nifti, "dicom_seg": written.dicom}
     return {kind: file for kind, file in files.items() if file is not None}, written.notes
 

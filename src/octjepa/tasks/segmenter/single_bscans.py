@@ -7,7 +7,7 @@ spacing lengths are in um and areas in mm2, without one in pixels.
 The network needs a physical scale. Without a spacing a picture is taken to be 2 mm deep and 6 mm wide. On eight phantom
 B-scans of 2.0 x 6.0 mm the boundaries hardly depended on that: with 1.7 to 2.2 mm by 4 to 9 mm the mean error was at
 most 0.5 rows (4 um) above that with the true size, except in a single B-scan (1.4 rows at 1.7 mm). The certainty of
-the network was not guide to the true scale.
+the network was no guide to the true scale.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class SegmentedBScan(Record):
     that is intraretinal or subretinal fluid. `measured_share` is the share of A-scans that were measured. A-scans that
     were not measured count neither in `area`, unless the retina is cut off there, nor in `fluid_share`. If less than a
     tenth is measured, because the retina is cut off, then only the areas have a value.
-    `position` says which file of the call a masked name stands for, such as "file 3 of 4".
+    `position` says which file of the call a masked name stands for, such as "file 3 of 4". `made_by` says whether the
+    packaged or an adapted network segmented the B-scan.
     """
 
     image: str
@@ -78,6 +79,7 @@ class SegmentedBScan(Record):
     measured_share: float
     notes: tuple[str, ...]
     position: str = ""
+    made_by: str = ""
 
     @property
     def shown(self) -> str:
@@ -210,6 +212,7 @@ def _segment(
         expected_error=expected_error,
         measured_share=round(float(measured.mean()), 3),
         notes=_notes(bscan, segmentation, measured, cut, known_mm is not None) + ((_DOUBTFUL,) if is_doubtful else ()),
+        made_by=to.made_by,
     )
     to.record.add(name, _KIND, result.to_json())
     return result
@@ -288,7 +291,14 @@ def _write_table(path: Path, images: Sequence[SegmentedBScan]) -> None:
         "unit",
         *(f"{name}_thickness" for name in layers),
     ]
-    columns += [*(f"{name}_area" for name in classes), "fluid_share", "expected_error", "measured_share", "notes"]
+    columns += [
+        *(f"{name}_area" for name in classes),
+        "fluid_share",
+        "expected_error",
+        "measured_share",
+        "made_by",
+        "notes",
+    ]
     rows = []
     for bscan in images:
         start = [bscan.image, bscan.position, *bscan.shape, *(bscan.spacing_um or ("", "")), bscan.unit]
@@ -298,6 +308,7 @@ def _write_table(path: Path, images: Sequence[SegmentedBScan]) -> None:
             bscan.fluid_share,
             bscan.expected_error,
             bscan.measured_share,
+            bscan.made_by,
         ]
         rows.append([*start, *values, "; ".join(bscan.notes)])
     text = format_table(columns, rows, ",")
