@@ -72,7 +72,7 @@ def threshold_scores(
 def net_benefit(
     positive: Bool[np.ndarray, " n"], called: Bool[np.ndarray, " n"], weights: Weights, threshold: float
 ) -> Figures:
-    """True positives per person less false positives at the exchange rate of the threshold (Vickers & Elkin 2006)."""
+    """True positives per case less false positives at the exchange rate of the threshold (Vickers & Elkin 2006)."""
     gain = (called & positive) @ weights - (called & ~positive) @ weights * threshold / (1 - threshold)
     return ratio(gain, weights.sum(axis=0))
 
