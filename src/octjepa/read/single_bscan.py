@@ -24,7 +24,7 @@ from octjepa.read.devices import check_images_retina
 from octjepa.read.dicom import read_single_frame
 from octjepa.read.formats import recognise
 from octjepa.read.formats.images import read_image, without_masks
-from octjepa.read.formats.sequence import IMAGE_SUFFIXES, natural_key
+from octjepa.read.formats.sequence import IMAGE_SUFFIXES, PICTURE_FORMATS, natural_key
 from octjepa.read.geometry import is_plausible, stated_spacing_fault
 from octjepa.read.identity import identify
 from octjepa.read.links import leads_out
@@ -189,7 +189,7 @@ def is_picture(path: Path) -> bool:
     if not path.is_file() or path.suffix.lower() not in IMAGE_SUFFIXES:
         return False
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=PICTURE_FORMATS) as image:
             description = str(getattr(image, "tag_v2", {}).get(_DESCRIPTION, ""))
             return getattr(image, "n_frames", 1) == 1 and "images=" not in description  # as ImageJ writes stacks
     except Exception:  # what Pillow makes of damaged bytes; the reader says what is wrong

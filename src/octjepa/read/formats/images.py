@@ -23,7 +23,14 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
 from octjepa.errors import VolumeRejected
-from octjepa.read.formats.sequence import IMAGE_SUFFIXES, MIN_FRAMES, Sequence, hexadecimal_tails, sequences
+from octjepa.read.formats.sequence import (
+    IMAGE_SUFFIXES,
+    MIN_FRAMES,
+    PICTURE_FORMATS,
+    Sequence,
+    hexadecimal_tails,
+    sequences,
+)
 from octjepa.read.intensity import check_size, luminance, to_uint8
 from octjepa.read.links import check_inside
 from octjepa.read.memory_budget import DEFLATE_RATIO, array_bytes, check_memory, inflate
@@ -59,7 +66,7 @@ def _sizes(folder: Path, sequence: Sequence) -> list[Size]:
     sizes = []
     for number, name in sequence:
         try:
-            with Image.open(folder / name) as image:
+            with Image.open(folder / name, formats=PICTURE_FORMATS) as image:
                 width, height = image.size
                 sizes.append((height, width) if _orientation(image) > 4 else (width, height))
         except _DAMAGED:
@@ -246,14 +253,14 @@ def read_images(folder: Path) -> RawScan:
         check_inside(folder / name, folder)
     scan, size = _one_scan(folder, found_sequences)
     _check_left_out(names, {name for _, name in scan})
-    with Image.open(folder / scan[0][1]) as first:
+    with Image.open(folder / scan[0][1], formats=PICTURE_FORMATS) as first:
         mode = first.mode
     _check_pictures(len(scan), size, mode, sum((folder / name).stat().st_size for _, name in scan))
     notes: list[str] = []
 
     def frames() -> Iterator[tuple[int, np.ndarray]]:
         for number, name in scan:
-            with Image.open(folder / name) as image:
+            with Image.open(folder / name, formats=PICTURE_FORMATS) as image:
                 if _orientation(image) == 1:
                     yield number, _frame(number, image)
                 else:
@@ -273,7 +280,7 @@ def read_image(path: Path) -> tuple[UInt8[np.ndarray, "H W"], tuple[str, ...]]:
     Raises VolumeRejected: frames_broken, unsupported_pixels (several pages), not_structural_oct, size_implausible.
     """
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=PICTURE_FORMATS) as image:
             if (pages := getattr(image, "n_frames", 1)) > 1:
                 raise rejection("unsupported_pixels", f"{pages} pages: a stack, not a single B-scan")
             _check_pictures(1, image.size, image.mode, path.stat().st_size)
@@ -438,7 +445,7 @@ def read_tiff(path: Path) -> RawScan:
 def _read_with_pillow(path: Path) -> RawScan:
     """A TIFF of any other kind of pages. Raises VolumeRejected as `read_tiff`."""
     try:
-        image = Image.open(path)
+        image = Image.open(path, formats=PICTURE_FORMATS)
     except _DAMAGED:
         raise rejection("unsupported_pixels", "a TIFF that Pillow does not read: damaged, or of a rare kind") from None
     with image:

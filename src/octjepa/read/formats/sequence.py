@@ -14,6 +14,9 @@ from collections.abc import Iterable
 from pathlib import PurePath
 
 IMAGE_SUFFIXES = (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp")
+# Pillow's names of the formats that a picture may have, whatever its suffix. Without such a list Pillow hands
+# PostScript to Ghostscript, which executes it.
+PICTURE_FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "TIFF", "WEBP")
 MIN_FRAMES = 4
 _HEXADECIMAL = frozenset("0123456789abcdef")
 _LONGEST_NUMBER = 16  # hexadecimal digits

@@ -26,7 +26,7 @@ from PIL import Image
 from octjepa.errors import UsageError
 from octjepa.parsing import read_object
 from octjepa.read.formats.images import unmasked
-from octjepa.read.formats.sequence import natural_key
+from octjepa.read.formats.sequence import PICTURE_FORMATS, natural_key
 from octjepa.tasks.labels.layer_labels import UNLABELLED
 from octjepa.tasks.labels.layer_names import BACKGROUND, NOT_LABELLED
 
@@ -201,7 +201,7 @@ def _once(positions: list[int], files: Sequence[Path]) -> list[int]:
 def _pages(file: Path, shape: tuple[int, int, int]) -> list[np.ndarray]:
     """The images of a file, of numbers `[R, C]` or colours `[R, C, 3]`. Raises UsageError: another size, damaged."""
     try:
-        with Image.open(file) as image:
+        with Image.open(file, formats=PICTURE_FORMATS) as image:
             pages = []
             for index in range(getattr(image, "n_frames", 1)):
                 image.seek(index)

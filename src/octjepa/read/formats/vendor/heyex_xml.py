@@ -23,7 +23,7 @@ import numpy as np
 
 from octjepa.read.devices import named_model
 from octjepa.read.formats.neighbour_order import contradicts_order
-from octjepa.read.formats.sequence import IMAGE_SUFFIXES, natural_key
+from octjepa.read.formats.sequence import IMAGE_SUFFIXES, PICTURE_FORMATS, natural_key
 from octjepa.read.formats.vendor import (
     check_shape,
     date_text,
@@ -198,7 +198,7 @@ def _picture_size(path: Path) -> tuple[int, int] | None:
 
     check_inside(path, path.parent)
     try:
-        with Image.open(path) as picture:
+        with Image.open(path, formats=PICTURE_FORMATS) as picture:
             return picture.size
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None
@@ -210,7 +210,7 @@ def _picture(file: Path, number: int) -> np.ndarray:
 
     check_inside(file, file.parent)
     try:
-        with Image.open(file) as picture:
+        with Image.open(file, formats=PICTURE_FORMATS) as picture:
             check_shape(1, picture.height, picture.width)
             return np.asarray(picture.convert("L"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:

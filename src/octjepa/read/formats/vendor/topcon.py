@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from octjepa.read.formats.sequence import PICTURE_FORMATS
 from octjepa.read.formats.vendor import (
     check_length,
     check_shape,
@@ -112,7 +113,7 @@ def _jpeg_frames(content: bytes) -> tuple[np.ndarray, int, tuple[str, ...]]:
         at += 4 + length
 
     def decode(index: int) -> np.ndarray:
-        with Image.open(BytesIO(streams[index])) as image:
+        with Image.open(BytesIO(streams[index]), formats=PICTURE_FORMATS) as image:
             if image.size != (columns, depth):
                 raise ValueError("a B-scan of another size than the header's")
             return np.asarray(image.convert("L"))
