@@ -137,6 +137,20 @@ def test_a_visit_is_the_same_within_a_session_and_tells_no_date(tmp_path: Path) 
     assert not any("2024" in visit and "0229" in visit for visit in visits)
 
 
+@pytest.mark.filterwarnings("ignore:Invalid value for VR UI")
+@pytest.mark.parametrize("placeholder", ["0", "ANONYMIZED"])
+def test_placeholder_uids_join_neither_people_nor_visits(placeholder: str, tmp_path: Path) -> None:
+    volumes = []
+    for number in range(2):
+        ds = make_dataset(PIXELS)
+        ds.PatientID, ds.StudyDate = "", f"2024022{number}"
+        ds.SOPInstanceUID = ds.StudyInstanceUID = placeholder
+        volumes.append(read_volume(save(ds, tmp_path / f"{number}.dcm")))
+    assert volumes[0].person_id != volumes[1].person_id
+    assert volumes[0].visit != volumes[1].visit
+    assert [volume.sop_instance_uid for volume in volumes] == ["", ""]  # else ingest refuses one of them as a duplicate
+
+
 @pytest.mark.parametrize("person", ["ANONYMOUS", "anonymized", " Unknown ", "0", "REMOVED"])
 def test_a_placeholder_is_nobodys_id(person: str, tmp_path: Path) -> None:
     volumes = [read(tmp_path / name, person) for name in ("a.dcm", "b.dcm")]

@@ -222,8 +222,8 @@ def _check_neighbours(path: Path, header: Dataset) -> None:
 
     Raises VolumeRejected single_frame_series: the file before or after it, by name, is a frame of the same series.
     """
-    series, instance = _text(header, "SeriesInstanceUID"), _text(header, "SOPInstanceUID")
-    for other in [] if is_placeholder(series) else _neighbours(path):
+    series, instance = stated_text(header, "SeriesInstanceUID"), _text(header, "SOPInstanceUID")
+    for other in _neighbours(path) if series else []:
         try:
             with open_dicom(other, header_only=True) as stream:
                 header_of_file = _read_header(stream)
@@ -327,6 +327,12 @@ def _text(header: Dataset, keyword: str) -> str:
     return "" if value is None else str(value).strip()
 
 
+def stated_text(header: Dataset, keyword: str) -> str:
+    """The element as text; "" if it is absent or a placeholder such as "anonymous", which is no identity."""
+    text = _text(header, keyword)
+    return "" if is_placeholder(text) else text
+
+
 def _first_frame_laterality(header: Dataset) -> str:
     """FrameLaterality of the shared functional groups, else of the first frame; "" where neither has it."""
     for group in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):
@@ -357,8 +363,8 @@ def _header_fields(header: Dataset) -> HeaderFields:
         model=_text(header, "ManufacturerModelName"),
         protocol=_text(header, "ProtocolName").lower(),
         site=_institution(header),
-        visit=_text(header, "StudyInstanceUID") or _text(header, "StudyDate"),
-        uid=_text(header, "SOPInstanceUID"),
+        visit=stated_text(header, "StudyInstanceUID") or stated_text(header, "StudyDate"),
+        uid=stated_text(header, "SOPInstanceUID"),
         burned_in=_text(header, "BurnedInAnnotation").upper() == "YES",
     )
 

@@ -17,12 +17,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from octjepa.errors import VolumeRejected
-from octjepa.read.dicom import GENERIC, OPHTHALMIC_TOMOGRAPHY, has_dicom_magic, read_with_pixels, to_raw_scan
+from octjepa.read.dicom import (
+    GENERIC,
+    OPHTHALMIC_TOMOGRAPHY,
+    has_dicom_magic,
+    read_with_pixels,
+    stated_text,
+    to_raw_scan,
+)
 from octjepa.read.dicom_file import read_header
 from octjepa.read.encapsulated import split_frames
 from octjepa.read.formats.sequence import MIN_FRAMES
 from octjepa.read.frames import floats
-from octjepa.read.personal_data import is_placeholder, personal_fields
+from octjepa.read.personal_data import personal_fields
 from octjepa.read.pixels import check_size, integer, read_layout
 from octjepa.read.raw_scan import RawScan
 from octjepa.reasons import rejection
@@ -88,16 +95,10 @@ def _is_single(facts: Dataset | None) -> bool:
 
     A placeholder does not count as a series: an anonymiser may write it into the files of all people.
     """
-    if facts is None or integer(facts, "NumberOfFrames") > 1 or not _stated(facts, "SeriesInstanceUID"):
+    if facts is None or integer(facts, "NumberOfFrames") > 1 or not stated_text(facts, "SeriesInstanceUID"):
         return False
     kind = str(facts.get("SOPClassUID", ""))
     return kind == OPHTHALMIC_TOMOGRAPHY or (kind in GENERIC and facts.get("Modality") == "OPT")
-
-
-def _stated(header: Dataset, element: str) -> str:
-    """The text of an element; "" if it is absent or a placeholder such as "anonymous"."""
-    text = str(header.get(element) or "")
-    return "" if is_placeholder(text) else text
 
 
 def series_in(folder: Path, names: Sequence[str]) -> list[Series]:
@@ -128,7 +129,7 @@ def find_series(
         every[str(facts.get("SeriesInstanceUID") or "")].append(name)
         if _is_single(facts):
             key = tuple(_shared(facts).values())
-            by_series[str(facts.SeriesInstanceUID)][key].setdefault(_stated(facts, "SOPInstanceUID") or name, name)
+            by_series[str(facts.SeriesInstanceUID)][key].setdefault(stated_text(facts, "SOPInstanceUID") or name, name)
     made = []
     for uid, groups in by_series.items():
         whole = {key: files for key, files in groups.items() if len(files) >= MIN_FRAMES}
@@ -300,7 +301,7 @@ def _joined(headers: Sequence[Dataset], numbers: Sequence[int]) -> Dataset:
             raise rejection("truncated", f"{short} of {len(parts)} files hold less than a B-scan")
         first.PixelData = b"".join(parts)
     for name in ("PatientName", "PatientBirthDate"):  # what any file states of the person masks the scan's path
-        setattr(first, name, next((header[name].value for header in headers if _stated(header, name)), ""))
+        setattr(first, name, next((header[name].value for header in headers if stated_text(header, name)), ""))
     first.NumberOfFrames = len(headers)
     first.PerFrameFunctionalGroupsSequence = groups
     return first
