@@ -483,6 +483,9 @@ def test_the_cost_of_a_file_does_not_depend_on_their_number(
 
 def test_region_words() -> None:
     assert parse_region("maestro2_macula_6x6_octa") == "Macula, 6 x 6"
+    assert parse_region("Angio Macula 4.5x4.5 mm") == "Macula, 4.5 x 4.5"
+    assert parse_region("Macular Cube 512x128") == "Macula"
+    assert parse_region("Optic Disc Cube 200x200") == "Optic Disc"
     assert parse_region("spectralis onh rc hr oct") == "Optic Disc"
     assert parse_region("maestro2 3d wide oct") == "Wide Field"
 

@@ -13,6 +13,7 @@ from oct_dicom import make_dataset, retina, save, use_syntax
 from octjepa.errors import VolumeRejected
 from octjepa.read.one_frame import read_one_frame
 from octjepa.read.orientation import has_slice_direction
+from octjepa.read.protocols import protocol_spacing
 from octjepa.read.reader import read_volume
 from octjepa.volume import OCTVolume
 
@@ -237,6 +238,23 @@ def test_triton_3d_radial_is_a_raster(tmp_path: Path) -> None:
     ds = without_positions(make_dataset(PIXELS))
     ds.ManufacturerModelName, ds.ProtocolName = "Triton", "triton 3d radial oct"
     assert read(ds, tmp_path).pattern == "raster"
+
+
+@pytest.mark.parametrize(
+    ("protocol", "slow_mm", "fast_mm"),
+    [
+        ("3d macula 512x128", 6 * 128 / 127, 6),
+        ("octa macula 4.5x4.5mm", 4.5, 4.5),
+        ("macula 6.0 mm x 6.0 mm", 6, 6),
+        ("macula 12x9", 9, 12),
+        ("macula, 6 x 6", 6, 6),
+    ],
+)
+def test_the_field_in_a_protocol_is_told_from_counts(protocol: str, slow_mm: float, fast_mm: float) -> None:
+    spacing = protocol_spacing("topcon_maestro2", protocol, (128, 885, 512))
+    assert spacing is not None
+    assert spacing.slice_mm == pytest.approx(slow_mm / 128)
+    assert spacing.column_mm == pytest.approx(fast_mm / 512)
 
 
 def test_laterality_and_device_sources_are_cross_checked(tmp_path: Path) -> None:

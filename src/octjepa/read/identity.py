@@ -23,6 +23,7 @@ from octjepa.read.personal_data import (
     repeats_birth_date,
     repeats_personal_text,
 )
+from octjepa.read.protocols import field_in_text
 from octjepa.read.raw_scan import HeaderFields
 from octjepa.recipe import DEVICES
 from octjepa.volume import Laterality
@@ -39,7 +40,6 @@ _UID = re.compile(r"[\d.]{1,64}")
 _SITES = {"1": "UW", "4": "UCSD", "7": "UAB"}  # first digit of an AI-READI id
 _EYE_WORDS = {"od", "os", "right", "left", "rechts", "links"}
 _EYE_ENDS = {"r", "l", "re", "le"}
-_FIELD_IN_NAME = re.compile(r"(\d{1,2})\s*x\s*(\d{1,2})", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ def parse_region(text: str) -> str:
         area = "Macula"
     else:
         return ""
-    field = _FIELD_IN_NAME.search(lower)
-    return f"{area}, {field[1]} x {field[2]}" if field else area
+    field = field_in_text(lower)
+    return f"{area}, {field[0]:g} x {field[1]:g}" if field else area
 
 
 def _pick_eye(sources: dict[str, str], notes: list[str]) -> tuple[Laterality | None, str]:

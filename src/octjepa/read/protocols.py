@@ -33,7 +33,14 @@ _NATIVE = {
     "topcon_triton": {(256, 992, 512), (320, 992, 320), (512, 992, 512)},
     "zeiss_cirrus": {(128, 1024, 512), (200, 1024, 200), (350, 1024, 350)},
 }
-_FIELD_TEXT = re.compile(r"(\d{1,2})\s*x\s*(\d{1,2})")
+# Two lengths, with decimals or not. Counts of samples, which have three digits, are not a field: "cube 512x128".
+_FIELD_TEXT = re.compile(r"(?<!\d)(?<!\d\.)(\d{1,2}(?:\.\d+)?)\s*(?:mm)?\s*x\s*(\d{1,2}(?:\.\d+)?)(?!\.?\d)")
+
+
+def field_in_text(text: str) -> tuple[float, float] | None:
+    """(along a B-scan, across the B-scans) as a protocol in lower case names its field: "wide 12x9" -> (12, 9)."""
+    field = _FIELD_TEXT.search(text)
+    return None if field is None else (float(field[1]), float(field[2]))
 
 
 def _field_mm(device: str, text: str) -> tuple[float, float, bool] | None:
@@ -42,8 +49,9 @@ def _field_mm(device: str, text: str) -> tuple[float, float, bool] | None:
         return 6.0, 6.0, False  # every cube of the series covers 6 x 6 mm
     if device not in _NATIVE:
         return None
-    if named := _FIELD_TEXT.search(text):
-        return float(named[1]), float(named[2]), False
+    if named := field_in_text(text):
+        fast, slow = named
+        return slow, fast, False
     if "wide" in text or (device == "topcon_triton" and "radial" in text):
         return 9.0, 12.0, True
     if device == "topcon_maestro2" and "mac" in text:
