@@ -68,6 +68,23 @@ def test_an_eye_scanned_either_way_becomes_the_same_volume(tmp_path: Path) -> No
     np.testing.assert_allclose(forwards.slice_positions_mm, backwards.slice_positions_mm)
 
 
+@pytest.mark.parametrize(
+    ("vectors", "pixels"),
+    [
+        ([0, 0, -1.0, 1.0, 0, 0], PIXELS),  # rows into the eye, columns to the patient's left
+        ([0, 0, -1.0, -1.0, 0, 0], PIXELS[:, :, ::-1]),
+        ([0, 0, 1.0, 1.0, 0, 0], PIXELS[:, ::-1]),
+        (HORIZONTAL, PIXELS),  # not those of the stored rows
+    ],
+)
+def test_a_scans_stored_as_rows_keep_the_direction_of_their_vectors(
+    vectors: list[float], pixels: np.ndarray, tmp_path: Path
+) -> None:
+    volume = oriented(tmp_path, vectors, pixels=np.ascontiguousarray(pixels.swapaxes(1, 2)))
+    assert "axes_transposed" in volume.notes
+    assert np.array_equal(volume.pixels, PIXELS)
+
+
 def test_lines_that_turn_back_and_forth_are_mirrored_each_by_itself(tmp_path: Path) -> None:
     pixels = PIXELS.copy()
     pixels[1::2] = pixels[1::2, :, ::-1]

@@ -204,6 +204,18 @@ def _ways(cosines: Float[np.ndarray, " F"]) -> Float[np.ndarray, " F"]:
     return np.where(np.isnan(cosines), np.nan, np.where(np.abs(cosines) < _VERTICAL, 0.0, np.sign(cosines)))
 
 
+def axes_exchanged(frames: FrameGeometry) -> FrameGeometry | None:
+    """The geometry of B-scans whose A-scans were stored as rows, after rows and columns were exchanged.
+
+    None unless the orientation vectors say truly that the stored columns run across the retina, to the patient's left
+    or right: the rows then do, and the normal turns. Other vectors are not those of the stored rows.
+    """
+    down_rows = np.cross(_unit(frames.normals), _unit(frames.row_directions))
+    if not len(down_rows) or not (np.abs(down_rows[:, 0]) >= _VERTICAL).all():
+        return None
+    return replace(frames, row_directions=down_rows, normals=-frames.normals)
+
+
 def rows_turned(frames: FrameGeometry) -> FrameGeometry:
     """The geometry of B-scans that were stored with the sclera on top, after their rows were reversed.
 

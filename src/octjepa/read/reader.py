@@ -26,6 +26,7 @@ from octjepa.read.manifest import ManifestRow, find_row
 from octjepa.read.orientation import (
     MAX_LOCALIZERS,
     align_columns,
+    axes_exchanged,
     circle_frames,
     find_scan_pattern,
     is_transposed,
@@ -121,7 +122,9 @@ def assemble(
     scan, frame_geometry = _drop_localizers(scan, notes)
     _check_repeats(scan.pixels, notes)
     pixels, pixel_spacing = _orient(scan, notes)
-    if "turned_upright" in notes and "axes_transposed" not in notes:
+    exchanged = axes_exchanged(frame_geometry) if "axes_transposed" in notes else frame_geometry
+    frame_geometry = exchanged or frame_geometry
+    if "turned_upright" in notes and exchanged:
         frame_geometry = rows_turned(frame_geometry)
     text = f"{identity.protocol} {identity.region}".lower()
     pattern = scan.pattern or find_scan_pattern(frame_geometry, identity.device, text)
@@ -129,7 +132,7 @@ def assemble(
         notes.append(f"circle_frames_dropped={int(circular.sum())}")
         frame_geometry, pixels = frame_geometry.take(~circular), pixels[~circular]
         _check_frames(len(pixels), "straight B-scans")
-    if pattern == "raster" and "axes_transposed" not in notes:
+    if pattern == "raster" and exchanged:
         pixels, frame_geometry = align_columns(pixels, frame_geometry, notes)
     frames, depth, columns = pixels.shape
     sources = SpacingSources(
