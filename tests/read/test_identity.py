@@ -158,6 +158,15 @@ def test_a_placeholder_is_nobodys_id(person: str, tmp_path: Path) -> None:
     assert {"person_id_placeholder", "person_unknown"} <= set(volumes[0].notes)
 
 
+def test_0_in_a_manifest_is_an_id_and_a_placeholder_there_is_none(tmp_path: Path) -> None:
+    """People who are counted from 0 meet the rows of participants.tsv, where 0 is an id as well."""
+    for stated, expected in (("0", "0"), ("NA", "H17")):
+        folder = tmp_path / stated
+        folder.mkdir()
+        (folder / "manifest.tsv").write_text(f"filepath\tperson_id\n/a.dcm\t{stated}\n")
+        assert read(folder / "a.dcm", "H17").person_id == expected
+
+
 def test_a_year_is_nobody_even_where_the_header_is_silent(tmp_path: Path) -> None:
     assert "person_unknown" in read(tmp_path / "2019" / "a.dcm", "").notes
     assert read(tmp_path / "topcon_triton" / "1950" / "a.dcm", "").person_id == "1950"

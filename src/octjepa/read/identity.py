@@ -136,9 +136,6 @@ def _person_ids(header: HeaderFields, path: PurePath, row: ManifestRow | None, n
     by_name = name["person"] if name and (named_by_device or _NO_YEAR.fullmatch(name["person"])) else ""
     in_header = _header_person(header, notes)
     manifest = row.person_id if row else ""
-    if is_placeholder(manifest) and manifest:  # "NA" in a table would make all its people one
-        notes.append("person_id_placeholder")
-        manifest = ""
     proven = [
         by_name if named_by_device else "",
         folder if below_device else "",
