@@ -176,6 +176,15 @@ def test_an_unknown_eye_and_a_stated_spacing_stay_so(tmp_path: Path) -> None:
     assert any("does not state the direction" in note for note in notes)
 
 
+def test_a_folder_that_names_an_eye_is_named_as_the_cause(tmp_path: Path) -> None:
+    np.save(tmp_path / "cube.npy", retina(16, 96, 80))
+    made = convert(tmp_path / "cube.npy", "--to", "nifti", "--out", tmp_path / "left", "--spacing", "0.2,0.01,0.03")
+    (refused,) = made.json["refused"]
+    assert "the eye OS by its path in place of unknown" in refused["detail"]
+    assert "another folder with --out" in refused["to_do"]
+    assert not list((tmp_path / "left").glob("cube*"))
+
+
 def test_ids_and_protocols_in_any_script_stay_apart(tmp_path: Path) -> None:
     for person, pixels in (("病人7", retina()), ("患者7", retina()[:, :, ::-1])):
         np.save(tmp_path / f"{person}.npy", pixels)

@@ -20,7 +20,8 @@ class NotPreserved(WithoutResult):
     """The format cannot hold the scan without a loss."""
 
     def refusal(self, scan: str) -> RefusedScan:
-        return RefusedScan(scan, NOT_PRESERVED, str(self), "choose another format with --to")
+        to_do = "choose another format with --to, or another folder with --out if the path of this one names an eye"
+        return RefusedScan(scan, NOT_PRESERVED, str(self), to_do)
 
 
 def describe(volume: OCTVolume, axes: str = "") -> dict[str, object]:

@@ -227,7 +227,8 @@ def _differences(volume: OCTVolume, file: Path) -> str:
     if not np.allclose(written.spacing_mm, volume.spacing_mm, rtol=_SAME_SPACING, atol=0):
         return f"a spacing of {_mm(written.spacing_mm)} mm in place of {_mm(volume.spacing_mm)} mm"
     if written.laterality != volume.laterality:
-        return f"the eye {written.laterality or 'unknown'} in place of {volume.laterality or 'unknown'}"
+        by_path = " by its path" if written.laterality_source == "path" else ""
+        return f"the eye {written.laterality or 'unknown'}{by_path} in place of {volume.laterality or 'unknown'}"
     if written.pattern != volume.pattern:
         return f"the scan pattern {written.pattern} in place of {volume.pattern}"
     same = {
