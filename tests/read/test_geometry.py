@@ -359,6 +359,21 @@ def test_a_spacing_option_keeps_the_files_order_and_notes_what_it_contradicts(tm
     assert other.spacing_mm == (dz * 1.5, dy, dx)
 
 
+def test_a_spacing_option_keeps_the_order_of_positions_in_a_file_without_a_spacing(tmp_path: Path) -> None:
+    order = np.random.default_rng(1).permutation(len(PIXELS))
+    ds = make_dataset(PIXELS[order])
+    ds.ManufacturerModelName = "unlisted"
+    del ds.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence
+    for group, number in zip(ds.PerFrameFunctionalGroupsSequence, order, strict=True):
+        group.PlanePositionSequence[0].ImagePositionPatient = [0, 0.05 * number + 0.1 * (number > 3), 0]
+        del group.FrameContentSequence
+    volume = read_volume(save(ds, tmp_path / "scan.dcm"), spacing_mm=(0.05, 0.0026, 0.0117))
+    assert np.array_equal(volume.pixels, PIXELS)
+    assert {"frames_unordered", "order_from_positions", "pitch_uneven"} <= set(volume.notes)
+    assert not [note for note in volume.notes if note.startswith("option_disagrees")]
+    assert has_slice_direction(volume)
+
+
 def test_positions_without_an_orientation_do_not_state_the_direction(tmp_path: Path) -> None:
     ds = make_dataset(PIXELS)
     del ds.SharedFunctionalGroupsSequence[0].PlaneOrientationSequence

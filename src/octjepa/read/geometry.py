@@ -186,9 +186,8 @@ def _geometry_from_option(
     Uneven positions in the file remain those of the B-scans if their pitch is the user's.
     """
     positions_mm = None
-    try:
-        in_file = resolve_geometry(replace(sources, option=None), shape, pattern)
-    except VolumeRejected:  # the file states no spacing, which is why the user gives one
+    in_file = _geometry_in_file(sources, spacing, shape, pattern)
+    if in_file is None:
         order = _order_by_number(sources.frame_geometry, notes)
     else:
         order = in_file.order
@@ -206,6 +205,22 @@ def _geometry_from_option(
         ]
     _is_pitch_doubtful(spacing[0], spacing[2], shape, sources, notes)
     return Geometry(spacing, dict.fromkeys(AXES, "option"), order, positions_mm, (), notes)
+
+
+def _geometry_in_file(
+    sources: SpacingSources, spacing: tuple[float, float, float], shape: Shape, pattern: Pattern
+) -> Geometry | None:
+    """The geometry without the user's spacing, or with the user's depth and column spacing if the file states none.
+
+    None if the file states no pitch of its B-scans either.
+    """
+    in_file = replace(sources, option=None)
+    for candidate in (in_file, replace(in_file, shared_pixel_spacing=spacing[1:])):
+        try:
+            return resolve_geometry(candidate, shape, pattern)
+        except VolumeRejected:  # the file states no spacing, which is why the user gives one
+            continue
+    return None
 
 
 # Depth and column
