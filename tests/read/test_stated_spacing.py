@@ -10,8 +10,10 @@ from PIL import Image
 
 from eye_files import phantom, write_sidecar, write_voxels
 from octjepa.errors import UsageError, VolumeRejected
+from octjepa.read.orientation import has_slice_direction
 from octjepa.read.reader import parse_spacing, read_volume
 from octjepa.read.single_bscan import read_bscan_volume
+from vendor_files import write_heyex_xml
 
 PIXELS, SPACING = phantom()
 
@@ -68,6 +70,19 @@ def test_a_spacing_of_zero_beside_a_scan_does_not_stand_for_that_of_its_header(t
     write_sidecar(tmp_path / "scan.json", spacing_mm=[0, 0, 0])
     with pytest.raises(VolumeRejected, match=r"spacing_unknown: .*sidecar \(slice, depth, column\) = \(0, 0, 0\)"):
         read_volume(path)
+
+
+def test_a_json_next_to_a_scan_comes_before_the_positions_in_it(tmp_path: Path) -> None:
+    path = write_heyex_xml(tmp_path, [PIXELS[::-1]])  # listed upwards, 0.12 mm apart
+    plain = read_volume(path)
+    write_sidecar(path.with_suffix(".json"), spacing_mm=[0.24, 0.003872, 0.0114])
+    stated = read_volume(path)
+    assert plain.provenance["slice"] == "positions"
+    assert (stated.spacing_mm[0], stated.provenance["slice"]) == (0.24, "sidecar")
+    assert {"positions_disagree_with_sidecar", "order_from_positions"} <= set(stated.notes)
+    assert np.array_equal(stated.pixels, plain.pixels)
+    assert has_slice_direction(stated)
+    assert has_slice_direction(read_volume(path, spacing_mm=(0.24, 0.003872, 0.0114)))
 
 
 @pytest.mark.parametrize("text", ["[0.0078, 0.04]", "[0.04, 0.0078]", "[0, 0]", "[-0.0078, 0.04]"])

@@ -2,6 +2,7 @@
 
 Slice pitch: frame positions, frame location on the fundus image, per-frame and shared slice thickness, manifest, the
 protocol's known field over its lines. Depth and column: shared Pixel Measures, per-frame, manifest, protocol.
+A JSON file next to the scan comes before all of them; positions that contradict it only order the B-scans.
 A value outside the limits is passed over and noted. DepthSpatialResolution is optical resolution and is not used.
 Gaps between positions are real up to 1.5 mm, even or not: five-line rasters and lines that a study follows have them.
 A slice thickness above 0.5 mm is ignored, because some writers use 1 mm as a placeholder.
@@ -162,7 +163,12 @@ def _resolve(sources: SpacingSources, shape: Shape, pattern: Pattern) -> Geometr
     placed = _pitch_from_positions(sources.frame_geometry, column, columns, notes)
     if placed is not None:
         pitch, provenance["slice"], order, positions_mm = placed
-        is_uncertain = _is_pitch_doubtful(pitch, column, shape, sources, notes, float(positions_mm[-1]))
+        span = float(positions_mm[-1])
+        stated_mm = sources.header[0] if sources.header_source == "sidecar" else None
+        if stated_mm is not None and is_plausible("slice", stated_mm) and not _is_close(stated_mm, pitch, 0.02):
+            notes += [ORDER_FROM_POSITIONS, "positions_disagree_with_sidecar"]
+            pitch, provenance["slice"], positions_mm, span = stated_mm, "sidecar", None, 0.0
+        is_uncertain = _is_pitch_doubtful(pitch, column, shape, sources, notes, span)
         lines = _positions_on_fundus(sources.frame_geometry, column, columns)
         if provenance["slice"] == "positions" and _gap_differs(pitch, lines):
             notes.append("positions_disagree_with_location")  # no doubt: converters invent lines
@@ -191,7 +197,8 @@ def _geometry_from_option(
         order = _order_by_number(sources.frame_geometry, notes)
     else:
         order = in_file.order
-        notes += [note for note in in_file.notes if note.startswith("frames_") or note == DIRECTION_UNSTATED]
+        kept = (DIRECTION_UNSTATED, ORDER_FROM_POSITIONS)
+        notes += [note for note in in_file.notes if note.startswith("frames_") or note in kept]
         if in_file.positions_mm is not None:
             notes.append(ORDER_FROM_POSITIONS)
             if "pitch_uneven" in in_file.notes and _is_close(spacing[0], in_file.spacing_mm[0], 0.02):
