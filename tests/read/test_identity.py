@@ -167,6 +167,24 @@ def test_0_in_a_manifest_is_an_id_and_a_placeholder_there_is_none(tmp_path: Path
         assert read(folder / "a.dcm", "H17").person_id == expected
 
 
+@pytest.mark.parametrize("placeholder", ["NA", "nan", "Not reported", "-"])
+def test_placeholders_in_a_manifest_do_not_hide_what_the_file_states(placeholder: str, tmp_path: Path) -> None:
+    columns = ("manufacturers_model_name", "anatomic_region", "laterality", "sop_instance_uid")
+    (tmp_path / "manifest.tsv").write_text(
+        "\t".join(("filepath", "manufacturer", *columns)) + "\n" + "\t".join(("/a.dcm", "Topcon", *[placeholder] * 4))
+    )
+    volume = read(tmp_path / "a.dcm", "7")
+    assert (volume.device, volume.region, volume.laterality) == ("topcon_maestro2", "Macula", "OD")
+    assert not [note for note in volume.notes if "disagree" in note]
+
+
+def test_a_placeholder_in_a_header_is_no_device_and_no_protocol(tmp_path: Path) -> None:
+    ds = make_dataset(PIXELS)
+    ds.Manufacturer, ds.ManufacturerModelName, ds.ProtocolName = "Topcon", "REMOVED", "ANONYMIZED"
+    volume = read_volume(save(ds, tmp_path / "a.dcm"))
+    assert (volume.device, volume.protocol) == ("topcon", "")
+
+
 def test_a_year_is_nobody_even_where_the_header_is_silent(tmp_path: Path) -> None:
     assert "person_unknown" in read(tmp_path / "2019" / "a.dcm", "").notes
     assert read(tmp_path / "topcon_triton" / "1950" / "a.dcm", "").person_id == "1950"

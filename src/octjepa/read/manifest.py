@@ -223,6 +223,12 @@ def _person_id(cells: dict[str, str]) -> str:
     return "" if names_nobody(person) else person
 
 
+def _stated(cells: dict[str, str], column: str) -> str:
+    """The text of a cell; "" if it is absent or a placeholder such as NA, which would hide what the file states."""
+    text = cells.get(column, "").strip()
+    return "" if names_nobody(text) else text
+
+
 def parse_manifest(text: str, folder: str, name: str) -> Manifest:
     """The manifest in `text`, which is stored in `folder` (real path or url) and called `name` in messages.
 
@@ -253,14 +259,14 @@ def parse_manifest(text: str, folder: str, name: str) -> Manifest:
         frames = _parse_number(cells.get("number_of_frames"))
         row = ManifestRow(
             person_id=_person_id(cells),
-            manufacturer=cells.get("manufacturer", "").strip(),
-            model=cells.get("manufacturers_model_name", "").strip(),
-            region=cells.get("anatomic_region", "").strip(),
-            laterality=cells.get("laterality", "").strip(),
+            manufacturer=_stated(cells, "manufacturer"),
+            model=_stated(cells, "manufacturers_model_name"),
+            region=_stated(cells, "anatomic_region"),
+            laterality=_stated(cells, "laterality"),
             frames=None if frames is None else int(frames),
             pixel_spacing_mm=_parse_pair(cells.get("pixel_spacing")),
             slice_thickness_mm=_parse_number(cells.get("slice_thickness")),
-            sop_instance_uid=cells.get("sop_instance_uid", "").strip(),
+            sop_instance_uid=_stated(cells, "sop_instance_uid"),
             filepath=filepath,
         )
         first = rows.setdefault(filepath, row)

@@ -86,7 +86,7 @@ BURNED_IN = "text in the image"
 FIELD_KINDS = {field: kind for table in (DIRECT, INDIRECT) for kind, fields in table.items() for field in fields}
 FIELD_KINDS |= {PRIVATE: "private", BURNED_IN: "image"}
 DIRECT_KINDS = (*DIRECT, "private", "image")  # the content of a private element is unknown
-_NO_ID = {"#n/a", "<na>", "?", "-", ".", "missing"}
+_NO_VALUE = {"#n/a", "<na>", "?", "-", ".", "missing", "not reported", "not available"}  # in cells of tables
 _BLANK = {
     "",
     "0",
@@ -294,8 +294,8 @@ def clean_person_id(text: str) -> str:
 
 
 def names_nobody(text: str) -> bool:
-    """Whether a person id of a table stands for no id; unlike in a header, 0 is an id."""
-    return text.strip().lower() in (_BLANK | _NO_ID) - {"0"}
+    """Whether a person id, or another text, of a table stands for no value; unlike in a header, 0 is an id."""
+    return text.strip().lower() in (_BLANK | _NO_VALUE) - {"0"}
 
 
 def storable_labels(
