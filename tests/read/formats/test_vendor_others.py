@@ -70,6 +70,15 @@ def test_deep_topcon_frames_keep_their_axes(tmp_path: Path, chunk: str, kind: st
     assert scan.format == ("topcon_fds" if kind == "FDS" else "topcon_fda")
 
 
+def test_topcon_lines_that_cross_are_not_a_raster(tmp_path: Path) -> None:
+    path = tmp_path / "scan.fda"
+    for mode, pattern in ((2, "raster"), (3, "radial"), (11, "radial")):
+        path.write_bytes(topcon_bytes(topcon_jpegs(retina(10, 64, 512), mode), "@IMG_JPEG"))
+        volume = assemble(read_topcon(path), path)
+        assert volume.pattern == pattern
+        assert volume.provenance["slice"] == ("header" if pattern == "raster" else "scan_pattern")
+
+
 def test_one_broken_topcon_frame_is_filled_and_more_are_refused(tmp_path: Path) -> None:
     pixels = retina(12, 64, 48)
     jpegs, path = bytearray(topcon_jpegs(pixels)), tmp_path / "scan.fda"
