@@ -250,7 +250,7 @@ def test_triton_3d_radial_is_a_raster(tmp_path: Path) -> None:
         ("macula, 6 x 6", 6, 6),
     ],
 )
-def test_the_field_in_a_protocol_is_told_from_counts(protocol: str, slow_mm: float, fast_mm: float) -> None:
+def test_the_field_in_a_protocol_is_not_a_count(protocol: str, slow_mm: float, fast_mm: float) -> None:
     spacing = protocol_spacing("topcon_maestro2", protocol, (128, 885, 512))
     assert spacing is not None
     assert spacing.slice_mm == pytest.approx(slow_mm / 128)

@@ -328,7 +328,7 @@ def _text(header: Dataset, keyword: str) -> str:
 
 
 def stated_text(header: Dataset, keyword: str) -> str:
-    """The element as text; "" if it is absent or a placeholder such as "anonymous", which is no identity."""
+    """The element as text; "" if it is absent or a placeholder such as "anonymous"."""
     text = _text(header, keyword)
     return "" if is_placeholder(text) else text
 

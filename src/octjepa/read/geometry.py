@@ -197,8 +197,8 @@ def _geometry_from_option(
         order = _order_by_number(sources.frame_geometry, notes)
     else:
         order = in_file.order
-        kept = (DIRECTION_UNSTATED, ORDER_FROM_POSITIONS)
-        notes += [note for note in in_file.notes if note.startswith("frames_") or note in kept]
+        retained = (DIRECTION_UNSTATED, ORDER_FROM_POSITIONS)
+        notes += [note for note in in_file.notes if note.startswith("frames_") or note in retained]
         if in_file.positions_mm is not None:
             notes.append(ORDER_FROM_POSITIONS)
             if "pitch_uneven" in in_file.notes and _is_close(spacing[0], in_file.spacing_mm[0], 0.02):

@@ -32,8 +32,8 @@ from octjepa.volume import Pattern
 _HEADER_BYTES = 15
 _MAX_CHUNKS = 10_000
 _EYES = {0: "R", 1: "L"}
-# By the scan mode; 4 is a cross of two lines. 11 holds five horizontal lines and five vertical ones, which cross: no
-# raster, and "radial" in DICOM as well.
+# By the scan mode. 4 is a cross of two lines. 11 holds five horizontal and five vertical lines, which cross: a DICOM
+# file of such lines is "radial" as well.
 _PATTERNS: dict[int, Pattern] = {2: "raster", 3: "radial", 11: "radial"}
 _JPEG = struct.Struct("<BIIIIII")  # mode, two unknown, columns, rows, frames, unknown
 _DEEP = struct.Struct("<BIIIIBI")  # mode, columns, rows, bits a pixel, frames, kind, bytes
