@@ -224,7 +224,7 @@ export class NativePane {
     });
     if (!wanted || !this.facts.layers) return; // the file is still being read
     const kind = this.plane.value || "face";
-    const done = await Promise.all([this.loadCross(column, anew), this.loadFace(kind, depth)]);
+    const done = await Promise.all([this.loadCross(column, anew), this.loadFace(kind, depth, anew)]);
     if (!done.every(Boolean)) return;
     if (!this.quiet) this.moved(this);
     const { reading } = this.shown;
@@ -240,12 +240,12 @@ export class NativePane {
   }
 
   // The map of thickness waits for the layers, and says so until they are found.
-  loadFace(kind, depth) {
+  loadFace(kind, depth, anew) {
     const { face } = this.held;
     const layer = this.thick.value;
     const mapped = kind === "thickness" ? this.facts.etdrs : null;
     if (kind === "thickness" && !mapped) return this.panels.sectors.node.dataset.state !== "failed" || this.withoutLayers() === undefined;
-    if (face?.kind === kind && (kind !== "depth" || face.depth === depth) && (!mapped || face.thick.layer === layer)) return true;
+    if (!anew && face?.kind === kind && (kind !== "depth" || face.depth === depth) && (!mapped || face.thick.layer === layer)) return true;
     const path = { face: "face.png", thickness: "face.png", depth: `depth/${depth}.png`, localizer: "localizer.png" }[kind];
     return this.panels.face.fill(async (read) => {
       const [picture, thick] = await Promise.all([read.picture(`/native/${path}`), mapped ? read.picture(`/native/thickness.png?layer=${layer}`) : null]);

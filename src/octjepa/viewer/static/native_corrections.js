@@ -6,6 +6,7 @@
 import { nearest, nudged, stroked } from "/boundary_edit.js";
 import { draw } from "/native_drawing.js";
 import { make } from "/parts.js";
+import { forgetPictures } from "/shown.js";
 
 const key = new URLSearchParams(location.search).get("key") ?? ""; // without it the server writes nothing
 const MOST_UNDO = 100;
@@ -168,6 +169,7 @@ export class Corrections {
       const { slices } = await reading.write(`/native/corrections/${slice}`, method, key, body);
       this.saved = slices;
       this.drafts.delete(draftName);
+      forgetPictures(); // thickness maps are of the boundaries before
       this.show();
       await pane.measureThickness(pane.centred);
       await pane.load(true);

@@ -1,0 +1,86 @@
+"""The page while boundaries are corrected, run in node: what it draws and holds after a B-scan was saved."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NODE = shutil.which("node")
+pytestmark = pytest.mark.skipif(NODE is None, reason="no node on this machine")
+
+# A pane without a document: eight boundaries of four columns in B-scan 3, a thickness map, and a server that counts its
+# answers. A POST replaces the lines of the server once `answer()` is called; each picture is another object.
+PAGE = """
+globalThis.location = { search: "?key=k" };
+const node = () => ({ dataset: {}, append() {}, textContent: "" });
+globalThis.document = { createElement: node };
+const { Corrections } = await import("./native_corrections.js");
+const { NativePane } = await import("./native.js");
+const { Shown } = await import("./shown.js");
+const rows = (first) => Array.from({ length: 8 }, (_, number) => Array(4).fill(first + 5 * number));
+let served = rows(10), answer, pictures = 0;
+globalThis.createImageBitmap = async () => ({ picture: (pictures += 1) });
+globalThis.fetch = async (url, { method = "GET", body } = {}) => {
+  const reply = (found) => new Response(JSON.stringify(found), { headers: { "X-Octjepa-Volume": "eye" } });
+  if (method === "GET") return reply(url.endsWith("etdrs") ? {} : served);
+  await new Promise((done) => { answer = done; });
+  served = method === "POST" ? JSON.parse(body).rows : rows(10);
+  return reply({ slices: method === "POST" ? [3] : [] });
+};
+const shown = new Shown();
+const panels = {};
+for (const name of ["bscan", "cross", "face", "sectors"]) panels[name] = shown.panel(name, node(), () => {});
+const pane = Object.assign(Object.create(NativePane.prototype), {
+  about: { boundaries: rows(0) }, shown, panels, row: { id: "eye" }, body: { hidden: true }, mode: "correct",
+  facts: { shape: [6, 60, 4], layers: [], etdrs: { sectors: {} } }, place: { slice: 3, depth: 0, column: 1 },
+  plane: { value: "thickness" }, thick: { value: "retina" }, countSlices() {}, quiet: true, held: {},
+});
+pane.measureThickness = () => panels.sectors.fill(async (read) => {
+  const found = await read.json("/native/etdrs");
+  return () => { pane.facts.etdrs = found; };
+}, true);
+const corrections = Object.assign(Object.create(Corrections.prototype), {
+  pane, boundary: 7, drafts: new Map(), saved: [], box: {}, state: {}, undoing: {}, discarding: {}, removing: {},
+});
+shown.open("eye");
+await pane.load();
+const draw = (depth, column) => corrections.stroke({ column, depth }, { column, depth }, true);
+const later = () => new Promise((done) => { setTimeout(done); });
+const answered = async () => { await later(); answer(); await later(); };
+"""
+
+
+def run_page(folder: Path, script: str) -> dict[str, Any]:
+    """What `script` leaves in `made` after `PAGE`."""
+    static = files("octjepa.viewer").joinpath("static")
+    for file in static.iterdir():
+        if file.name.endswith(".js"):
+            (folder / file.name).write_text(file.read_text(encoding="utf-8").replace('from "/', 'from "./'))
+    (folder / "package.json").write_text('{"type": "module"}')
+    (folder / "page.js").write_text(f"{PAGE}\nconst made = {{}};\n{script}\nconsole.log(JSON.stringify(made));")
+    assert NODE is not None
+    run = subprocess.run([NODE, "page.js"], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 0, run.stderr
+    made: dict[str, Any] = json.loads(run.stdout)
+    return made
+
+
+def test_the_thickness_map_is_drawn_anew_after_saving(tmp_path: Path) -> None:
+    made = run_page(
+        tmp_path,
+        """
+made.before = pane.held.face.thick.picture.picture;
+draw(50, 1);
+const saving = corrections.save();
+await answered();
+await saving;
+made.after = pane.held.face.thick.picture.picture;
+""",
+    )
+    assert made["after"] > made["before"]
