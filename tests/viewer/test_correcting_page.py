@@ -84,3 +84,56 @@ made.after = pane.held.face.thick.picture.picture;
 """,
     )
     assert made["after"] > made["before"]
+
+
+def test_what_is_drawn_after_saving_starts_from_the_saved_boundaries(tmp_path: Path) -> None:
+    made = run_page(
+        tmp_path,
+        """
+draw(50, 1);
+pane.measureThickness = () => new Promise(() => {}); // it takes long
+corrections.save();
+await answered();
+made.state = corrections.state.textContent;
+draw(51, 2);
+made.lines = corrections.lines[7];
+""",
+    )
+    assert made["state"].startswith("Saved B-scans: 4.")
+    assert made["lines"] == [45, 50, 51, 45]
+
+
+def test_what_is_drawn_while_the_server_saves_is_not_lost(tmp_path: Path) -> None:
+    made = run_page(
+        tmp_path,
+        """
+draw(50, 1);
+const saving = corrections.save();
+draw(51, 2);
+await answered();
+await saving;
+made.state = corrections.state.textContent;
+made.lines = corrections.lines[7];
+made.served = served[7];
+""",
+    )
+    assert made["state"].startswith("Changed, not saved.")
+    assert made["lines"] == [45, 50, 51, 45]
+    assert made["served"] == [45, 50, 45, 45]
+
+
+def test_removing_what_is_saved_keeps_what_is_not_saved_yet(tmp_path: Path) -> None:
+    made = run_page(
+        tmp_path,
+        """
+corrections.saved = [3];
+draw(50, 1);
+const removing = corrections.remove();
+await answered();
+await removing;
+made.state = corrections.state.textContent;
+made.lines = corrections.lines[7];
+""",
+    )
+    assert made["state"].startswith("Changed, not saved. No B-scan is saved yet.")
+    assert made["lines"] == [45, 50, 45, 45]

@@ -163,12 +163,15 @@ export class Corrections {
   async write(method, body) {
     const { pane, draftName } = this;
     const { slice } = pane.held.bscan;
+    const sent = body && this.lines;
     const reading = pane.shown.reading.newest("correction");
     this.state.textContent = "Saving …";
     try {
       const { slices } = await reading.write(`/native/corrections/${slice}`, method, key, body);
       this.saved = slices;
-      this.drafts.delete(draftName);
+      // What is drawn from now on starts from the saved rows. What was drawn while the server saved is still a draft.
+      if (sent && pane.held.bscan?.slice === slice) pane.held.bscan.lines = body.rows;
+      if (sent && this.drafts.get(draftName)?.lines === sent) this.drafts.delete(draftName);
       forgetPictures(); // thickness maps are of the boundaries before
       this.show();
       await pane.measureThickness(pane.centred);
