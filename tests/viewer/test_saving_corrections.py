@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ import pytest
 
 from flat_layers import FlatLayers
 from octjepa import load_encoder
+from octjepa.errors import UsageError
 from octjepa.ingest.build import build_store
+from octjepa.notes import Note
 from octjepa.phantom import make_eye
 from octjepa.phantom.dicom import write_eye
 from octjepa.tasks.segmenter.adapt import AdaptSettings
@@ -162,3 +164,16 @@ def test_without_a_folder_nothing_can_be_written(site: Site) -> None:
         other = Site(int(url.rpartition(":")[2]), site.volume_id, site.eyes, site.corrections)
         assert other.send("POST", f"{other.path}/corrections/2", {"rows": lines_of(site, 2)})[0] in (404, 405)
         assert other.send("GET", f"{other.path}/corrections")[0] == 404
+
+
+def test_a_scan_that_cannot_be_corrected_is_shown_and_measured(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    scans = open_scans(site.eyes.parent / "store", [str(site.eyes)])
+    scans.layers, scans.corrections = ScanLayers(FlatLayers()), Corrections(site.corrections)
+    scan = scans.native(site.volume_id)
+    turned = replace(scan, volume=replace(scan.volume, notes=(Note("depth_flipped"),)))
+    monkeypatch.setattr(scans, "native", lambda volume_id: turned)
+    scans.layers.layers(turned.volume)
+    assert len(scans.surface_lines(site.volume_id, "slice", 2)) == 8
+    assert scans.etdrs(site.volume_id).corrected == 0
+    with pytest.raises(UsageError, match="turned or sorted"):
+        scans.corrected(site.volume_id)

@@ -119,7 +119,6 @@ class Corrections:
 
     def _read(self, volume_id: str, volume: OCTVolume) -> Float[np.ndarray, "8 D W"] | None:
         """Rows in the order of `volume`; None without a file."""
-        order = FileOrder.of(volume.notes, volume.shape[0])
         path = self._file(volume_id)
         try:
             with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
@@ -130,7 +129,7 @@ class Corrections:
             raise UsageError(_foreign(path)) from None
         if not source.startswith(_MADE_BY) or rows.shape != (8, volume.shape[0], volume.shape[2]):
             raise UsageError(_foreign(path))
-        return np.ascontiguousarray(order.ascans(rows))
+        return np.ascontiguousarray(FileOrder.of(volume.notes, volume.shape[0]).ascans(rows))
 
     def _write(self, volume_id: str, volume: OCTVolume, rows: Float[np.ndarray, "8 D W"]) -> None:
         arrays = {

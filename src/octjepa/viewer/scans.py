@@ -20,6 +20,7 @@ from octjepa.errors import OctjepaError
 from octjepa.ingest.native_files import NativeFiles
 from octjepa.layers import BOUNDARY_NAMES
 from octjepa.notes import Note
+from octjepa.read.file_order import FileOrder
 from octjepa.read.orientation import has_slice_direction
 from octjepa.record import Record
 from octjepa.report.figures import eyes
@@ -327,10 +328,15 @@ class Scans:
         return layers if self.corrections is None else self.corrections.applied(volume_id, volume, layers)
 
     def corrected(self, volume_id: str) -> CorrectedSlices:
-        """The B-scans whose boundaries were saved. Raises KeyError: corrections are not saved at all."""
+        """The B-scans whose boundaries were saved.
+
+        Raises KeyError: corrections are not saved at all. UsageError: those of this scan would not fit its file.
+        """
         if self.corrections is None:
             raise KeyError("corrections")
-        return CorrectedSlices(self.corrections.slices(volume_id, self.native(volume_id).volume))
+        volume = self.native(volume_id).volume
+        FileOrder.of(volume.notes, volume.shape[0])  # refused before the user corrects anything
+        return CorrectedSlices(self.corrections.slices(volume_id, volume))
 
     def correct(self, volume_id: str, number: int, boundaries: object) -> CorrectedSlices:
         """Saves the boundaries of a B-scan, or with None removes them. The answer is that of `corrected`.
@@ -364,7 +370,8 @@ class Scans:
             at_slice = np.interp(slice_index, np.arange(len(measured.slice_mm)), measured.slice_mm)
             at_column = np.interp(column, np.arange(len(measured.column_mm)), measured.column_mm)
             measured = self._measured(volume_id, (float(at_slice), float(at_column)))
-        corrected = 0 if self.corrections is None else len(self.corrected(volume_id).slices)
+        corrections, volume = self.corrections, self.native(volume_id).volume
+        corrected = 0 if corrections is None else len(corrections.slices(volume_id, volume))
         return replace(sectors(measured, layer), corrected=corrected)
 
     def surface_lines(
