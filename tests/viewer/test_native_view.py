@@ -36,6 +36,7 @@ from octjepa.viewer.live import Alarm, LiveRun
 from octjepa.viewer.scan_layers import LayerState, ScanLayers, measured, sectors
 from octjepa.viewer.scans import FirstBscan, NativeFacts, Scans
 from octjepa.viewer.server import open_scans
+from octjepa.viewer.voxel_classes import fluid_map
 from octjepa.volume import OCTVolume
 
 pytest.importorskip("starlette")
@@ -249,6 +250,15 @@ def test_layers_are_retained_for_the_same_pixels_geometry_and_weights(scans: Sca
     assert LayerCache(tmp_path / "others", tmp_path).retained(volume) is None
     file.write_bytes(file.read_bytes()[:200])
     assert cache.retained(volume) is None
+
+
+def test_the_caption_of_fluid_names_the_kind_of_network(tmp_path: Path) -> None:
+    codes = np.zeros((2, 4, 4), np.uint8)
+    for weights, network in ((None, "packaged"), (tmp_path, "adapted")):
+        layers = ScanLayers(LayerCache(weights))
+        assert fluid_map(codes, layers.is_adapted).caption == f"No fluid was found by the {network} network."
+        found = fluid_map(codes + np.uint8(1), layers.is_adapted).caption
+        assert found == f"Found by the {network} network: intraretinal fluid."
 
 
 def test_token_cells_and_similarity_are_drawn_on_the_native_b_scan(scans: Scans) -> None:

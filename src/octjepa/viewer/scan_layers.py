@@ -93,6 +93,11 @@ class ScanLayers:
         self._jobs: dict[str, _Job] = {}
         self._held: OrderedDict[str, RetainedLayers] = OrderedDict()
 
+    @property
+    def is_adapted(self) -> bool:
+        """Whether another network than the packaged one finds the layers."""
+        return self._cache.is_adapted
+
     def state(self, volume: OCTVolume) -> LayerState:
         """How far `volume` is. Starts its segmentation if nothing is known of it; does not wait."""
         total = len(volume.pixels)

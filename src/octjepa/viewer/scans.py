@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from octjepa.store import Store
     from octjepa.volume import OCTVolume
 
-FLUID = "fluid"  # the overlay of what the packaged network found
+FLUID = "fluid"  # the overlay of what the network of `ScanLayers` found
 _CACHED = 64  # pictures of each kind
 Model = tuple["Recipe | None", "PretrainedEncoder | None", str]  # and why there is no encoder
 
@@ -413,7 +413,7 @@ class Scans:
     def _class_map(self, volume_id: str, layer: str) -> ClassMap:
         volume = self.native(volume_id).volume
         if layer == FLUID:
-            return fluid_map(self.layers.layers(volume).classes)
+            return fluid_map(self.layers.layers(volume).classes, self.layers.is_adapted)
         return self._classes.classes(layer, self.volumes.entry(volume_id), volume)
 
     def legend(self, volume_id: str, layer: str) -> Legend:

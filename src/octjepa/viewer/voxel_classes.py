@@ -50,13 +50,12 @@ class ClassMap:
         )
 
 
-def fluid_map(codes: UInt8[np.ndarray, "N R C"]) -> ClassMap:
-    """The overlay of what the packaged network found, in the colours of the pictures of `octjepa segment`."""
+def fluid_map(codes: UInt8[np.ndarray, "N R C"], is_adapted: bool = False) -> ClassMap:
+    """The overlay of what the packaged or an adapted network found, in the colours of `octjepa segment`."""
     colours = [tuple(int(CLASS_COLOURS[name][at : at + 2], 16) for at in (1, 3, 5)) for name in CLASSES[1:]]
     present = [name.replace("_", " ") for code, name in enumerate(CLASSES) if code and (codes == code).any()]
-    caption = (
-        f"Found by the packaged network: {', '.join(present)}." if present else "The packaged network found no fluid."
-    )
+    network = f"the {'adapted' if is_adapted else 'packaged'} network"
+    caption = f"Found by {network}: {', '.join(present)}." if present else f"No fluid was found by {network}."
     return ClassMap(codes, CLASSES[1:], caption, tuple(colours))  # type: ignore[arg-type]
 
 

@@ -59,6 +59,11 @@ class LayerCache:
         self._segmenter = lru_cache(1)(self._load)
         self._weights_hash = lru_cache(1)(self._hash_weights)
 
+    @property
+    def is_adapted(self) -> bool:
+        """Whether the network is not the packaged one."""
+        return self._weights != PACKAGED
+
     def layers(self, volume: OCTVolume, advance: Callable[[int], None] | None = None) -> RetainedLayers:
         """Reads the layers of `volume` from the cache, or segments it.
 
