@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,9 @@ from octjepa.phantom import make_eye
 from octjepa.phantom.dicom import write_eye
 from octjepa.tasks.segmenter.adapt import AdaptSettings
 from octjepa.tasks.segmenter.adapt_scans import AdaptRequest, adapt_sources
+from octjepa.tasks.segmenter.measurement import Measurement
 from octjepa.viewer.corrections import Corrections
-from octjepa.viewer.scan_layers import ScanLayers
+from octjepa.viewer.scan_layers import ScanLayers, measured
 from octjepa.viewer.server import open_scans
 from viewer_server import served
 
@@ -164,6 +167,30 @@ def test_without_a_folder_nothing_can_be_written(site: Site) -> None:
         other = Site(int(url.rpartition(":")[2]), site.volume_id, site.eyes, site.corrections)
         assert other.send("POST", f"{other.path}/corrections/2", {"rows": lines_of(site, 2)})[0] in (404, 405)
         assert other.send("GET", f"{other.path}/corrections")[0] == 404
+
+
+def test_a_measurement_that_began_before_saving_is_not_used_afterwards(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scans = open_scans(site.eyes.parent / "store", [str(site.eyes)])
+    scans.layers, scans.corrections = ScanLayers(FlatLayers()), Corrections(site.corrections)
+    scans.layers.layers(scans.native(site.volume_id).volume)
+    began, saved = threading.Event(), threading.Event()
+
+    def measured_slowly(*arguments: Any) -> Measurement:
+        began.set()
+        assert saved.wait(60)
+        return measured(*arguments)
+
+    monkeypatch.setattr("octjepa.viewer.scans.measured", measured_slowly)
+    with ThreadPoolExecutor(1) as other_request:
+        before = other_request.submit(scans.etdrs, site.volume_id)
+        assert began.wait(60)
+        rows = scans.surface_lines(site.volume_id, "slice", 2)
+        scans.correct(site.volume_id, 2, [*rows[:7], [row + 10 for row in rows[7] if row is not None]])
+        saved.set()
+    assert scans.etdrs(site.volume_id).sectors != before.result().sectors
+    scans.correct(site.volume_id, 2, None)
 
 
 def test_a_scan_that_cannot_be_corrected_is_shown_and_measured(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -350,7 +350,7 @@ class Scans:
             slices = self.corrections.remove(volume_id, volume, number)
         else:
             slices = self.corrections.save(volume_id, volume, number, boundaries)
-        self._measured.cache_clear()
+        self._measured = lru_cache(2)(self._measure)  # what is being measured now, of the boundaries before, stays out
         return CorrectedSlices(slices)
 
     def thickness_png(self, volume_id: str, layer: str = "retina") -> bytes:
