@@ -182,6 +182,7 @@ def test_every_answer_about_a_volume_names_it(url: str, scans: Scans) -> None:
         ("volumes/ID/native/surfaces/slice/999999", 422),
         (f"volumes/ID/native/place/{10**40}/0/0", 400),
         (f"volumes/ID/native/slice/{10**40}.png", 400),
+        (f"volumes/ID/native/slice/{10**400}.png", 400),
         (f"volumes/ID/grid/similarity.png?token={10**25}", 400),
         ("volumes/ID/native/overlay/other/1.png", 422),
         ("volumes/ID/native/classes/other", 422),
