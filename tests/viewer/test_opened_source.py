@@ -139,3 +139,8 @@ def test_sources_of_globs_and_of_absent_folders(tmp_path: Path) -> None:
     remember_sources(tmp_path / "store", [tmp_path / "a" / "*.dcm", tmp_path / "gone", "gs://bucket/scans"])
     assert sources_of(tmp_path / "store") == [str(tmp_path / "a"), "gs://bucket/scans"]
     assert sources_of(tmp_path / "other") == []
+    scans = [tmp_path / "a" / f"{number}.dcm" for number in range(300)]  # as a shell lists them for a/*.dcm
+    for scan in scans:
+        scan.touch()
+    remember_sources(tmp_path / "answers", scans)
+    assert sources_of(tmp_path / "answers") == [str(scan) for scan in scans]

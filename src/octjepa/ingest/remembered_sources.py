@@ -20,7 +20,7 @@ from octjepa.files import write_json
 from octjepa.remote import is_remote
 from octjepa.remote.cache import cache_folder
 
-_MOST: Final = 50  # sources of a folder: the last ones
+_MOST: Final = 10_000  # sources of a folder: the last ones; a shell lists every match of a glob as a source
 
 
 def remember_sources(folder: str | Path, sources: Sequence[str | Path], model: Path | None = None) -> None:
@@ -30,7 +30,8 @@ def remember_sources(folder: str | Path, sources: Sequence[str | Path], model: P
     """
     named = [str(source) if is_remote(source) else str(_folder(Path(source).resolve())) for source in sources]
     with suppress(OSError, OctjepaError):
-        earlier = [text for text in _texts(folder, "sources") if text not in named]
+        repeated = frozenset(named)
+        earlier = [text for text in _texts(folder, "sources") if text not in repeated]
         models = [] if model is None else [str(model.resolve())]
         write_json(_note(folder), {"sources": [*earlier, *named][-_MOST:], "models": models})
 
