@@ -109,6 +109,26 @@ def test_the_answers_of_segment_are_shown_with_their_scans(eyes: Path, tmp_path:
         assert opened.folders == [str(eyes)]
 
 
+def test_a_network_that_is_gone_is_reported(eyes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("classes.json", "OD_boundaries.npz"):
+        (tmp_path / name).write_text("{}")
+    network = tmp_path / "network"
+    network.mkdir()
+    remember_sources(tmp_path, [eyes / "OD.dcm"], network)
+    listened: list[Scans] = []
+    monkeypatch.setattr(server, "app", lambda scans, key: listened.append(scans))
+    monkeypatch.setattr(server, "_listen", lambda *_: None)
+    server.serve(tmp_path, 0, lambda url: None)
+    network.rmdir()
+    server.serve(tmp_path, 0, lambda url: None)
+    present, gone = listened
+    assert (present.layers.is_adapted, present.about().notes) == (True, [])
+    assert not gone.layers.is_adapted
+    assert gone.about().notes == [
+        "the adapted network that segmented these scans is gone: layers and fluid are those of the packaged network"
+    ]
+
+
 def test_the_results_of_pictures_are_shown_by_their_table(tmp_path: Path) -> None:
     for name in ("classes.json", "x_boundaries.npz", "images.csv", "x.png"):
         (tmp_path / name).write_text("{}")

@@ -44,10 +44,10 @@ def sources_of(folder: str | Path) -> list[str]:
 
 
 def model_of(folder: str | Path) -> Path | None:
-    """The model that segmented the scans of `folder`; None for the packaged one, or if it is gone."""
+    """The model that segmented the scans of `folder`, which may be gone by now; None for the packaged one."""
     with suppress(OSError, OctjepaError):
         for model in _texts(folder, "models"):
-            return Path(model) if Path(model).is_dir() else None
+            return Path(model)
     return None
 
 

@@ -65,6 +65,7 @@ _HEADERS = {
 ANSWER_OF = "X-Octjepa-Volume"  # the id of the volume that a response is about
 KEY = "X-Octjepa-Key"  # the header of the key without which nothing is written
 _MOST_BODY_BYTES = 8 << 20  # of a request that writes: eight boundaries of 65,000 columns
+_NO_MODEL = "the adapted network that segmented these scans is gone: layers and fluid are those of the packaged network"
 _JSON = "application/json"
 _LARGEST = 10**9  # of a number in a request: no index or position in mm is greater
 _SCRIPTS = (
@@ -121,7 +122,9 @@ def serve(source: str | Path, port: int, ready: Callable[[str], None], shown_wit
     named = shown_with
     corrections = None if named.corrections is None else Corrections(named.corrections)
     with opened_source(source, named.scans) as from_source:
-        model = None if is_remote(source) else model_of(source)
+        model, notes = None if is_remote(source) else model_of(source), from_source.notes
+        if model is not None and not model.is_dir():
+            model, notes = None, (*notes, _NO_MODEL)
         opened = open_scans(
             from_source.shown,
             from_source.folders,
@@ -131,7 +134,7 @@ def serve(source: str | Path, port: int, ready: Callable[[str], None], shown_wit
             named.embeddings,
             model,
         )
-        opened.add_notes(from_source.notes)
+        opened.add_notes(notes)
         opened.corrections = corrections
         key = "" if corrections is None else secrets.token_urlsafe(16)
         _listen(app(opened, key), port, ready, f"?key={key}" if key else "")
