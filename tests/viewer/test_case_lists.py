@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
+import re
+import shutil
+import subprocess
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +36,7 @@ from octjepa.viewer.voxel_classes import ClassColour, Legend, VoxelClasses
 from octjepa.volume import CanonicalVolume
 
 pytest.importorskip("starlette")
+NODE = shutil.which("node")
 
 
 def case(volume_id: str, truth: str, predicted: str, scores: list[float], **other: Any) -> dict[str, Any]:
@@ -138,6 +144,26 @@ def test_neighbours_are_other_people_and_the_own_other_eye_is_ranked(
     for missing in (Neighbours(None), Neighbours(table)):
         with pytest.raises(KeyError):
             missing.nearest("not there")
+
+
+@pytest.mark.skipif(NODE is None, reason="no node on this machine")
+@pytest.mark.parametrize(("eye", "others", "is_named"), [("OD", "OS", True), ("OD", "", False), ("", "OS", False)])
+def test_the_page_names_the_other_eye_only_if_both_sides_are_known(eye: str, others: str, is_named: bool) -> None:
+    module = files("octjepa.viewer").joinpath("static", "cases.js").read_text(encoding="utf-8")
+    own = {"id": "b", "person": 1, "eye": others, "device": "zeiss_cirrus", "cosine": 0.9, "shown": True, "nearer": 0}
+    found = {"encoder": "ours", "pool": "mean", "people": 11, "eye": eye, "others": [], "own": [own]}
+    script = (
+        "const nodes = {}, at = (id) => (nodes[id] ??= { replaceChildren(...items) { this.items = items; } });"
+        "const plain = String, titleOf = (row) => row.device;"
+        "const make = (name, text) => ({ text, dataset: {}, append() {}, addEventListener() {} });"
+        + re.sub(r"^import .*$", "", module, flags=re.MULTILINE)
+        + f"Nearest.prototype.list.call({{}}, {json.dumps(found)});"
+        + "console.log(JSON.stringify([nodes['near-state'].textContent, nodes['near-list'].items.length]));"
+    )
+    assert NODE is not None
+    run = subprocess.run([NODE, "--input-type=module"], input=script, capture_output=True, text=True, check=True)
+    text, listed = json.loads(run.stdout)
+    assert ("own other eye" in text, listed) == (is_named, int(is_named))
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ export class Nearest {
   }
 
   list(found) {
-    const own = found.own.filter((one) => one.eye && one.eye !== found.eye)[0];
+    const own = found.own.filter((one) => found.eye && one.eye && one.eye !== found.eye)[0];
     const rank = own ? ` ${own.nearer} of ${found.people} people have an eye that is nearer than this person’s own other eye (${own.cosine.toFixed(3)}).` : "";
     at("near-state").textContent = `Cosine of the ${plain(found.pool)} embeddings of ${found.encoder}, one eye per person.${rank}`;
     const listed = [...(own ? [{ ...own, own: true }] : []), ...found.others].sort((one, other) => other.cosine - one.cosine);
