@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from command_line import call, run
+from index_entries import index_entry
 from oct_dicom import make_dataset, retina, save
 from octjepa.ingest.source_file import SourceFile
 from octjepa.ingest.sources import discover
@@ -26,6 +27,7 @@ from octjepa.phantom.random_scene import BOUNDARY_SURFACES
 from octjepa.read.orientation import VERTICAL_NOTE
 from octjepa.read.reader import read_volume
 from octjepa.report.segmented_scans import write_page
+from octjepa.store.index import IndexEntry
 from octjepa.tasks.labels.class_files import Forms, write_classes
 from octjepa.tasks.labels.dicom_seg import read_segmentation, segment_property
 from octjepa.tasks.labels.label_files import made_automatically
@@ -464,6 +466,9 @@ def test_notes_about_the_result() -> None:
         return " ".join(measure(volume, replace(found, **changes), preparation).notes)
 
     assert "low image quality" in notes(Preparation(0.1))
+    of_store = [IndexEntry(**index_entry(0, quality=quality)) for quality in (0.0, np.nan)]
+    assert "low image quality (0.00 of 1)" in notes(Preparation.of_entry(of_store[0]))
+    assert "quality" not in notes(Preparation.of_entry(of_store[1]))
     assert "hardly recognised" in notes(Preparation(0.8, unique_notes(["retina_doubtful"])))
     assert "low confidence" in notes(expected_error_um=np.full_like(found.expected_error_um, 20))
     assert "hardly recognised" in notes(expected_error_um=np.full_like(found.expected_error_um, 20))

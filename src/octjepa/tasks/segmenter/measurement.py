@@ -111,8 +111,7 @@ class Preparation:
     @classmethod
     def of_entry(cls, entry: IndexEntry) -> Preparation:
         """The preparation of a volume, as its entry in a store's index holds it."""
-        quality = entry.quality or math.nan
-        return cls(quality if math.isfinite(quality) else None, read_notes(entry.notes))
+        return cls(entry.quality if math.isfinite(entry.quality) else None, read_notes(entry.notes))
 
 
 def measure(
