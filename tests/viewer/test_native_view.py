@@ -7,6 +7,7 @@ import json
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
@@ -231,6 +232,19 @@ def test_layers_are_found_in_the_background_and_a_scan_that_nobody_asks_for_is_g
     assert failing.state(volume).reason == "the network cannot be read"
     with pytest.raises(UsageError, match="cannot be read"):
         failing.layers(volume)
+
+
+def test_a_scan_that_is_too_large_is_not_held_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(*_: object) -> RetainedLayers:
+        raise MemoryError
+
+    cache = LayerCache()
+    monkeypatch.setattr(cache, "layers", too_large)
+    layers = ScanLayers(cache)
+    shown = [OCTVolume(np.zeros((3, 20, 20), np.uint8), (0.1, 0.004, 0.02), {}, "someone", "device")]
+    until(lambda: layers.state(shown[0]).reason == "the scan is too large for the memory of this machine")
+    held = weakref.ref(shown.pop())
+    until(lambda: held() is None)
 
 
 def test_layers_are_retained_for_the_same_pixels_geometry_and_weights(scans: Scans, tmp_path: Path) -> None:

@@ -76,7 +76,8 @@ class _GivenUpError(Exception):
 
 @dataclass(eq=False)
 class _Job:
-    volume: OCTVolume
+    """A segmentation. It does not hold its scan: jobs that failed stay."""
+
     finished: threading.Event = field(default_factory=threading.Event)
     done: int = 0
     reason: str = ""
@@ -131,21 +132,21 @@ class ScanLayers:
         """The job of `volume`, started if there is none. The lock is held."""
         job = self._jobs.get(volume.content_hash)
         if job is None:
-            job = self._jobs[volume.content_hash] = _Job(volume)
-            threading.Thread(target=self._work, args=(job,), daemon=True).start()
+            job = self._jobs[volume.content_hash] = _Job()
+            threading.Thread(target=self._work, args=(job, volume), daemon=True).start()
         return job
 
-    def _work(self, job: _Job) -> None:
+    def _work(self, job: _Job, volume: OCTVolume) -> None:
         def advance(done: int) -> None:
             job.done = done
             if not job.waiting and time.monotonic() - job.requested > _GIVEN_UP_SECONDS:
                 raise _GivenUpError
 
-        key = job.volume.content_hash
+        key = volume.content_hash
         try:
             with self._turn:
                 advance(0)
-                retained = self._cache.layers(job.volume, advance)
+                retained = self._cache.layers(volume, advance)
             with self._lock:
                 self._held[key] = retained
                 while len(self._held) > 1 and sum(map(_bytes, self._held.values())) > _HELD_BYTES:
