@@ -169,7 +169,7 @@ export class Corrections {
     try {
       const { slices } = await reading.write(`/native/corrections/${slice}`, method, key, body);
       this.saved = slices;
-      // What is drawn from now on starts from the saved rows. What was drawn while the server saved is still a draft.
+      // The next stroke starts from the saved rows. A stroke that was drawn while the server saved stays a draft.
       if (sent && pane.held.bscan?.slice === slice) pane.held.bscan.lines = body.rows;
       if (sent && this.drafts.get(draftName)?.lines === sent) this.drafts.delete(draftName);
       forgetPictures(); // thickness maps are of the boundaries before
