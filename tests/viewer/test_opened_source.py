@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from command_line import call
@@ -54,6 +55,18 @@ def test_scans_to_look_at_cause_no_warnings_about_a_store(tmp_path: Path, caplog
         save(dataset, tmp_path / "eyes" / f"{number}.dcm")
     with opened_source(tmp_path / "eyes"):
         assert [record.getMessage() for record in caplog.records if record.name.startswith("octjepa.ingest")] == []
+
+
+def test_a_scan_without_a_spacing_is_shown_with_the_stated_one(tmp_path: Path) -> None:
+    np.save(tmp_path / "eye.npy", retina())
+    with pytest.raises(NothingReadError, match="spacing_unknown"), opened_source(tmp_path / "eye.npy"):
+        pytest.fail("opened")
+    stated_mm = (0.12, 0.004, 0.012)
+    with opened_source(tmp_path / "eye.npy", spacing_mm=stated_mm) as opened:
+        scans = open_scans(opened.shown, opened.folders)
+        assert scans.native(min(scans.ids)).volume.spacing_mm == stated_mm
+        refused = call("view", opened.shown, "--spacing", "0.12,0.004,0.012")
+    assert (refused.code, "--spacing is for scans that are read" in refused.err) == (2, True)
 
 
 def test_refused_files_are_named_on_stderr_and_on_the_page(

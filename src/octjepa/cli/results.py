@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from octjepa.cli.options import AllowOutside, Json, Labelled, Ledger, Quiet, StorePath, Subgroups
+from octjepa.cli.options import AllowOutside, Json, Labelled, Ledger, Quiet, Spacing, StorePath, Subgroups
 from octjepa.cli.output import check_output_file, check_parquet_file, print_probe, print_result, print_subgroups
 from octjepa.cli.root import app
 from octjepa.errors import UsageError, counted
@@ -356,13 +356,16 @@ def view(
     corrections: Annotated[
         Path | None, typer.Option("--corrections", help="Save boundaries corrected by hand here, for segment adapt.")
     ] = None,
+    spacing: Spacing = None,
     allow_outside: AllowOutside = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Shows scans with layers and thickness in a local web viewer. For a run it also shows the encoder. Ctrl-C stops
     it."""
+    from octjepa.read.reader import parse_spacing
     from octjepa.viewer import ShownWith, serve
 
-    shown_with = ShownWith(scans or (), labels, checkpoint, predictions, embeddings, corrections)
+    spacing_mm = None if spacing is None else parse_spacing(spacing)
+    shown_with = ShownWith(scans or (), labels, checkpoint, predictions, embeddings, corrections, spacing_mm)
     serve(source, port, lambda url: print_result({"url": url}, as_json), shown_with)

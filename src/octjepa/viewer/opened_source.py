@@ -21,6 +21,7 @@ from octjepa.errors import UsageError, counted
 from octjepa.ingest.build import build_store
 from octjepa.ingest.remembered_sources import sources_of
 from octjepa.ingest.sources import discover
+from octjepa.read.reader import SpacingOption
 from octjepa.read.written_results import PAGE, TABLE, is_segmentation_folder
 from octjepa.reasons import with_action
 from octjepa.remote import is_remote
@@ -42,20 +43,27 @@ class OpenedSource:
 
 
 @contextmanager
-def opened_source(source: str | Path, scans: Sequence[str] = ()) -> Iterator[OpenedSource]:
+def opened_source(
+    source: str | Path, scans: Sequence[str] = (), spacing_mm: SpacingOption = None
+) -> Iterator[OpenedSource]:
     """The source as the viewer shows it, valid while the context is open.
 
-    Files that are refused are listed on stderr, and the notes name them for the page. Raises UsageError: none of the
-    scans of `source` can be read, with the reasons, or their place is unknown.
+    `spacing_mm` (slice, depth, column) takes precedence over the files. Files that are refused are listed on stderr,
+    and the notes name them for the page. Raises UsageError: none of the scans of `source` can be read, with the
+    reasons, or their place is unknown, or `spacing_mm` is given for a store or run.
     """
     named = scans_without_store(source, scans)
     if not named:
+        if spacing_mm is not None:
+            raise UsageError(
+                f"--spacing is for scans that are read: {source} is none, and the scans of a store have their spacing"
+            )
         yield OpenedSource(source, scans or ([] if is_remote(source) else sources_of(source)))
         return
     with tempfile.TemporaryDirectory(prefix="octjepa-view-") as folder:
         store = Path(folder) / "store"
         with _without_warnings():
-            build_store(named, store, load_recipe("tiny_cpu").preprocessing, max_lost=1.0)
+            build_store(named, store, load_recipe("tiny_cpu").preprocessing, spacing_mm=spacing_mm, max_lost=1.0)
         yield OpenedSource(store, named, _report_refused(Store.open(store).quarantine))
 
 

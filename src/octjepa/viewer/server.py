@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from octjepa.errors import CheckpointError, ContractError, OctjepaError, UsageError, VolumeRejected, install_command
 from octjepa.ingest.native_files import NativeFiles, existing_scans, folders_near
 from octjepa.ingest.remembered_sources import model_of
+from octjepa.read.reader import SpacingOption
 from octjepa.record import Record
 from octjepa.remote import is_remote
 from octjepa.report.contents import Contents, read_contents
@@ -96,7 +97,8 @@ class ShownWith:
 
     `scans` are the folders that were ingested, `labels` a folder of label volumes, `encoder` that of a store or head,
     `predictions` the test predictions of a probe, `embeddings` a table for nearest neighbours, `corrections` the folder
-    in which boundaries that are corrected by hand are saved.
+    in which boundaries that are corrected by hand are saved, `spacing_mm` (slice, depth, column) the spacing of scans
+    that are read for the viewer.
     """
 
     scans: Sequence[str] = ()
@@ -105,6 +107,7 @@ class ShownWith:
     predictions: Path | None = None
     embeddings: Path | None = None
     corrections: Path | None = None
+    spacing_mm: SpacingOption = None
 
 
 def serve(source: str | Path, port: int, ready: Callable[[str], None], shown_with: ShownWith = ShownWith()) -> None:
@@ -121,7 +124,7 @@ def serve(source: str | Path, port: int, ready: Callable[[str], None], shown_wit
         raise UsageError(f"the viewer needs the libraries of an extra: {install_command('viewer')}") from None
     named = shown_with
     corrections = None if named.corrections is None else Corrections(named.corrections)
-    with opened_source(source, named.scans) as from_source:
+    with opened_source(source, named.scans, named.spacing_mm) as from_source:
         model, notes = None if is_remote(source) else model_of(source), from_source.notes
         if model is not None and not model.is_dir():
             model, notes = None, (*notes, _NO_MODEL)
