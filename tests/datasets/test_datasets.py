@@ -15,6 +15,7 @@ from command_line import call
 from oct_dicom import retina
 from octjepa.datasets.catalogue import DataSet, ExpectedFiles, catalogue, find_data_set
 from octjepa.datasets.check import check_folder
+from octjepa.locks import writer_lock
 from octjepa.store import Store
 
 NAMES = [entry.name for entry in catalogue()]
@@ -131,6 +132,31 @@ def test_tables_give_each_scan_its_person_split_and_label(tmp_path: Path) -> Non
     }
     splits = {row["person_id"]: row["recommended_split"] for row in rows(tmp_path / "fair" / "participants.tsv")}
     assert splits["fairvision-glaucoma-00002"] == "test"
+
+
+def test_tables_that_a_killed_call_left_are_completed(tmp_path: Path) -> None:
+    amd = find_data_set("duke_amd")
+    write(tmp_path, amd.files[0], "AMD/Farsiu_Ophthalmology_2013_AMD_Subject_1001.mat")
+    assert call("datasets", "tables", "duke_amd", tmp_path).code == 0
+    labels, manifest = tmp_path / "labels.tsv", tmp_path / "manifest.tsv"
+    whole = labels.read_bytes()
+    labels.unlink()
+    completed = call("datasets", "tables", "duke_amd", tmp_path, "--json")
+    assert completed.json["files"] == [str(manifest), str(labels)]
+    assert labels.read_bytes() == whole
+    labels.unlink()
+    manifest.write_text("person_id\tfilepath\nmine\tAMD/a.mat\n")  # not what the command writes
+    assert "manifest.tsv already" in call("datasets", "tables", "duke_amd", tmp_path).err
+    assert "mine" in manifest.read_text()
+    assert not labels.exists()
+
+
+def test_one_process_at_a_time_writes_tables(tmp_path: Path) -> None:
+    write(tmp_path, find_data_set("duke_dme").files[0])
+    with writer_lock(tmp_path):
+        second = call("datasets", "tables", "duke_dme", tmp_path)
+    assert (second.code, "another process is writing to" in second.err) == (2, True)
+    assert not (tmp_path / "manifest.tsv").exists()
 
 
 def test_the_commands_of_the_fairvision_guide_end_in_the_documented_split(tmp_path: Path) -> None:

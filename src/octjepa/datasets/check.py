@@ -11,13 +11,14 @@ import os
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
 from octjepa.datasets.catalogue import DataSet, ExpectedFiles
 from octjepa.errors import UsageError
 from octjepa.files import write_atomic
+from octjepa.locks import writer_lock
 from octjepa.tables import format_table
 
 _MAX_FILES = 2_000_000
@@ -194,8 +195,9 @@ def write_tables(data_set: DataSet, folder: Path) -> WrittenTables:
     A person id consists of the data set, its part or class, and the number in the path, because numbers of volumes
     repeat between parts and classes. Single B-scans with equal numbers are of one person unless the set numbers people
     anew in each part; their labels name each image. Without person ids each image counts as a person. The eye is
-    written if the path states it. Raises UsageError: the set needs no tables, no scans, a table that is there already,
-    or scans that the set's own table of people does not list.
+    written if the path states it. Tables that a killed call left are completed. Raises UsageError: the set needs no
+    tables, no scans, a table that is there already, scans that the set's own table of people does not list, or another
+    process writes to the folder.
     """
     expected = next((kind for kind in data_set.files if kind.scans), None)
     if expected is None:
@@ -206,8 +208,6 @@ def write_tables(data_set: DataSet, folder: Path) -> WrittenTables:
     matches = _matches(expected, _paths_below(folder))
     if not matches:
         raise UsageError(f"{folder} holds no scans of {data_set.name}: expected names such as {expected.example}")
-    if present := [name for name in _TABLES if (folder / name).exists()]:
-        raise UsageError(f"{folder} holds {present[0]} already: it is not replaced; remove it to write a new one")
     if expected.one_scan_per_folder:
         matches = list({path.rpartition("/")[0]: groups for path, groups in matches}.items())
     people = _people(data_set, matches, folder)
@@ -216,22 +216,38 @@ def write_tables(data_set: DataSet, folder: Path) -> WrittenTables:
     labels = [groups.get("label", "") for _, groups in matches]
     eyes = [groups.get("eye", "").upper() for _, groups in matches]
     rows = zip(people, eyes, paths, strict=True)
-    written = [_write_filled(folder / "manifest.tsv", ("person_id", "laterality", "filepath"), rows)]
+    texts = {"manifest.tsv": _filled_table(("person_id", "laterality", "filepath"), rows)}
     of_person: dict[str, set[str]] = {}
     for person, split in zip(people, splits, strict=True):
         of_person.setdefault(person, set()).add(split)
     if any(splits):
         recommended = ((person, next(s for s in _BY_TRUST if s in sources)) for person, sources in of_person.items())
-        written.append(_write(folder / "participants.tsv", ("person_id", "recommended_split"), recommended))
+        texts["participants.tsv"] = format_table(("person_id", "recommended_split"), recommended)
     if any(labels) and data_set.content == "B-scans":
         images = [path.rpartition("/")[2] for path in paths]
         columns = ("person_id", "eye", "image", "label")
-        written.append(_write_filled(folder / "labels.tsv", columns, zip(people, eyes, images, labels, strict=True)))
+        texts["labels.tsv"] = _filled_table(columns, zip(people, eyes, images, labels, strict=True))
     elif any(labels):
         by_person = dict(zip(people, labels, strict=True)).items()
-        written.append(_write(folder / "labels.tsv", ("person_id", "label"), by_person))
+        texts["labels.tsv"] = format_table(("person_id", "label"), by_person)
+    _write_new(folder, {name: text.encode() for name, text in texts.items()})
     in_two = sum(len(sources) > 1 for sources in of_person.values())
-    return WrittenTables(tuple(written), len(matches), len(of_person), in_two)
+    return WrittenTables(tuple(str(folder / name) for name in texts), len(matches), len(of_person), in_two)
+
+
+def _write_new(folder: Path, tables: Mapping[str, bytes]) -> None:
+    """Writes `tables` by their names. Raises UsageError: a table is there already, unless a killed call left it."""
+    with writer_lock(folder):
+        present = [name for name in _TABLES if (folder / name).exists()]
+        # A killed call leaves some of the tables, complete: write_atomic renames each one when it is on the disk.
+        is_unfinished = len(present) < len(tables) and all(
+            name in tables and (folder / name).read_bytes() == tables[name] for name in present
+        )
+        if present and not is_unfinished:
+            raise UsageError(f"{folder} holds {present[0]} already: it is not replaced; remove it to write a new one")
+        for name, content in tables.items():
+            if name not in present:
+                write_atomic(folder / name, lambda file, content=content: file.write(content))  # type: ignore[misc]
 
 
 def _people(data_set: DataSet, matches: list[tuple[str, dict[str, str]]], folder: Path) -> list[str]:
@@ -293,17 +309,8 @@ def _parts(matches: list[tuple[str, dict[str, str]]]) -> list[str]:
     return parts
 
 
-def _write_filled(path: Path, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """As `_write`, without the columns that are empty in every row."""
+def _filled_table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """The table without the columns that are empty in every row."""
     written = list(rows)
     filled = [number for number in range(len(columns)) if any(row[number] for row in written)]
-    return _write(
-        path,
-        tuple(columns[number] for number in filled),
-        (tuple(row[number] for number in filled) for row in written),
-    )
-
-
-def _write(path: Path, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    write_atomic(path, lambda file: file.write(format_table(columns, rows).encode()))
-    return str(path)
+    return format_table([columns[number] for number in filled], ([row[number] for number in filled] for row in written))
