@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from command_line import call
 from octjepa.config import load_recipe, parse_yaml
 from octjepa.errors import RecipeError
+from octjepa.locks import file_lock
 
 
 def test_all_recipes_are_listed_with_their_verb() -> None:
@@ -48,6 +51,17 @@ def test_a_copy_is_the_same_recipe(tmp_path: Path) -> None:
         refused = call("recipes", *words)
         assert refused.code == 2
         assert message in refused.err
+
+
+def test_a_copy_that_is_interrupted_leaves_no_part_of_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = tmp_path / "mine.yaml"
+    with file_lock(mine):
+        assert "another process is writing to" in call("recipes", "copy", "tiny_cpu", mine).err
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(os, "fsync", lambda _: os.kill(os.getpid(), signal.SIGINT))
+        assert call("recipes", "copy", "tiny_cpu", mine).code == 130
+    assert list(tmp_path.iterdir()) == []
+    assert call("recipes", "copy", "tiny_cpu", mine).code == 0
 
 
 def test_a_recipe_extends_another_section_by_section(tmp_path: Path) -> None:

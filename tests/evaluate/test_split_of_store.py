@@ -14,6 +14,7 @@ from command_line import call
 from index_entries import index_entry, store_of
 from octjepa.embed.table import TableFacts, check_split, read_embeddings, write_embeddings, write_table
 from octjepa.errors import UsageError
+from octjepa.locks import file_lock
 
 SPLITS = ["train"] * 6 + ["val"] * 2 + ["test"] * 2
 
@@ -73,6 +74,9 @@ def test_pairs_of_visits_are_compared_with_the_store_by_person(table: Path, tmp_
     (tmp_path / "results" / "deep").mkdir(parents=True)
     out = tmp_path / "results" / "deep" / "changes.parquet"
     words = ("visits", table, "--visit-order", order, "--out", out)
+    with file_lock(out):
+        second = call(*words)
+    assert (second.code, "another process is writing to" in second.err) == (2, True)
     outcome = call(*words)
     assert outcome.code == 0, outcome.err
     changes = read_embeddings(out)

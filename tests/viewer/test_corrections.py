@@ -15,6 +15,7 @@ import pytest
 
 from octjepa.errors import UsageError
 from octjepa.layers import BOUNDARIES
+from octjepa.locks import file_lock
 from octjepa.notes import Note
 from octjepa.tasks.labels.label_files import LabelFolder, ScanNames
 from octjepa.tasks.segmenter.adapt_scans import labelled_scan
@@ -60,6 +61,19 @@ def test_what_is_saved_is_what_adapt_reads(tmp_path: Path, notes: tuple[str, ...
             np.isfinite(arrays["rows"]).any((0, 2)).tolist() == [False, True, False, False, True][:: -1 if notes else 1]
         )
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["abc123_boundaries.npz"]
+
+
+def test_a_file_that_another_viewer_writes_is_not_changed(tmp_path: Path) -> None:
+    corrections, volume = Corrections(tmp_path), scan()
+    corrections.save("abc123", volume, 2, lines())
+    with file_lock(tmp_path / "abc123_boundaries.npz"):
+        with pytest.raises(UsageError, match="another process is writing to abc123_boundaries"):
+            corrections.save("abc123", volume, 3, lines())
+        with pytest.raises(UsageError, match="another process is writing to abc123_boundaries"):
+            corrections.remove("abc123", volume, 2)
+        assert corrections.save("other", volume, 3, lines()) == [3]
+    assert Corrections(tmp_path).save("abc123", volume, 3, lines()) == [2, 3]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["abc123_boundaries.npz", "other_boundaries.npz"]
 
 
 def test_saved_rows_replace_those_of_the_network(tmp_path: Path) -> None:

@@ -110,16 +110,18 @@ def copy(
     quiet: Quiet = False,
 ) -> None:
     """Copies a shipped recipe to a new file, to be edited there."""
+    from octjepa.files import write_atomic
+    from octjepa.locks import file_lock
+
     source = _kind_of(name).path_of(name)
     if path.suffix not in {".yaml", ".yml"}:
         raise UsageError(f"{path} does not end in .yaml: recipes are YAML files, and are found by that")
-    if path.exists():
-        raise UsageError(f"{path} exists: name a new file")
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(source.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written ({error.strerror}): name a file in a folder that exists") from None
+    if not path.parent.is_dir():
+        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}: create it first")
+    with file_lock(path):
+        if path.exists() or path.is_symlink():
+            raise UsageError(f"{path} exists: name a new file")
+        write_atomic(path, lambda file: file.write(source.read_bytes()))
     if as_json:
         print_result({"recipe": name, "path": str(path)}, as_json)
     else:

@@ -107,6 +107,7 @@ def visits(
     from octjepa.evaluate.labels import read_labels
     from octjepa.evaluate.visits import change_labels, pair_visits
     from octjepa.files import write_atomic
+    from octjepa.locks import file_lock
     from octjepa.tables import format_table
 
     table = out.with_suffix(".labels.tsv")
@@ -115,15 +116,16 @@ def visits(
         check_output_file(table, embeddings, visit_order, labels)
     if (labels is None) == bool(target):
         raise UsageError("--labels and --target belong together: name the file and at least one of its columns")
-    embedded = read_embeddings(embeddings)
-    check_split(embeddings, embedded)
-    paired = pair_visits(embedded, read_visit_order(visit_order), pairing)
-    payload: dict[str, object] = {"pairs": len(paired.pairs), "changes": str(out), "notes": list(paired.notes)}
-    if labels is not None:
-        text = format_table(*change_labels(paired.pairs, read_labels(labels, target or []), target or []))
-        write_atomic(table, lambda file: file.write(text.encode()))
-        payload["labels"] = str(table)
-    write_table(out, replace(paired.table, store=relocated_store(embedded, embeddings, out)))
+    with file_lock(out):  # and of the labels next to it
+        embedded = read_embeddings(embeddings)
+        check_split(embeddings, embedded)
+        paired = pair_visits(embedded, read_visit_order(visit_order), pairing)
+        payload: dict[str, object] = {"pairs": len(paired.pairs), "changes": str(out), "notes": list(paired.notes)}
+        if labels is not None:
+            text = format_table(*change_labels(paired.pairs, read_labels(labels, target or []), target or []))
+            write_atomic(table, lambda file: file.write(text.encode()))
+            payload["labels"] = str(table)
+        write_table(out, replace(paired.table, store=relocated_store(embedded, embeddings, out)))
     print_result(payload, as_json)
 
 

@@ -18,6 +18,8 @@ from __future__ import annotations
 import re
 import threading
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +31,7 @@ from jaxtyping import Float
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.files import write_atomic
 from octjepa.layers import BOUNDARIES
+from octjepa.locks import file_lock
 from octjepa.read.file_order import FileOrder
 from octjepa.read.written_results import BOUNDARY_FILE
 from octjepa.tasks.labels.label_files import SOURCE
@@ -80,12 +83,12 @@ class Corrections:
 
         `boundaries` comes from the page: eight lists with a row for each column, None for a column without a row.
         Raises IndexError: no such B-scan. UsageError: not such lists, rows outside of the B-scan or in another order,
-        or the file cannot be written or is not one of the viewer.
+        or the file cannot be written, is not one of the viewer, or another process writes it.
         """
         if not 0 <= number < volume.shape[0]:
             raise IndexError(number)
         checked = _checked(boundaries, volume)
-        with self._lock:
+        with self._changing(volume_id):
             rows = self._read(volume_id, volume)
             if rows is None:
                 rows = np.full((8, volume.shape[0], volume.shape[2]), np.nan, np.float32)
@@ -97,7 +100,7 @@ class Corrections:
         """Removes the labels of B-scan `number` and returns those that are left. Raises as `save` does."""
         if not 0 <= number < volume.shape[0]:
             raise IndexError(number)
-        with self._lock:
+        with self._changing(volume_id):
             rows = self._read(volume_id, volume)
             if rows is None:
                 return []
@@ -107,6 +110,18 @@ class Corrections:
             else:
                 self._file(volume_id).unlink(missing_ok=True)
         return _labelled(rows)
+
+    @contextmanager
+    def _changing(self, volume_id: str) -> Iterator[None]:
+        """Holds the file of a volume while it is read, changed and written. Raises UsageError.
+
+        The lock lasts for one change, not for the session, so that two viewers can share a folder.
+        """
+        try:
+            with self._lock, file_lock(self._file(volume_id)):
+                yield
+        except OctjepaError as error:
+            raise UsageError(str(error).replace(f"{self.folder}/", "")) from None
 
     def _file(self, volume_id: str) -> Path:
         """The file of a volume. Raises UsageError: an id that is not a plain word, or a link in place of the file."""
@@ -138,12 +153,7 @@ class Corrections:
             "spacing_mm": np.array(volume.spacing_mm),
             SOURCE: np.array(f"{_MADE_BY} {version('octjepa')}"),
         }
-        path = self._file(volume_id)
-        try:
-            write_atomic(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
-        except OctjepaError as error:
-            reason = str(error).replace(str(path), path.name)
-            raise UsageError(reason) from None
+        write_atomic(self._file(volume_id), lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
 
 
 def _foreign(path: Path) -> str:
