@@ -23,7 +23,9 @@ def recommend(root: Path, words: dict[str, str]) -> None:
     (root / "participants.tsv").write_text("\n".join(["person_id\trecommended_split", *lines]) + "\n")
 
 
-def test_one_person_without_a_recommendation_does_not_undo_the_others(tiny: Path, tmp_path: Path) -> None:
+def test_one_person_without_a_recommendation_does_not_undo_the_others(
+    tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     from octjepa.ingest import build_store
     from octjepa.store import Store
 
@@ -37,6 +39,12 @@ def test_one_person_without_a_recommendation_does_not_undo_the_others(tiny: Path
     assert splits == {"1001": "test", "1002": "test", "1003": "val", "1004": "train", "1005": "train"}
     again = build_store([root], tmp_path / "store", PREPROCESSING)
     assert again.split_by == {"kept": 5}
+    assert "recommends" not in caplog.text
+    recommend(root, {"1001": "test", "1002": "test", "1003": "train", "1004": "test"})  # a later version of the table
+    later = build_store([root], tmp_path / "store", PREPROCESSING)
+    assert later.split_by == {"kept": 5}
+    assert f"2 people of {tmp_path / 'store'} keep another split than participants.tsv recommends" in caplog.text
+    assert Store.open(tmp_path / "store").table.groupby("person_id")["split"].first().to_dict() == splits
 
 
 def test_an_age_below_zero_is_unknown() -> None:

@@ -8,6 +8,7 @@ Assignment with Balancing for Prognostic Factors, Biometrics 1975). A person sca
 from __future__ import annotations
 
 import logging
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import numpy as np
 
 from octjepa.cohort.flow import UNKNOWN
 from octjepa.cohort.leaks import SplitLeak, find_leaks
-from octjepa.errors import UsageError
+from octjepa.errors import UsageError, counted
 from octjepa.keys import key
 from octjepa.record import Record
 from octjepa.store.folder import SPLIT_NAMES, Store
@@ -56,11 +57,18 @@ def split_the_rest(store: Store, seed: int = 0) -> dict[str, int]:
     """Splits people who have none: as recommended, else so that all together come near the usual shares.
 
     Writes the splits into the store and returns how many people got theirs in which way: "kept", "recommended",
-    "stratified".
+    "stratified". Warns if people keep another split than participants.tsv recommends.
     """
     existing = {entry.person_id: entry.split for entry in store.entries() if entry.split}
     people = {entry.person_id for entry in store.entries()}
-    recommended = {person: split for person, split in _recommendations(store).items() if person not in existing}
+    recommended = _recommendations(store)
+    if differing := sum(existing.get(person, split) != split for person, split in recommended.items()):
+        _log.warning(
+            "%s of %s keep another split than participants.tsv recommends. `octjepa split %s` applies the "
+            "recommendations; encoders that were trained before may have seen people who are then test people.",
+            *(counted(differing, "person"), store.location, shlex.quote(store.location)),
+        )
+    recommended = {person: split for person, split in recommended.items() if person not in existing}
     fixed = {**existing, **recommended}
     assigned = {} if people <= fixed.keys() else split_stratified(store, seed, fixed=fixed)
     # A volume that was added later may have no split though others of its person have one.
