@@ -222,11 +222,26 @@ def test_a_moved_data_set_is_recognised(tiny: Path, tmp_path: Path) -> None:
 
     root = tmp_path / "here"
     shutil.copytree(tiny, root)
+    (root / "page.dcm").write_text("<html>not found</html>")
     build_store([root], tmp_path / "store", PREPROCESSING)
     root.rename(tmp_path / "there")
     summary = build_store([tmp_path / "there"], tmp_path / "store", PREPROCESSING)
-    assert summary.quarantined == 0
+    assert summary.quarantined == 1
     assert len(Store.open(tmp_path / "store").table) == 10
+    assert [entry["file"] for entry in Store.open(tmp_path / "store").quarantine] == ["page.dcm"]
+
+
+def test_refused_files_that_are_alike_stay_listed(tiny: Path, tmp_path: Path) -> None:
+    from octjepa.ingest import build_store
+    from octjepa.store import Store
+
+    for site, name in (("north", "a"), ("south", "b")):
+        shutil.copytree(tiny, tmp_path / site)
+        (tmp_path / site / f"{name}.dcm").write_text("<html>not found</html>")
+        (tmp_path / site / "empty.dcm").touch()
+        build_store([tmp_path / site], tmp_path / "store", PREPROCESSING)
+    listed = [entry["file"] for entry in Store.open(tmp_path / "store").quarantine]
+    assert listed == ["a.dcm", "b.dcm", "empty.dcm", "empty.dcm"]
 
 
 @pytest.mark.slow

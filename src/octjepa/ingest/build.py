@@ -258,6 +258,7 @@ def build_store(
         results = run_files(todo, work, options.engine, workers, seconds_per_file, opened.path)
         try:
             accepted, refusals = _ingest(opened, discovery, duplicates, results, len(todo))
+            opened.clear_refusals(_moved_refusals(opened, discovery, refusals))
             split_by = split_the_rest(opened, options.seed)
         finally:
             remove_unfinished(opened.path / "chunks")
@@ -297,6 +298,21 @@ def _settled_refusals(store: Store, discovery: Discovery) -> list[str]:
         keys = {SourceFile(folder, "").key for folder in {folder for path in paths for folder in path.parents}}
         settled.update(key for key in keys if refused.get(key) == _UNREADABLE)
     return sorted(settled)
+
+
+def _moved_refusals(store: Store, discovery: Discovery, refusals: Sequence[dict[str, str]]) -> list[str]:
+    """Keys of files that earlier runs refused and that this run refuses in another place: the data set has moved.
+
+    The same content under the same name counts as the same file. Files without content are all alike, so that they
+    stay listed.
+    """
+    here = {file.key for file in discovery.files} | {refusal.source.key for refusal in discovery.refused}
+    now = {(entry["file"], entry["hash"]) for entry in refusals if entry["reason"] != "empty_file"}
+    return [
+        key
+        for key, entry in store.index.quarantine.items()
+        if key not in here and entry.get("hash") and (entry["file"], entry["hash"]) in now
+    ]
 
 
 def _ingest(
