@@ -106,7 +106,7 @@ def test_nobody_is_named_and_words_of_others_stay_words(tmp_path: Path) -> None:
     assert all(row["volume_id"] not in card for row in rows)
     assert str(tmp_path) not in card
     assert "<script>" not in card
-    assert "a\\|b &lt;script> \\!\\[x\\]\\(y\\)" in card
+    assert "a\\|b &lt;script> \\!\\[x\\](y)" in card
     assert "median 61 years" in card
     few = store_of(tmp_path / "few", rows[:6])
     few.add_participants(people)

@@ -6,7 +6,6 @@ medians and ranges, and no ages, groups or sites of fewer than six people. What 
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
@@ -19,6 +18,7 @@ from octjepa.ingest.source_flow import source_flow
 from octjepa.notes import count_codes, read_codes, read_notes
 from octjepa.report.cohort import FEWEST_PEOPLE, SPLITS, participant_facts, reason_meaning, run_flow
 from octjepa.report.figures.eyes import AXES
+from octjepa.report.markdown import escape_markdown
 from octjepa.store.index import text_column
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def data_card(store: Store, name: str, flow: Mapping[str, Sequence[Stage]] | Non
     table = cohort_table(store)
     counts = count_entries(table)
     parts = [
-        f"# Data card: {_escaped(name)}",
+        f"# Data card: {escape_markdown(name)}",
         f"{counted(counts.volumes, 'volume')} of {counted(counts.eyes, 'eye')} of {counted(counts.people, 'person')}: "
         f"retinal OCT, brought to one spacing, size and orientation by octjepa {version('octjepa')}. For research; "
         "not a medical device. Counts, medians and ranges only; mind small numbers before this is made public.",
@@ -238,11 +238,5 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
-    lines = [head, ["---"] * len(head), *([_escaped(cell) for cell in row] for row in rows)]
+    lines = [head, ["---"] * len(head), *([escape_markdown(cell) for cell in row] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _escaped(text: str) -> str:
-    """Names from foreign tables, so that they are not read as Markdown or HTML."""
-    text = re.sub(r"([\\|\[\]()!*`#~])", r"\\\1", " ".join(str(text).split()))
-    return text.replace("&", "&amp;").replace("<", "&lt;")

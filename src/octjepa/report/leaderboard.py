@@ -21,6 +21,7 @@ from octjepa.record import Record, to_json
 from octjepa.report.figures.forest import forest
 from octjepa.report.headlines import Contrast, Headline, paired_headline
 from octjepa.report.html import render_template
+from octjepa.report.markdown import escape_markdown
 from octjepa.tables import format_table
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ def leaderboard_markdown(board: Board) -> str:
     lines = ["# Leaderboard", ""]
     if board.faults:
         lines += ["## Read this first", ""]
-        lines += [f"- **{FAULT_KINDS[fault.kind]}**: {fault.what}" for fault in board.faults] + [""]
-    lines += [f"- {sentence}" for sentence in summary(board)] + [""]
+        lines += [f"- **{FAULT_KINDS[fault.kind]}**: {escape_markdown(fault.what)}" for fault in board.faults] + [""]
+    lines += [f"- {escape_markdown(sentence)}" for sentence in summary(board)] + [""]
     table: list[tuple[str, ...]]
     head: tuple[str, ...]
     for target, rows in _primary_rows(board).items():
@@ -118,18 +119,19 @@ def leaderboard_markdown(board: Board) -> str:
     ]
     head = ("row", "seed", "target", "checkpoint", "pool", "probe", "validation", "test")
     lines += _section("What validation chose", head, table)
-    lines += ["## Notes", "", *(f"- {_escaped(note)}" for note in board.notes)]
+    lines += ["## Notes", "", *(f"- {escape_markdown(note)}" for note in board.notes)]
     return "\n".join(lines) + "\n"
 
 
 def _section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """A heading and a table, with an empty line after each."""
     table = [head, ["---"] * len(head), *rows]
-    return [f"## {title}", "", *("| " + " | ".join(map(_escaped, line)) + " |" for line in table), ""]
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    return [
+        f"## {escape_markdown(title)}",
+        "",
+        *("| " + " | ".join(map(escape_markdown, line)) + " |" for line in table),
+        "",
+    ]
 
 
 def leaderboard_html(board: Board) -> str:

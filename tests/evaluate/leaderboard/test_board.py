@@ -312,7 +312,7 @@ def test_every_form_names_the_faults_and_the_counts(made, tmp_path):
         assert "95 % intervals are by person" in form
         assert "(no interval)" in form
     assert "flat|&lt;b&gt;" in page
-    assert "flat\\|<b>" in text
+    assert "flat\\|&lt;b>" in text
     assert not re.search(r"<script|https?://|src=", page)
     rows = list(csv.DictReader((tmp_path / "board" / "leaderboard.csv").read_text().splitlines()))
     assert len(rows) == len(board.rows)
