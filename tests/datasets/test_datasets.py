@@ -82,6 +82,11 @@ def test_wrong_arrays_columns_and_folders_are_named(tmp_path: Path) -> None:
     assert "data_00001.npz has no oct_bscans among its arrays (images)" in found.err
     (tmp_path / "Glaucoma/Training/data_00001.npz").write_bytes(b"PK")
     assert "cannot be read" in call("datasets", "check", "fairvision", tmp_path).err
+    dme = tmp_path / "dme"
+    path = write(dme, find_data_set("duke_dme").files[0])
+    savemat(path, {"images": np.arange(500.0)}, do_compression=True)
+    path.write_bytes(path.read_bytes()[:140] + bytes(64))  # the rest of a compressed array is damaged
+    assert f"{path.name} cannot be read" in call("datasets", "check", "duke_dme", dme).err
     octdl = tmp_path / "octdl"
     build(octdl, find_data_set("octdl"))
     (octdl / "OCTDL_labels.csv").write_text("file_name,disease\n")

@@ -10,6 +10,7 @@ import csv
 import os
 import re
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -139,7 +140,7 @@ def _content_problem(expected: ExpectedFiles, file: Path, name: str) -> str:
             continue
         try:
             names = present(file)
-        except (OSError, ValueError, zipfile.BadZipFile, UnicodeDecodeError):
+        except (OSError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error, csv.Error):
             return f"{name} cannot be read"
         if names is None:
             continue
