@@ -31,9 +31,26 @@ def test_a_container_limits_the_memory_of_the_machine(monkeypatch: pytest.Monkey
     assert machine.free_memory_bytes() == 32 * GIB
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text(f"{GIB}\n")
+    (tmp_path / "memory.stat").write_text("anon 1\nfile 2\n")
     assert machine.free_memory_bytes() == 32 * GIB
     (tmp_path / "memory.max").write_text(f"{8 * GIB}\n")
     assert machine.free_memory_bytes() == 7 * GIB
+    (tmp_path / "memory.current").write_text(f"{8 * GIB}\n")  # full of the pages of files that were read
+    (tmp_path / "memory.stat").write_text(f"anon {2 * GIB}\ninactive_file {5 * GIB}\nactive_file {GIB}\n")
+    assert machine.free_memory_bytes() == 5 * GIB
+
+
+def test_a_container_of_the_first_version_limits_the_free_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine, "_physical_bytes", lambda: 64 * GIB)
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "absent")
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text(f"{8 * GIB}\n")
+    (tmp_path / "memory" / "memory.usage_in_bytes").write_text(f"{6 * GIB}\n")
+    (tmp_path / "memory" / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {GIB}\n")
+    assert machine.free_memory_bytes() == 3 * GIB
 
 
 def test_the_limit_is_the_least_of_machine_shell_and_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

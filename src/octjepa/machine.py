@@ -18,6 +18,11 @@ _CPUINFO, _MEMINFO, _STATM = Path("/proc/cpuinfo"), Path("/proc/meminfo"), Path(
 _DEVICES = Path("/dev")
 _CGROUP = Path("/sys/fs/cgroup")
 _CGROUP_LIMITS = (_CGROUP / "memory.max", _CGROUP / "memory/memory.limit_in_bytes")  # of version 2 and of version 1
+# Files below _CGROUP with limit, use and statistics, and the statistic of file pages that can be given back.
+_CGROUP_USE = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+)
 _BF16_SETS = ("amx_bf16", "avx512_bf16")
 
 
@@ -80,9 +85,25 @@ def free_memory_bytes() -> int:
     if _MEMINFO.is_file():
         lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
         free = int(lines["MemAvailable"].split()[0]) * 1024
-    limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
-    if limit.is_file() and used.is_file() and (most := limit.read_text().strip()) != "max":
-        free = min(free, int(most) - int(used.read_text()))
+    return min([free, *_free_bytes_of_containers()])
+
+
+def _free_bytes_of_containers() -> list[int]:
+    """Memory that the container may still allocate; [] without a limit.
+
+    Its use counts the pages of every file that was read, which the system gives back when memory is needed. Without
+    them a container that has read many scans would look full.
+    """
+    free = []
+    for limit, used, statistics, reclaimable in _CGROUP_USE:
+        try:
+            most, taken = (_CGROUP / limit).read_text().strip(), int((_CGROUP / used).read_text())
+            lines = (_CGROUP / statistics).read_text().splitlines()
+        except (OSError, ValueError):
+            continue
+        if most.isdecimal():  # else "max"
+            pages = dict(line.split(maxsplit=1) for line in lines)
+            free.append(int(most) - taken + int(pages.get(reclaimable, 0)))
     return free
 
 
