@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from command_line import call
-from octjepa.cli.output import check_parquet_file, comparison_lines, print_probe, print_result
+from octjepa.cli.output import check_parquet_file, comparison_lines, print_probe, print_result, print_table
 from octjepa.errors import counted
 
 
@@ -51,6 +51,18 @@ def test_a_probe_prints_its_comparison_in_fifteen_lines_and_the_path_last(capsys
     assert "and 12 more targets" in lines[9]
     assert "run minus untrained, macro auroc: 0.100 [0.05, 0.15], same 30 test people" in lines
     assert lines[-1] == "all results  run/probe.json"
+
+
+def test_control_characters_of_a_scan_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A DICOM header from another person may hold them, for example in its protocol name."""
+    protocol = "macula\x1b]0;title\x07\x1b[31m \u202ered"
+    print_result({"protocol": protocol, "files": [{"name": protocol}]}, as_json=False)
+    print_table([("protocol", protocol)])
+    shown = capsys.readouterr().out
+    assert shown.isascii()
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+    assert "protocol  macula\\x1b]0;title" in shown
 
 
 def test_encoders_and_baselines_are_compared_with_one_probe_and_one_pooling() -> None:

@@ -10,7 +10,15 @@ from typing import Annotated, Literal
 import typer
 
 from octjepa.cli.options import AllowOutside, Json, MaxLost, Quiet, Spacing, StorePath, Workers, used_options
-from octjepa.cli.output import check_lost, check_output_folder, is_verbose, print_converted, print_demo, print_result
+from octjepa.cli.output import (
+    check_lost,
+    check_output_folder,
+    is_verbose,
+    print_converted,
+    print_demo,
+    print_result,
+    print_text,
+)
 from octjepa.cli.root import app
 from octjepa.errors import OctjepaError, TooManyLostError, UsageError, counted
 
@@ -214,7 +222,7 @@ def inspect(
         from octjepa.cohort.flow import CohortFlow
 
         for cohort, stages in flow.items():
-            print("\n".join([f"{cohort} cohort", *CohortFlow.from_json(stages).lines()]))
+            print_text("\n".join([f"{cohort} cohort", *CohortFlow.from_json(stages).lines()]))
     if description.get("damaged"):
         raise OctjepaError(
             f"{len(description['damaged'])} volumes of {path} are damaged. Delete the folder chunks/AA/ID of each, "

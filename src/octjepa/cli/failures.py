@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from octjepa.errors import OctjepaError, is_out_of_memory
+from octjepa.parsing import printable
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _WHAT_TO_DO = {
@@ -68,8 +69,6 @@ def exit_with_message(verb: Callable[[], str | None]) -> Iterator[None]:
             message, code = _out_of_memory(), 1
     if code:
         with suppress(OSError):  # the terminal may be gone
-            from octjepa.parsing import printable  # loads a YAML parser, which --help does not need
-
             print(f"octjepa: {printable(message)}", file=sys.stderr)
         sys.exit(code)
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from octjepa.errors import NothingReadError, TooManyLostError, UsageError, counted
 from octjepa.metrics.findings import BASELINES, FEWEST_TEST_PEOPLE
+from octjepa.parsing import printable
 
 if TYPE_CHECKING:
     from octjepa.convert.scans import ConvertedScans
@@ -57,10 +58,15 @@ def print_result(payload: Mapping[str, Any], as_json: bool, rows: str = "", prim
     shown = {key: value for key, value in payload.items() if key != rows and not _is_left_out(value)}
     width = max(map(len, shown), default=0)
     for key, value in shown.items():
-        print(f"{key:<{width}}  {_text(value)}")
+        print_text(f"{key:<{width}}  {_text(value)}")
     if rows and is_verbose():
         _print_probe_table(payload[rows], primary)
     sys.stdout.flush()
+
+
+def print_text(text: str) -> None:
+    """Prints text that may hold words of other people's files, whose control characters would change the terminal."""
+    print(printable(text, sys.maxsize))
 
 
 def _is_left_out(value: Any) -> bool:
@@ -320,9 +326,9 @@ def _print_notes_and_refused(results: ConvertedScans | SegmentedScans) -> None:
         for note in scan.notes:
             scans_of.setdefault(note, []).append(scan.shown)
     for note, scans in scans_of.items():
-        print(f"note on {scans[0] if len(scans) == 1 else counted(len(scans), 'scan')}: {note}")
+        print_text(f"note on {scans[0] if len(scans) == 1 else counted(len(scans), 'scan')}: {note}")
     for refused in results.refused:
-        print(f"refused {refused.text}")
+        print_text(f"refused {refused.text}")
 
 
 def print_converted(converted: ConvertedScans) -> None:
@@ -351,7 +357,7 @@ def print_segmented(segmented: SegmentedScans, page: Path) -> None:
         print_table(lines)
     _print_notes_and_refused(segmented)
     for note in segmented.notes:
-        print(f"note: {note}")
+        print_text(f"note: {note}")
     print(f"page  {page}", flush=True)
 
 
@@ -369,7 +375,7 @@ def print_adapted(adapted: AdaptedFolder, as_json: bool, images: bool = False) -
     learned = counted(adapted.training_bscans, "B-scan")
     print(f"learned from {learned}; measured on {adapted.held_out_bscans} that were held out")
     for note in adapted.notes:
-        print(f"note: {note}")
+        print_text(f"note: {note}")
     what = "PICTURES --images" if images else "SCAN..."
     print(f"use it: octjepa segment {what} --model {shlex.quote(str(adapted.folder))} --out DIR", flush=True)
 
@@ -392,9 +398,9 @@ def print_segmented_bscans(segmented: SegmentedBScans) -> None:
             texts_of.setdefault(note.partition(":")[0], Counter())[note] += 1
     for subject, texts in sorted(texts_of.items(), key=lambda item: -item[1].total()):
         text = next(iter(texts)) if len(texts) == 1 else subject
-        print(f"note on {texts.total()} of {len(segmented.images)}: {text}")
+        print_text(f"note on {texts.total()} of {len(segmented.images)}: {text}")
     for refused in segmented.refused:
-        print(f"refused {refused.text}")
+        print_text(f"refused {refused.text}")
     print(f"table  {segmented.table}", flush=True)
 
 
@@ -409,7 +415,7 @@ def print_table(lines: Iterable[Sequence[str]]) -> None:
         table.add_row(*line)
     text = io.StringIO()
     Console(file=text, width=10_000, markup=False, highlight=False, emoji=False).print(table)
-    print("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
+    print_text("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
 
 
 def _plain(value: Any) -> Any:
