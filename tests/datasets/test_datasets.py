@@ -156,6 +156,15 @@ def test_tables_that_a_killed_call_left_are_completed(tmp_path: Path) -> None:
     assert not labels.exists()
 
 
+def test_a_name_that_no_table_can_hold_is_refused(tmp_path: Path) -> None:
+    """A ZIP archive from another system may unpack to names that are not in UTF-8."""
+    write(tmp_path, find_data_set("kermany").files[0], os.fsdecode(b"Daten \xfc/train/CNV/CNV-1-1.jpeg"))
+    refused = call("datasets", "tables", "kermany", tmp_path)
+    assert refused.code == 2
+    assert "the name Daten \\udcfc/train/CNV/CNV-1-1.jpeg" in refused.err
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == []
+
+
 def test_one_process_at_a_time_writes_tables(tmp_path: Path) -> None:
     write(tmp_path, find_data_set("duke_dme").files[0])
     with writer_lock(tmp_path):

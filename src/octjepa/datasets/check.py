@@ -20,6 +20,7 @@ from octjepa.datasets.catalogue import DataSet, ExpectedFiles
 from octjepa.errors import UsageError
 from octjepa.files import write_atomic
 from octjepa.locks import writer_lock
+from octjepa.parsing import printable
 from octjepa.tables import format_table
 
 _MAX_FILES = 2_000_000
@@ -197,8 +198,8 @@ def write_tables(data_set: DataSet, folder: Path) -> WrittenTables:
     repeat between parts and classes. Single B-scans with equal numbers are of one person unless the set numbers people
     anew in each part; their labels name each image. Without person ids each image counts as a person. The eye is
     written if the path states it. Tables that a killed call left are completed. Raises UsageError: the set needs no
-    tables, no scans, a table that is there already, scans that the set's own table of people does not list, or another
-    process writes to the folder.
+    tables, no scans, a name that is not in UTF-8, a table that is there already, scans that the set's own table of
+    people does not list, or another process writes to the folder.
     """
     expected = next((kind for kind in data_set.files if kind.scans), None)
     if expected is None:
@@ -211,8 +212,13 @@ def write_tables(data_set: DataSet, folder: Path) -> WrittenTables:
         raise UsageError(f"{folder} holds no scans of {data_set.name}: expected names such as {expected.example}")
     if expected.one_scan_per_folder:
         matches = list({path.rpartition("/")[0]: groups for path, groups in matches}.items())
-    people = _people(data_set, matches, folder)
     paths = [path for path, _ in matches]
+    if foreign := next((path for path in paths if not _is_unicode(path)), None):
+        raise UsageError(
+            f"the name {printable(foreign)} in {folder} is not in UTF-8, so that no table can hold it: rename it, or "
+            "unpack the data set again with the encoding of its archive (unzip -O)"
+        )
+    people = _people(data_set, matches, folder)
     splits = [_split_of(groups) for _, groups in matches]
     labels = [groups.get("label", "") for _, groups in matches]
     eyes = [groups.get("eye", "").upper() for _, groups in matches]
@@ -234,6 +240,11 @@ def write_tables(data_set: DataSet, folder: Path) -> WrittenTables:
     _write_new(folder, {name: text.encode() for name, text in texts.items()})
     in_two = sum(len(sources) > 1 for sources in of_person.values())
     return WrittenTables(tuple(str(folder / name) for name in texts), len(matches), len(of_person), in_two)
+
+
+def _is_unicode(path: str) -> bool:
+    """Whether the bytes of a path are text; Python keeps other bytes as halves of surrogate pairs."""
+    return not any("\ud800" <= character <= "\udfff" for character in path)
 
 
 def _write_new(folder: Path, tables: Mapping[str, bytes]) -> None:
