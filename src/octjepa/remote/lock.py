@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ from octjepa.errors import OctjepaError, UsageError
 from octjepa.parsing import parse_json
 from octjepa.remote.address import join
 from octjepa.remote.bucket import info, put_bytes, remove
-from octjepa.remote.cache import read_bytes
+from octjepa.remote.cache import cache_folder, read_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -42,8 +43,7 @@ def bucket_lock(folder: str) -> Iterator[None]:
         if holder is None:
             continue  # released in this moment
         if holder.get("machine") == me["machine"] and not _is_alive(int(holder.get("process", 0))):
-            _log.warning("%s was left by process %s, which has ended: taken over", url, holder["process"])
-            remove(url)
+            _take_away(url, holder)
             continue
         raise UsageError(
             f"another process is writing to {url.rpartition('/')[0]}: number {holder.get('process', 'unknown')} on "
@@ -57,6 +57,19 @@ def bucket_lock(folder: str) -> Iterator[None]:
             remove(url)
         else:
             _log.warning("%s was removed while this process was writing: check whether another process wrote too", url)
+
+
+def _take_away(url: str, holder: dict[str, Any]) -> None:
+    """Removes the lock of a process of this machine that has ended.
+
+    One process at a time does so, and only while the lock is still that of `holder`. Of two processes that find it, the
+    second would otherwise remove the lock that the first has put in its place, and both would write.
+    """
+    with (cache_folder("locks") / "bucket").open("w") as one_at_a_time:
+        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+        if _holder(url) == holder:
+            _log.warning("%s was left by process %s, which has ended: taken over", url, holder["process"])
+            remove(url)
 
 
 def _holder(url: str) -> dict[str, Any] | None:
