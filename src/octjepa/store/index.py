@@ -16,7 +16,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from octjepa.errors import OctjepaError, UsageError
+from octjepa.errors import OctjepaError, UsageError, counted
 from octjepa.notes import read_notes
 from octjepa.parsing import parse_json_object, read_parquet
 from octjepa.record import Record
@@ -326,10 +326,9 @@ def merge_participants(stored: pd.DataFrame, added: list[dict[str, object]]) -> 
     changed = int((by_person.nunique() > 1).any(axis=1).sum())
     if changed:
         _log.warning(
-            "participants.tsv differs from before for %d people (split, site, group or age): the later table "
-            "counts. Splits already assigned are kept; `octjepa split STORE --by recommended` follows the table. Two "
+            "participants.tsv differs from before for %s (split, site, group or age): the later table counts. Two "
             "studies may use the same ids by chance: ingest them into separate stores.",
-            changed,
+            counted(changed, "person"),
         )
     merged = (
         by_person.last().reset_index().fillna(dict.fromkeys(("clinical_site", "study_group", "recommended_split"), ""))
