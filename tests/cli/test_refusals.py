@@ -14,7 +14,9 @@ import pytest
 from PIL import Image
 
 from command_line import Outcome, call
+from index_entries import index_entry, store_of
 from narrow_encoder import OVERRIDES
+from octjepa.locks import file_lock
 
 FAST = ("tokens.select=tissue", "tokens.budget=32", "train.max_updates=4", "checkpoint.every_updates=2", *OVERRIDES)
 
@@ -296,3 +298,21 @@ def test_nothing_read_still_prints_what_was_done(tmp_path: Path) -> None:
     assert "no file can be read, of 2" in result.err
     assert result.json["by_reason"] == {"empty_file": 2}
     assert (result.json["accepted"], result.json["quarantined"], result.json["people"]) == (0, 2, 0)
+
+
+def test_two_results_of_a_command_do_not_share_a_file(tmp_path: Path) -> None:
+    words = ("probe", tmp_path / "table.parquet", "--labels", tmp_path / "labels.tsv", "--target", "grade")
+    for option in ("--out", "--attention"):
+        outcome = call(*words, "--predictions", tmp_path / "p.parquet", option, tmp_path / "p.parquet")
+        refused(outcome, 2, "two of --out, --predictions and --attention are the same file")
+    store_of(tmp_path / "store", [index_entry(0)])
+    outcome = call("report", tmp_path / "store", "--card", tmp_path / "store" / "report.html")
+    refused(outcome, 2, "report.html is the page: give --card the name of another file")
+    assert not (tmp_path / "store" / "report.html").exists()
+
+
+def test_one_process_at_a_time_writes_a_table_of_biomarkers(tmp_path: Path) -> None:
+    store_of(tmp_path / "store", [index_entry(0)])
+    with file_lock(tmp_path / "b.parquet"):
+        outcome = call("embed", "biomarkers", "--store", tmp_path / "store", "--out", tmp_path / "b.parquet")
+    refused(outcome, 2, "another process is writing to")

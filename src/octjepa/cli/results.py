@@ -72,13 +72,15 @@ def _embed_biomarkers(store: str, out: Path, scans: list[str]) -> dict[str, int 
     """`octjepa embed biomarkers`: thickness and fluid of the scans as they came."""
     from octjepa.ingest.native_files import NativeFiles, folders_near
     from octjepa.ingest.remembered_sources import sources_of
+    from octjepa.locks import file_lock
     from octjepa.remote import is_remote
     from octjepa.store import Store
     from octjepa.tasks.segmenter.biomarkers import embed_biomarkers
 
     opened = Store.open(store)
     near = [] if is_remote(store) else folders_near(Path(store))
-    return embed_biomarkers(opened, NativeFiles(scans or sources_of(store), near).read, out)
+    with file_lock(out):
+        return embed_biomarkers(opened, NativeFiles(scans or sources_of(store), near).read, out)
 
 
 @app.command()
@@ -193,6 +195,9 @@ def probe(
     for path in (predictions, attention):
         if path is not None:
             check_parquet_file(path, *embeddings, labels, visit_order)
+    outputs = [path.resolve() for path in (out, predictions, attention) if path is not None]
+    if len(set(outputs)) < len(outputs):
+        raise UsageError("two of --out, --predictions and --attention are the same file: give each its own name")
     if predictions is not None and task == "survival":
         raise UsageError("survival predicts a risk and no value for a case: leave out --predictions")
     order = None if visit_order is None else read_visit_order(visit_order)
