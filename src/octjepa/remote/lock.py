@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,7 +59,7 @@ def bucket_lock(folder: str) -> Iterator[None]:
             _log.warning("%s was removed while this process was writing: check whether another process wrote too", url)
 
 
-def _take_away(url: str, holder: dict[str, Any]) -> None:
+def _take_away(url: str, holder: Mapping[str, object]) -> None:
     """Removes the lock of a process of this machine that has ended.
 
     One process at a time does so, and only while the lock is still that of `holder`. Of two processes that find it, the
