@@ -15,10 +15,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octjepa.checkpoint.tensor_file import check_weights, read_safetensors
+from octjepa.encoders import load_encoder
 from octjepa.encoders.external import load_external
 from octjepa.encoders.external.architecture import offline
 from octjepa.encoders.external.state_dict import read_state_dict
 from octjepa.errors import CheckpointError, OctjepaError, UsageError
+from octjepa.model import VJEPA3D
+from synthetic import small_recipe
 
 
 @pytest.fixture(autouse=True)
@@ -190,6 +193,26 @@ def test_the_hub_is_offline_within_and_as_before_after() -> None:
         with pytest.raises(Exception, match="cache"):
             hf_hub_download("their/repository", "config.json")
     assert before == (constants.HF_HUB_OFFLINE, os.environ.get("HF_HUB_OFFLINE"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"width": 3 * 2**16, "heads": 2}, "do not fit the encoder of their recipe: .* expected"),
+        ({"depth": 1000}, "2 blocks, the recipe has 1,000"),
+        ({"predictor_depth": 1000}, "1,000 in the predictor"),
+        ({"predictor_width": 3 * 2**16, "predictor_heads": 2}, "more than half of this machine's"),
+    ],
+)
+def test_a_small_file_of_ours_builds_no_huge_network(tmp_path: Path, changed: dict[str, int], words: str) -> None:
+    recipe = small_recipe()
+    weights = VJEPA3D.from_recipe(recipe).target_encoder.state_dict()
+    described = recipe.model_dump(mode="json")
+    described["model"] |= changed
+    about = {"octjepa": json.dumps({"schema": 1, "recipe": described, "trained_on": []})}
+    save_file({f"target_encoder.{name}": value for name, value in weights.items()}, tmp_path / "w.safetensors", about)
+    with pytest.raises(CheckpointError, match=words):
+        load_encoder(tmp_path / "w.safetensors")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

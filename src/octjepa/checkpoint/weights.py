@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
 
 from octjepa.checkpoint.folder import check_schema, list_checkpoints, read_manifest, read_tensors
 from octjepa.checkpoint.location import MANIFEST, Location, has_file, parse_location
@@ -20,7 +19,10 @@ from octjepa.checkpoint.state import MODEL_FILE, read_recipe
 from octjepa.checkpoint.tensor_file import check_weights, read_safetensors
 from octjepa.config import load_run_recipe, stored_recipe
 from octjepa.errors import CheckpointError, WrongCheckpointError
+from octjepa.machine import memory_limit_bytes
 from octjepa.model import VJEPA3D, Encoder
+from octjepa.model.vjepa3d import usual_predictor_size
+from octjepa.objectives.base import get_objective
 from octjepa.outside import named_by
 from octjepa.parsing import parse_json_object
 from octjepa.recipe import Recipe
@@ -31,6 +33,7 @@ EXPORTED = "model.safetensors"  # in a folder that `octjepa export` made
 TUNED = "tuned"  # where `octjepa finetune` puts the encoder it tuned, within its folder
 Which = Literal["target", "student"]
 PREFIXES: dict[Which, str] = {"target": "target_encoder.", "student": "context_encoder."}  # of their weights' names
+_MOST_BLOCKS = 256  # of a predictor
 _NO_ENCODER = "no pretrained encoder: give a pretraining run, its step-* folder or an exported encoder"
 
 
@@ -77,8 +80,7 @@ def read_weights(path: str | Path, which: Which | None = None) -> EncoderWeights
     tensors = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
     if not tensors and any(key.startswith(tuple(PREFIXES.values())) for key in weights):
         raise WrongCheckpointError(f"{path} holds only one encoder, and not the {which}")
-    encoder = VJEPA3D.from_recipe(recipe).target_encoder
-    _load_weights(encoder, tensors, path)
+    encoder = _build_encoder(recipe, tensors, path)
     return EncoderWeights(encoder, recipe, recipe.name if named is None else named.name, frozenset(trained_on), which)
 
 
@@ -130,11 +132,48 @@ def _read_file(path: Location) -> tuple[Recipe, dict[str, torch.Tensor], dict[st
         raise CheckpointError(f"{path} is not a weights file of octjepa, or it is damaged") from None
 
 
-def _load_weights(encoder: nn.Module, weights: dict[str, torch.Tensor], path: Location) -> None:
+def _build_encoder(recipe: Recipe, weights: Mapping[str, torch.Tensor], path: Location) -> Encoder:
+    """The encoder of `recipe` with `weights`.
+
+    Raises WrongCheckpointError: no weights; CheckpointError: those of another encoder, or NaN.
+    """
     if not weights:
         raise WrongCheckpointError(f"{path} holds other weights, {_NO_ENCODER}")
     check_weights(weights, str(path))
-    try:
-        encoder.load_state_dict(weights)
-    except RuntimeError as error:
-        raise CheckpointError(f"the weights of {path} do not fit the encoder of their recipe: {error}") from None
+    _check_size(recipe, weights, path)
+    encoder = VJEPA3D.from_recipe(recipe).target_encoder
+    encoder.load_state_dict(weights)
+    return encoder
+
+
+def _check_size(recipe: Recipe, weights: Mapping[str, torch.Tensor], path: Location) -> None:
+    """Raises CheckpointError if `weights` are not those of the encoder of `recipe`, before the encoder is built.
+
+    A small file from a stranger may describe a network that fills the memory. So the number of blocks is compared
+    first, because each block takes time. Then the shapes are compared on the device "meta", where a tensor takes no
+    memory.
+    """
+    size, memory = recipe.model.encoder_size, memory_limit_bytes()
+    depth = sum(name.endswith(".norm1.weight") for name in weights)
+    predictor = usual_predictor_size(get_objective(recipe.objective.name), size, None, recipe.model.predictor_depth)
+    if size.depth != depth or predictor.depth > _MOST_BLOCKS:
+        raise CheckpointError(
+            f"the weights of {path} do not fit the encoder of their recipe: they have {depth} blocks, the recipe has "
+            f"{size.depth:,}, and {predictor.depth:,} in the predictor"
+        )
+    with torch.device("meta"):
+        model = VJEPA3D.from_recipe(recipe)
+    expected = {name: tuple(value.shape) for name, value in model.target_encoder.state_dict().items()}
+    shapes = {name: tuple(value.shape) for name, value in weights.items()}
+    if shapes != expected:
+        name = min(name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name))
+        raise CheckpointError(
+            f"the weights of {path} do not fit the encoder of their recipe: {name[:120]} is "
+            f"{shapes.get(name, 'absent')}, expected {expected.get(name, 'absent')}"
+        )
+    count = sum(parameter.numel() for parameter in model.parameters())
+    if 4 * count > memory // 2:
+        raise CheckpointError(
+            f"the recipe of {path} describes networks of {count:,} parameters, {4 * count / 2**30:,.1f} GiB in fp32: "
+            f"more than half of this machine's {memory / 2**30:,.1f} GiB of memory"
+        )
