@@ -33,11 +33,18 @@ def read_safetensors(path: Path, name: str = "") -> tuple[dict[str, Tensor], dic
 
 
 def check_weights(weights: Mapping[str, Tensor], name: str) -> None:
-    """Raises CheckpointError where weights hold NaN or infinity, or declare more values than they store.
+    """Raises CheckpointError where weights hold NaN or infinity, declare more values than they store, or are not
+    plain tensors but sparse, quantized, packed or without values (on the device "meta").
 
     A sum over each tensor is enough and takes no memory: NaN and infinity propagate through it.
     """
     for key, value in weights.items():
+        is_packed = value.is_quantized or value.dtype == torch.float4_e2m1fn_x2
+        if value.layout != torch.strided or value.is_meta or is_packed:
+            raise CheckpointError(
+                f"the weights of {name} cannot be read: {key[:120]} is not a plain tensor. Save the network's state "
+                "dict as dense fp32, fp16 or bf16 tensors"
+            )
         if value.numel() * value.element_size() > value.untyped_storage().nbytes():
             raise CheckpointError(f"the weights of {name} are damaged: {key[:120]} declares more values than it stores")
         if (value.is_floating_point() or value.is_complex()) and not torch.isfinite(

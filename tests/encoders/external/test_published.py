@@ -370,6 +370,21 @@ def test_files_without_a_network_are_refused(tmp_path):
         load_external("retfound:")
 
 
+@pytest.mark.parametrize(
+    "tensor", [torch.eye(3).to_sparse(), torch.empty(3, device="meta"), torch.zeros(3, dtype=torch.float4_e2m1fn_x2)]
+)
+def test_tensors_that_are_not_plain_are_refused_in_one_line(tmp_path, tensor):
+    with pytest.raises(CheckpointError, match=r"a\.b is not a plain tensor"):
+        read_state_dict(saved(tmp_path / "weights.pth", {"model": {"a.b": tensor}}))
+
+
+def test_a_container_that_holds_itself_is_refused(tmp_path):
+    content = {"epoch": 1}
+    content["model"] = {"teacher": content}
+    with pytest.raises(CheckpointError, match="holds no tensors, but teacher"):
+        read_state_dict(saved(tmp_path / "weights.pth", content))
+
+
 def test_an_expected_checksum_is_verified(layouts, tmp_path):
     path = saved(tmp_path / "weights.pth", layouts["retfound"]())
     named = Path(f"{path}#sha256={file_sha256(path).upper()}")

@@ -38,8 +38,11 @@ def read_state_dict(path: Path) -> StateDict:
     if not path.is_file():
         raise UsageError(f"no file at {path}: give the checkpoint as its authors publish it (.pth, .pt, .safetensors)")
     content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
+    opened: set[int] = set()  # a damaged file may hold a container that holds itself
     while not _is_state_dict(content):
-        inner = next((content[key] for key in _CONTAINERS if isinstance(content.get(key), Mapping)), None)
+        opened.add(id(content))
+        inners = (content[key] for key in _CONTAINERS if isinstance(content.get(key), Mapping))
+        inner = next((inner for inner in inners if id(inner) not in opened), None)
         if inner is None:
             content_text = ", ".join(map(str, list(content)[:5])) or "nothing"
             raise CheckpointError(
