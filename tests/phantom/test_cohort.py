@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -121,6 +122,19 @@ def test_truth_file_gives_back_the_truth(cohort: tuple[Path, dict[str, int]]) ->
         assert all(np.array_equal(truth.masks[name], eye.truth.masks[name]) for name in truth.masks)
         assert {name: str(int(present)) for name, present in truth.labels.items()} == {n: row[n] for n in LESIONS}
         assert truth.fovea_mm == pytest.approx(eye.truth.fovea_mm)
+
+
+def test_a_damaged_truth_file_is_refused_in_one_line(cohort: tuple[Path, dict[str, int]], tmp_path: Path) -> None:
+    whole = next((cohort[0] / "truth").glob("*.npz")).read_bytes()
+    damaged = bytearray(whole)
+    damaged[len(whole) // 3 : len(whole) // 3 + 40] = bytes(40)
+    array = io.BytesIO()
+    np.save(array, np.zeros(3))
+    for content in (b"", b"<html>", whole[: len(whole) * 3 // 5], bytes(damaged), array.getvalue()):
+        (tmp_path / "truth.npz").write_bytes(content)
+        with pytest.raises(UsageError, match="is not a truth file of a phantom") as refused:
+            read_truth(tmp_path / "truth.npz")
+        assert "\n" not in str(refused.value)
 
 
 def make_eye_id(index: int) -> str:

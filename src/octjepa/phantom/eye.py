@@ -7,6 +7,8 @@ A truth file holds the surfaces in 16 bit (1/64 voxel, 1/16 in deep scans) and t
 from __future__ import annotations
 
 import io
+import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -33,6 +35,8 @@ MEASURES: Final = (
     "central_thickness_um",
 )
 CENTRAL_SUBFIELD_MM: Final = 0.5  # radius of the middle of the ETDRS grid
+# Errors of NumPy for a file that is cut, damaged, or of another kind.
+_UNREADABLE: Final = (OSError, EOFError, LookupError, TypeError, ValueError, zipfile.BadZipFile, zlib.error)
 _LIMIT: Final = 32767  # of 16 bit: +-511 voxels in 1/64, +-2047 in 1/16
 
 
@@ -192,7 +196,7 @@ def write_truth(path: Path, eye: Eye) -> None:
 def read_truth(path: Path) -> Truth:
     """The truth in `path`. Raises UsageError where the file is missing or holds something else."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         columns = int(arrays["shape"][2])
         masks = {
@@ -202,8 +206,9 @@ def read_truth(path: Path) -> Truth:
         }
         surfaces = arrays["surfaces"].astype(np.float32) / np.float32(arrays["surface_steps_per_row"])
         fovea = (float(arrays["fovea_mm"][0]), float(arrays["fovea_mm"][1]))
-    except (OSError, KeyError, ValueError) as error:
-        raise UsageError(f"{path} is not a truth file of a phantom ({error}): expected truth/<SOP UID>.npz") from None
+    except _UNREADABLE as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UsageError(f"{path} is not a truth file of a phantom ({reason}): expected truth/<SOP UID>.npz") from None
     return Truth(surfaces, masks, fovea)
 
 
