@@ -15,13 +15,16 @@ from typing import Any
 
 import torch
 
+from octjepa.checkpoint.location import check_writable
 from octjepa.cohort.recorded_scans import uid_key
 from octjepa.config import science_hash
 from octjepa.distributed.signals import Interrupted
 from octjepa.encoders import PretrainedEncoder, load_encoder
-from octjepa.errors import OctjepaError
+from octjepa.errors import OctjepaError, UsageError
+from octjepa.locks import writer_lock
 from octjepa.store import Store
 from octjepa.store.index import text_column
+from octjepa.train.learner import STATES
 
 
 def add_training_options(parser: argparse.ArgumentParser, batch: int) -> None:
@@ -34,6 +37,12 @@ def add_training_options(parser: argparse.ArgumentParser, batch: int) -> None:
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--precision", default="auto", choices=("fp32", "bf16", "auto"))
+
+
+def check_learning_rate(rate: float) -> None:
+    """Raises UsageError: not a learning rate that a schedule takes."""
+    if not 0 < rate <= 1:
+        raise UsageError(f"a learning rate of {rate}: expected a number above 0, 1 at most")
 
 
 def starting_encoder(arguments: argparse.Namespace) -> PretrainedEncoder:
@@ -67,10 +76,13 @@ def recorded_volumes(store: Store, volume_ids: Collection[str]) -> frozenset[str
     return frozenset({*volume_ids, *(uid_key(uid) for uid in uids if uid)})
 
 
-def exit_code_of(train: Callable[[], None]) -> int:
-    """Runs `train`: 0, 1 after an error of octjepa, or 128 plus the number of a signal."""
+def exit_code_of(train: Callable[[], None], out: Path) -> int:
+    """Runs `train`, while no other process writes to `out`: 0, 1 after an error of octjepa, or 128 plus the number of
+    a signal."""
     try:
-        train()
+        with writer_lock(out):
+            check_writable(out / STATES, out)
+            train()
     except Interrupted as error:
         print(f"{error}", file=sys.stderr)
         return error.exit_code

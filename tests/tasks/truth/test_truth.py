@@ -16,6 +16,7 @@ from octjepa.distributed.runtime import Runtime
 from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.errors import UsageError
 from octjepa.files import read_json_lines
+from octjepa.locks import writer_lock
 from octjepa.phantom.random_scene import MODERATE, STRONG
 from octjepa.tasks.recall import standardised
 from octjepa.tasks.truth import train, training
@@ -32,7 +33,7 @@ from octjepa.tasks.truth.network import (
 )
 from octjepa.tasks.truth.training import TruthSettings, TruthTask, score, validation_volumes
 from octjepa.tasks.truth.volumes import LAYERS, UNKNOWN, VOXEL_CLASSES, draw_volume, scene_columns
-from octjepa.train.learner import Learner
+from octjepa.train.learner import STATES, Learner
 
 PACKAGED = load_encoder("phantom-tiny")
 RECIPE = PACKAGED.recipe
@@ -295,9 +296,28 @@ def test_patches_that_are_no_multiples_of_a_cell_are_refused() -> None:
 
 
 def test_a_wrong_option_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
-    for options in ("--batch 6", "--updates 0", f"--init {tmp_path / 'absent'}"):
+    rates = ("--learning-rate -1", "--learning-rate nan", "--learning-rate 2")
+    for options in ("--batch 6", "--updates 0", f"--init {tmp_path / 'absent'}", *rates):
         monkeypatch.setattr(sys, "argv", ["train", "--out", str(tmp_path / "run"), *options.split()])
         assert train.main() == 1
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 1
         assert lines[0].startswith("error: ")
+
+
+def test_a_folder_that_cannot_hold_the_run_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file, the folder of another process, and a link that leads the states elsewhere."""
+    monkeypatch.setattr(train, "train_on_truth", lambda *_: pytest.fail("the training began"))
+    (tmp_path / "file").touch()
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "linked" / STATES).symlink_to(tmp_path / "elsewhere")
+    with writer_lock(tmp_path / "busy"):
+        for out, words in (("file", "is a file"), ("file/run", "a file"), ("busy", "another"), ("linked", "is a link")):
+            monkeypatch.setattr(sys, "argv", ["train", "--out", str(tmp_path / out), "--updates", "1"])
+            assert train.main() == 1
+            (line,) = capsys.readouterr().err.splitlines()
+            assert line.startswith("error: ")
+            assert words in line

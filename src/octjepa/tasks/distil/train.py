@@ -34,7 +34,8 @@ def main() -> int:
     parser.add_argument("--store", type=Path, required=True, help="volumes, made with the student's preprocessing")
     parser.add_argument("--teacher-store", type=Path, help="the same scans, made with another preprocessing")
     parser.add_argument("--tokens", type=int, default=256, help="of each volume in a batch")
-    return exit_code_of(partial(_train, parser.parse_args()))
+    arguments = parser.parse_args()
+    return exit_code_of(partial(_train, arguments), arguments.out)
 
 
 def _train(arguments: argparse.Namespace) -> None:

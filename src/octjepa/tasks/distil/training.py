@@ -7,7 +7,6 @@ loss is the mean squared distance between the predicted and the standardised tea
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -23,11 +22,13 @@ from octjepa.distributed.runtime import Runtime
 from octjepa.encoders.base import FrozenEncoder
 from octjepa.encoders.pooling import TokenFeatures
 from octjepa.errors import UsageError
+from octjepa.files import Journal
 from octjepa.keys import generator
 from octjepa.model import Encoder
 from octjepa.recipe import Recipe, TrainRecipe
 from octjepa.store import Store
 from octjepa.tasks.distil.positions import View, check_teacher, teach
+from octjepa.tasks.encoder_command import check_learning_rate
 from octjepa.tasks.recall import Recall, standardised, token_optimizer
 from octjepa.train.learner import Learner
 from octjepa.train.optimizer import learning_rate, set_learning_rate
@@ -60,6 +61,7 @@ class DistilSettings:
             raise UsageError(
                 f"{self.updates} updates of {self.batch} volumes with {self.tokens} tokens: expected at least 1 of each"
             )
+        check_learning_rate(self.learning_rate)
 
 
 class DistilNetwork(nn.Module):
@@ -203,9 +205,8 @@ class DistilTask(SupervisedTask[DistilBatch]):
         variance = float((targets - targets.mean(dim=0)).square().mean())
         scores = DistilScores(loss, 1 - loss / max(variance, 1e-9))
         if self.log is not None:
-            with self.log.open("a", encoding="utf-8") as file:
-                # The loop counts the update after its validation.
-                file.write(json.dumps({"update": learners[0].update + 1, **asdict(scores)}) + "\n")
+            # The loop counts the update after its validation.
+            Journal(self.log).append({"update": learners[0].update + 1, **asdict(scores)})
         return [loss for _ in learners]
 
     def _errors(self, batch: DistilBatch, part: slice) -> Float[Tensor, "b k"]:

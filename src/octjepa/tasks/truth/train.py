@@ -42,7 +42,8 @@ def main() -> int:
     second.add_argument("--store", type=Path, help="the volumes, made with the encoder's preprocessing")
     second.add_argument("--weight", type=float, default=1.0, help="of this loss; that of the truth is 1")
     second.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of its recipe, such as masks.ratio=0.75")
-    return exit_code_of(partial(_train, parser.parse_args()))
+    arguments = parser.parse_args()
+    return exit_code_of(partial(_train, arguments), arguments.out)
 
 
 def _train(arguments: argparse.Namespace) -> None:

@@ -9,7 +9,6 @@ losses and two data sources in this one loop.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
@@ -27,10 +26,12 @@ from torch.nn import functional
 
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError
+from octjepa.files import Journal
 from octjepa.keys import generator
 from octjepa.phantom.random_scene import SHIFTED, SceneRanges
 from octjepa.phantom.scene_stream import TRAINING_MIX
 from octjepa.recipe import Recipe, TrainRecipe
+from octjepa.tasks.encoder_command import check_learning_rate
 from octjepa.tasks.recall import standardised, token_optimizer
 from octjepa.tasks.truth.network import (
     LESION_GROUPS,
@@ -88,6 +89,7 @@ class TruthSettings:
             raise UsageError(f"a weight of {self.keep} for the teacher's tokens: expected 0 or a positive number")
         if self.updates < 1:
             raise UsageError(f"{self.updates} updates: expected at least 1")
+        check_learning_rate(self.learning_rate)
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,9 +214,8 @@ class TruthTask(SupervisedTask[TruthBatch]):
         """The validation loss; all scores go to the log."""
         scores = score(self.network, self.recipe, self._validation(), self.runtime)
         if self.log is not None:
-            with self.log.open("a", encoding="utf-8") as file:
-                # The loop counts the update after its validation.
-                file.write(json.dumps({"update": learners[0].update + 1, **asdict(scores)}) + "\n")
+            # The loop counts the update after its validation.
+            Journal(self.log).append({"update": learners[0].update + 1, **asdict(scores)})
         return [scores.loss for _ in learners]
 
     def _draw(self, number: int) -> LabelledVolume:
