@@ -185,6 +185,20 @@ def test_three_dimensional_networks_of_monai(tmp_path, network, arguments, width
     assert not np.allclose(other.tokens(VIEW), tokens)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"spatial_dims": 3, "num_classes": 2, "widen_factor": 0.125},  # of three channels by default
+        {"spatial_dims": 2, "n_input_channels": 1, "num_classes": 2, "widen_factor": 0.125},
+    ],
+)
+def test_a_network_of_monai_that_takes_no_volume_is_refused_in_one_line(tmp_path, arguments):
+    encoder = load_external(_monai(tmp_path / "net", "resnet10", arguments, input_size=[32, 32, 32]))
+    for use in (encoder.tokens, lambda view: encoder.grid(view.shape)):
+        with pytest.raises(UsageError, match=r"resnet10 does not take a volume of one channel and 32 x 32 x 32 voxels"):
+            use(VIEW)
+
+
 def test_the_untrained_twin_is_always_the_same_and_leaves_chance_alone(vit):
     encoder = load_external(vit)
     torch.manual_seed(3)

@@ -31,7 +31,7 @@ from octjepa.encoders.external.architecture import (
 )
 from octjepa.encoders.external.base import ENCODERS, ExternalEncoder
 from octjepa.encoders.external.images import IMAGENET, ImageFormat
-from octjepa.errors import CheckpointError, UsageError, install_command
+from octjepa.errors import CheckpointError, UsageError, install_command, is_out_of_memory
 from octjepa.parsing import Malformed, check_safetensors, read_object, shown
 
 CONFIG, MONAI_CONFIG = "config.json", "monai.json"
@@ -196,10 +196,23 @@ class MonaiEncoder(FolderEncoder):
         return output[0] if output.ndim == 3 else output[0].flatten(1).T  # of a map [positions, channels]
 
     def _output(self, view: Float[Tensor, "d h w"]) -> Float[Tensor, "1 ..."]:
-        """The last feature map `[1, dim, d, h, w]`, or tokens `[1, T, dim]`."""
+        """The last feature map `[1, dim, d, h, w]`, or tokens `[1, T, dim]`. Raises UsageError: it takes no volume."""
         volume = ((view - view.mean()) / view.std().clamp_min(1e-6))[None, None]
         if self.about.get("input_size"):
             volume = F.interpolate(volume, tuple(self.about["input_size"]), mode="trilinear", align_corners=False)
+        try:
+            return self._encode(volume)
+        except (RuntimeError, ValueError) as error:
+            if is_out_of_memory(error):
+                raise
+            shape_text = " x ".join(map(str, volume.shape[2:]))
+            raise UsageError(
+                f"{self.path / MONAI_CONFIG}: {self.about['network']} does not take a volume of one channel and "
+                f"{shape_text} voxels ({str(error).splitlines()[0][:200]}): set its input channels to 1, spatial_dims "
+                "to 3, and an input_size that it can divide"
+            ) from None
+
+    def _encode(self, volume: Float[Tensor, "1 1 d h w"]) -> Float[Tensor, "1 ..."]:
         name, network = self.about["network"], self.network
         if name == "SegResNet":
             features = network.encode(volume)[0]  # type: ignore[operator]
