@@ -87,6 +87,9 @@ def test_what_goes_wrong_is_one_line(weights, hub, tmp_path, monkeypatch):
         octjepa.from_pretrained("lab/absent")
     with pytest.raises(UsageError, match="neither a folder nor a name on the Hugging Face Hub: expected owner/name"):
         octjepa.from_pretrained("no folder")
+    for name in ("../run", "./run", "runs/.", "-lab/x", "lab/x..y"):
+        with pytest.raises(UsageError, match="is neither a folder nor a name on the Hugging Face Hub"):
+            octjepa.from_pretrained(name)
     with pytest.raises(UsageError, match="expected owner/name"):
         push_to_hub(weights, "name")
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens

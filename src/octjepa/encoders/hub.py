@@ -65,7 +65,11 @@ def from_pretrained(name: str | Path, revision: str | None = None) -> Pretrained
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{name} is neither a folder nor a name on the Hugging Face Hub: expected owner/name")
+        raise _not_a_name(name)
+
+
+def _not_a_name(name: str) -> UsageError:
+    return UsageError(f"{name} is neither a folder nor a name on the Hugging Face Hub: expected owner/name")
 
 
 @contextmanager
@@ -73,12 +77,19 @@ def _one_line(name: str) -> Iterator[Any]:
     """The Hub's interface, whose errors become one line with the way out."""
     try:
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+        from huggingface_hub.errors import (
+            HfHubHTTPError,
+            HFValidationError,
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+        )
     except ImportError:
         raise UsageError(f"the Hugging Face Hub needs huggingface_hub: {install_command('hf')}") from None
     api = HfApi()
     try:
         yield api
+    except HFValidationError:  # such as ../run, a folder that is not there
+        raise _not_a_name(name) from None
     except RepositoryNotFoundError:
         raise UsageError(f"{api.endpoint} has no repository {name}, or it is private: hf auth login") from None
     except HfHubHTTPError as error:
