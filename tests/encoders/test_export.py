@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +154,12 @@ def test_a_folder_that_holds_something_is_left_alone(run: Path, tmp_path: Path) 
     with pytest.raises(UsageError, match="name a new one"):
         export(run, "safetensors", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    for name in ("mine.txt", "model.safetensors"):  # larger than any memory, so it may not be read
+        (tmp_path / "mine.txt").rename(tmp_path / name)
+        os.truncate(tmp_path / name, 2**42)
+        with pytest.raises(UsageError, match="name a new one"):
+            export(run, "safetensors", tmp_path)
+        (tmp_path / name).rename(tmp_path / "mine.txt")
 
 
 @pytest.mark.parametrize("positions", ["rope", "rope_tiled"])

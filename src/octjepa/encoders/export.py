@@ -105,14 +105,18 @@ def _remove_left_over(out: Path, files: Mapping[str, bytes]) -> None:
     """Removes halves of `files`, as a killed export leaves them. Raises UsageError where anything else is there."""
     halves = {f".{name}.tmp" for name in files}
     existing = [path for path in out.iterdir() if path.name != LOCK]
-    if any(
-        path.name not in halves and not (path.is_file() and files.get(path.name) == path.read_bytes())
-        for path in existing
-    ):
+    if any(path.name not in halves and not _holds(path, files.get(path.name)) for path in existing):
         raise _not_empty(out)
     for path in existing:
         if path.name in halves:
             path.unlink()
+
+
+def _holds(path: Path, content: bytes | None) -> bool:
+    """Whether `path` is a file with this content. A file of another size, which may be large, is not read."""
+    return (
+        content is not None and path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content
+    )
 
 
 def _not_empty(out: Path) -> UsageError:
