@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import socket
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -180,8 +183,6 @@ def test_preprocessing_of_wrong_values_is_refused(vit: Path, settings: dict[str,
 
 
 def test_the_hub_is_offline_within_and_as_before_after() -> None:
-    import os
-
     import huggingface_hub.constants as constants
 
     before = constants.HF_HUB_OFFLINE, os.environ.get("HF_HUB_OFFLINE")
@@ -193,6 +194,19 @@ def test_the_hub_is_offline_within_and_as_before_after() -> None:
         with pytest.raises(Exception, match="cache"):
             hf_hub_download("their/repository", "config.json")
     assert before == (constants.HF_HUB_OFFLINE, os.environ.get("HF_HUB_OFFLINE"))
+
+
+@pytest.mark.parametrize("variables", [{"HF_HUB_OFFLINE": "TRUE"}, {"TRANSFORMERS_OFFLINE": "1"}])
+def test_a_hub_that_was_offline_stays_offline(variables: dict[str, str]) -> None:
+    """Also where this is the first use of the hub's client, which reads the variables when it is imported."""
+    code = (
+        "from octjepa.encoders.external.architecture import offline\n"
+        "with offline():\n    from huggingface_hub import constants\n    assert constants.HF_HUB_OFFLINE\n"
+        "print(constants.HF_HUB_OFFLINE)"
+    )
+    others = {name: value for name, value in os.environ.items() if not name.endswith("_OFFLINE")}
+    done = subprocess.run([sys.executable, "-c", code], env=others | variables, capture_output=True, text=True)
+    assert done.stdout.strip() == "True", done.stderr
 
 
 @pytest.mark.parametrize(

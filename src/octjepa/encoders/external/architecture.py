@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -373,13 +372,15 @@ def check_size(build: Callable[[], nn.Module], where: str) -> None:
 @contextmanager
 def offline() -> Iterator[None]:
     """Within it, neither huggingface_hub nor transformers contact the network, whatever a folder says."""
+    constants: Any = None
+    with suppress(ImportError):  # MONAI does without it
+        from huggingface_hub import constants  # reads the variables when it is imported: before they are set here
+    was_offline = getattr(constants, "HF_HUB_OFFLINE", None)
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(dict.fromkeys(names, "1"))
-    constants = sys.modules.get("huggingface_hub.constants")  # reads the variable when it is imported
-    was_offline = getattr(constants, "HF_HUB_OFFLINE", None)
     if constants is not None:
-        constants.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
+        constants.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
@@ -388,7 +389,5 @@ def offline() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        if constants is None:
-            constants, was_offline = sys.modules.get("huggingface_hub.constants"), before["HF_HUB_OFFLINE"] == "1"
         if constants is not None:
-            constants.HF_HUB_OFFLINE = was_offline  # type: ignore[attr-defined]
+            constants.HF_HUB_OFFLINE = was_offline
