@@ -79,6 +79,16 @@ def test_a_vision_transformer_sees_every_b_scan(vit):
     assert np.allclose(tokens[15:20], expected.numpy(), atol=1e-5)
 
 
+def test_images_are_not_normalised_where_the_folder_says_so(vit):
+    normalised = load_external(vit).tokens(VIEW)
+    settings = {"do_normalize": False, "image_mean": [0.4, 0.4, 0.4], "image_std": [1, 1, 1]}
+    (vit / "preprocessor_config.json").write_text(json.dumps(settings))
+    plain = load_external(vit).tokens(VIEW)
+    assert not np.allclose(plain, normalised)
+    (vit / "preprocessor_config.json").write_text('{"image_mean": [0, 0, 0], "image_std": [1, 1, 1]}')
+    assert np.array_equal(load_external(vit).tokens(VIEW), plain)
+
+
 def test_a_masked_autoencoder_sees_every_patch_in_order(tmp_path):
     """The encoder of ViTMAE in transformers leaves out three quarters of the patches at random by default."""
     from transformers import ViTMAEConfig, ViTMAEModel, ViTModel

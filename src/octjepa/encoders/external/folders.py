@@ -100,7 +100,8 @@ class FrameEncoder(FolderEncoder):
     """A 2D vision model of transformers on every B-scan: all patch tokens (or map positions) of all B-scans.
 
     B-scans are resized to the model's image size, repeated over its channels, and normalised as its
-    preprocessor_config.json says, or to mean 0.5 and spread 0.5 if it says nothing.
+    preprocessor_config.json says (not at all if `do_normalize` is false), or to mean 0.5 and spread 0.5 if it says
+    nothing.
     """
 
     reads_bscans = True
@@ -361,6 +362,8 @@ def _image_format(folder: Path, config: Any, size_key: str, normalisation: tuple
         if (folder / name).is_file():
             settings = _read_json(folder / name)
             mean, std = settings.get("image_mean", mean), settings.get("image_std", std)
+            if settings.get("do_normalize") is False:  # such files may state values that their library does not use
+                mean, std = (0.0,), (1.0,)
             for key, values in (("image_mean", mean), ("image_std", std)):
                 _check_intensities(values, f"{folder / name}: {key}", above=0.0 if key == "image_std" else -1e3)
             break
