@@ -1,7 +1,7 @@
 """The encoder as an ONNX graph, for runtimes without torch.
 
-Inputs are those of `PretrainedEncoder.selected`: `patches` [batch, tokens, voxels], z-scored over the tissue band, and
-`positions` [batch, tokens, 3]. Output `features` [batch, tokens, dim], fp32. Batch and tokens are free.
+Inputs are those of `PretrainedEncoder.select_tokens`: `patches` [batch, tokens, voxels], z-scored over the tissue band,
+and `positions` [batch, tokens, 3]. Output `features` [batch, tokens, dim], fp32. Batch and tokens are free.
 """
 
 from __future__ import annotations

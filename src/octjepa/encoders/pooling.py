@@ -61,7 +61,7 @@ class TokenFeatures(NamedTuple):
 
 
 def check_pools(pools: Sequence[str]) -> tuple[str, ...]:
-    """The names once each. Raises UsageError: none, or an unknown volume."""
+    """The names once each. Raises UsageError: none, or an unknown pooling."""
     unknown = [name for name in pools if name not in POOL_WIDTHS]
     if unknown or not pools:
         raise UsageError(f"no pool {', '.join(unknown) or 'given'}: known are {', '.join(POOL_WIDTHS)}")
@@ -201,7 +201,7 @@ _OF_TOKENS: dict[str, Callable[[TokenFeatures, Layers], np.ndarray]] = {
 def pool_features(features: Float[np.ndarray, "k dim"], pool: str) -> Float[np.ndarray, " n"]:
     """One vector of features without positions: mean, mean_std_max or mean_std_max_min, as `pool_tokens` has them.
 
-    Raises UsageError for a pooling that needs positions, and for an unknown volume.
+    Raises UsageError for a pooling that needs positions, and for an unknown one.
     """
     if pool not in _OF_FEATURES:
         raise UsageError(f"no pool {pool!r} of features without positions: one of {', '.join(_OF_FEATURES)}")
