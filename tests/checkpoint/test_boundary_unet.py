@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -32,4 +33,24 @@ def test_weights_that_hold_nan_are_refused(adapted: Path) -> None:
     tensors[name] = torch.full_like(tensors[name], float("nan"))
     save_file(tensors, adapted / "segmenter.safetensors")
     with pytest.raises(UsageError, match="hold NaN"):
+        read_boundary_unet(adapted)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"fluid_threshold": float("nan")},
+        {"boundary_temperature": [1.0, 1.0]},
+        {"boundary_temperature": [0.0] * 8},
+        {"class_temperature": "1"},
+        {"adapt": 5.0},
+        {"flip": "no"},
+        [],
+    ],
+)
+def test_a_calibration_of_wrong_values_is_refused(adapted: Path, changed: dict[str, object] | list[object]) -> None:
+    record = json.loads((adapted / "segmenter.json").read_text())
+    record["calibration"] = record["calibration"] | changed if isinstance(changed, dict) else changed
+    (adapted / "segmenter.json").write_text(json.dumps(record))
+    with pytest.raises(UsageError, match="holds no segmentation network that can be read"):
         read_boundary_unet(adapted)

@@ -18,7 +18,7 @@ def read_boundary_unet(folder: str | Path | None = None) -> tuple[BoundaryUNet, 
     """The packaged network, or the network in `folder`.
 
     Loads `segmenter.safetensors` and `segmenter.json`. Raises OctjepaError if a file is missing or damaged, or holds
-    NaN; UsageError if that is in `folder`.
+    NaN or a calibration of another network; UsageError if that is in `folder`.
     """
     error_class = OctjepaError if folder is None else UsageError
     folder = PACKAGED if folder is None else Path(folder)
@@ -33,7 +33,7 @@ def read_boundary_unet(folder: str | Path | None = None) -> tuple[BoundaryUNet, 
         calibration = Calibration(**stored)
     except CheckpointError as error:
         raise error_class(str(error)) from None
-    except (OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise error_class(
             f"{folder} holds no segmentation network that can be read ({type(error).__name__}): expected "
             "segmenter.safetensors and segmenter.json as `octjepa segment adapt` writes them"

@@ -8,6 +8,7 @@ covariate shift adaptation").
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octjepa.distributed.precision import inference_autocast
-from octjepa.model.boundary_unet import STRIDE
+from octjepa.model.boundary_unet import STRIDE, NetworkSize
 
 NEIGHBOUR_MM: Final = 0.3  # farther B-scans are not shown to the network; training had pitches of 0.03 to 0.4 mm
 BATCH: Final = 8  # B-scans
@@ -33,6 +34,7 @@ class Calibration:
     `boundary_temperature` divides the logits of each boundary and `class_temperature` those of the classes;
     `fluid_threshold` is for the sum of the probabilities of intraretinal and subretinal fluid.
     `spread_factor` turns the standard deviation of a boundary's distribution into an expected absolute error.
+    Raises ValueError for wrong values: a folder from a stranger may hold any, and NaN would hide all fluid.
     """
 
     boundary_temperature: tuple[float, ...] = (1.0,) * 8
@@ -42,6 +44,19 @@ class Calibration:
     sub_rpe_threshold: float = 0.5
     adapt: float = 0.0  # share of the scan's own statistics in batch normalisation
     flip: bool = True
+
+    def __post_init__(self) -> None:
+        temperatures = (*self.boundary_temperature, self.class_temperature)
+        others = (*self.spread_factor, self.fluid_threshold, self.sub_rpe_threshold, self.adapt)
+        is_valid = (
+            len(self.boundary_temperature) == len(self.spread_factor) == NetworkSize().boundaries
+            and all(math.isfinite(value) and value > 0 for value in temperatures)
+            and all(math.isfinite(value) and value >= 0 for value in others)
+            and self.adapt <= 1
+            and isinstance(self.flip, bool)
+        )
+        if not is_valid:
+            raise ValueError(f"not a calibration of a network with {NetworkSize().boundaries} boundaries: {self}")
 
 
 def near_bscans(count: int, pitch_mm: float, positions_mm: np.ndarray | None, sparse: bool) -> np.ndarray:
