@@ -281,7 +281,7 @@ def distributed_context() -> Iterator[Runtime]:
     The runtime computes in fp32 until `agree_on_precision`.
     Raises UsageError: the launcher's environment is incomplete, or the other processes do not come.
     """
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    processes = _launched_processes()
     joins = processes > 1 and not dist.is_initialized()
     if joins:
         _join(processes)
@@ -290,6 +290,17 @@ def distributed_context() -> Iterator[Runtime]:
     finally:
         if joins:
             dist.destroy_process_group()
+
+
+def _launched_processes() -> int:
+    """The number of processes that the launcher started. Raises UsageError: WORLD_SIZE is not a number."""
+    text = os.environ.get("WORLD_SIZE", "1")
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise UsageError(
+            f"WORLD_SIZE is {text!r}, expected the number of processes: start them with torchrun, which sets it, or "
+            "unset WORLD_SIZE"
+        )
+    return int(text)
 
 
 def _join(processes: int) -> None:
