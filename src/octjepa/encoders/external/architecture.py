@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -374,7 +375,7 @@ def offline() -> Iterator[None]:
     """Within it, neither huggingface_hub nor transformers contact the network, whatever a folder says."""
     constants: Any = None
     with suppress(ImportError):  # MONAI does without it
-        from huggingface_hub import constants  # reads the variables when it is imported: before they are set here
+        constants = import_module("huggingface_hub.constants")  # reads the variables now, before they are set here
     was_offline = getattr(constants, "HF_HUB_OFFLINE", None)
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
     before = {name: os.environ.get(name) for name in names}
