@@ -213,6 +213,7 @@ class _Output:
 
     @property
     def made_by(self) -> str:
+        """The source of the labels, as every file of them states it."""
         return made_automatically(self.is_adapted)
 
     def path(self, ending: str) -> Path:
