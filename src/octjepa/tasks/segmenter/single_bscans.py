@@ -7,7 +7,7 @@ spacing lengths are in um and areas in mm2, without one in pixels.
 The network needs a physical scale. Without a spacing a picture is taken to be 2 mm deep and 6 mm wide. On eight phantom
 B-scans of 2.0 x 6.0 mm the boundaries hardly depended on that: with 1.7 to 2.2 mm by 4 to 9 mm the mean error was at
 most 0.5 rows (4 um) above that with the true size, except in a single B-scan (1.4 rows at 1.7 mm). The certainty of
-the network was no guide to the true scale.
+the network did not show which scale was true.
 """
 
 from __future__ import annotations
