@@ -65,6 +65,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("split STORE --against phantom-tiny --seed 0", "leave out the options of a split"),
         ("view SCAN --scans FOLDER", "--scans is for a store, a run or a result of segment, and SCAN is a scan"),
         ("view FOLDER --scans FOLDER", "and FOLDER is a folder of scans"),
+        ("export phantom-tiny --format safetensors --out OUT --public", "--public is about a repository"),
     ],
 )
 def test_an_option_without_effect_is_refused(paths: dict[str, Path], tmp_path: Path, words: str, message: str) -> None:

@@ -30,6 +30,14 @@ def refused(result: Outcome, code: int, *words: str) -> None:
         assert word in result.err
 
 
+@pytest.mark.parametrize("words", ["segment OUT --out OUT --max-lost nan", "demo --out OUT --minutes inf"])
+def test_options_with_limits_refuse_nan_and_infinity(tmp_path: Path, words: str) -> None:
+    positions = {"OUT": tmp_path / "out"}
+    outcome = call(*(positions.get(word, word) for word in words.split()))
+    refused(outcome, 2, "Input should be less than or equal to")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [

@@ -28,7 +28,9 @@ _log = logging.getLogger(__name__)
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for all output.")] = Path("demo"),
-    minutes: Annotated[float, typer.Option("--minutes", min=1.0, help="Approximate duration in minutes.")] = 5.0,
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=1.0, max=1440.0, help="Approximate duration in minutes.")
+    ] = 5.0,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

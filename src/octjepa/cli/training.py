@@ -219,6 +219,8 @@ def export(
     """Exports encoder weights. With their preprocessing contract, a model card and checksums."""
     from octjepa.encoders.export import export as write
 
+    if public and push is None:
+        raise UsageError("--public is about a repository: name it with --push, or leave --public out")
     written: dict[str, object] = {"files": [str(out / name) for name in write(checkpoint, form, out, licence)]}
     if push is not None:
         from octjepa.encoders.hub import upload_folder

@@ -7,7 +7,7 @@ const RINGS = { inner: "1 to 3 mm", outer: "3 to 6 mm" };
 
 const CENTRES = {
   fovea: (found) => `about the fovea that was found (certainty ${found.certainty.toFixed(2)})`,
-  scan: () => "about the middle of the scan, because no foveal pit was found; “Centre ETDRS” moves it",
+  scan: () => "about the middle of the scan, because no fovea was found; “Centre ETDRS” moves it",
   chosen: () => "about the place clicked",
 };
 
