@@ -315,7 +315,7 @@ def test_two_results_of_a_command_do_not_share_a_file(tmp_path: Path) -> None:
         refused(outcome, 2, "two of --out, --predictions and --attention are the same file")
     store_of(tmp_path / "store", [index_entry(0)])
     outcome = call("report", tmp_path / "store", "--card", tmp_path / "store" / "report.html")
-    refused(outcome, 2, "report.html is the page: give --card the name of another file")
+    refused(outcome, 2, "give each a separate file")
     assert not (tmp_path / "store" / "report.html").exists()
 
 

@@ -55,8 +55,6 @@ def write_report(
     out = (Path() if is_remote(source) else Path(source)) / "report.html" if out is None else Path(out)
     if out.is_dir():
         raise UsageError(f"{out} is a folder: give --out the name of an HTML file")
-    if card is not None and card.resolve() == out.resolve():
-        raise UsageError(f"{card} is the page: give --card the name of another file")
     if saliency is not None:
         from octjepa.report.saliency import write_saliency  # torch: not before the paths are known to be right
 
