@@ -79,6 +79,17 @@ def memory_limit_bytes() -> int:
     return min(limits)
 
 
+def excess_of_parameters(count: int) -> str:
+    """Why a network of `count` parameters in fp32 is too large for this machine; "" if half of its memory holds it."""
+    size, memory = 4 * count, memory_limit_bytes()
+    if size <= memory // 2:
+        return ""
+    return (
+        f"{count:,} parameters, {size / 2**30:,.1f} GiB in fp32: more than half of this machine's "
+        f"{memory / 2**30:,.1f} GiB of memory"
+    )
+
+
 def free_memory_bytes() -> int:
     """Memory that can still be allocated: on the machine, or in its container if that is less."""
     free = _physical_bytes()

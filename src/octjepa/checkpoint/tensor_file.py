@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from octjepa.errors import CheckpointError
 from octjepa.parsing import Malformed, check_safetensors
@@ -30,6 +30,16 @@ def read_safetensors(path: Path, name: str = "") -> tuple[dict[str, Tensor], dic
             return tensors, dict(file.metadata() or {})
     except (SafetensorError, Malformed) as error:
         raise CheckpointError(f"{name or path} is damaged: {str(error)[:300]}") from None
+
+
+def misfit(weights: Mapping[str, Tensor], network: nn.Module) -> str:
+    """The first tensor by name that `network` does not have in this shape, or that is absent; "" if all fit."""
+    expected = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    shapes = {name: tuple(value.shape) for name, value in weights.items()}
+    if shapes == expected:
+        return ""
+    name = min(name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name))
+    return f"{name[:120]} is {shapes.get(name, 'absent')} in the file, expected {expected.get(name, 'absent')}"
 
 
 def check_weights(weights: Mapping[str, Tensor], name: str) -> None:

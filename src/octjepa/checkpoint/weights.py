@@ -16,10 +16,10 @@ import torch
 from octjepa.checkpoint.folder import check_schema, list_checkpoints, read_manifest, read_tensors
 from octjepa.checkpoint.location import MANIFEST, Location, has_file, parse_location
 from octjepa.checkpoint.state import MODEL_FILE, read_recipe
-from octjepa.checkpoint.tensor_file import check_weights, read_safetensors
+from octjepa.checkpoint.tensor_file import check_weights, misfit, read_safetensors
 from octjepa.config import load_run_recipe, stored_recipe
 from octjepa.errors import CheckpointError, WrongCheckpointError
-from octjepa.machine import memory_limit_bytes
+from octjepa.machine import excess_of_parameters
 from octjepa.model import VJEPA3D, Encoder
 from octjepa.model.vjepa3d import usual_predictor_size
 from octjepa.objectives.base import get_objective
@@ -153,7 +153,7 @@ def _check_size(recipe: Recipe, weights: Mapping[str, torch.Tensor], path: Locat
     first, because each block takes time. Then the shapes are compared on the device "meta", where a tensor takes no
     memory.
     """
-    size, memory = recipe.model.encoder_size, memory_limit_bytes()
+    size = recipe.model.encoder_size
     depth = sum(name.endswith(".norm1.weight") for name in weights)
     predictor = usual_predictor_size(get_objective(recipe.objective.name), size, None, recipe.model.predictor_depth)
     if size.depth != depth or predictor.depth > _MOST_BLOCKS:
@@ -163,17 +163,7 @@ def _check_size(recipe: Recipe, weights: Mapping[str, torch.Tensor], path: Locat
         )
     with torch.device("meta"):
         model = VJEPA3D.from_recipe(recipe)
-    expected = {name: tuple(value.shape) for name, value in model.target_encoder.state_dict().items()}
-    shapes = {name: tuple(value.shape) for name, value in weights.items()}
-    if shapes != expected:
-        name = min(name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name))
-        raise CheckpointError(
-            f"the weights of {path} do not fit the encoder of their recipe: {name[:120]} is "
-            f"{shapes.get(name, 'absent')}, expected {expected.get(name, 'absent')}"
-        )
-    count = sum(parameter.numel() for parameter in model.parameters())
-    if 4 * count > memory // 2:
-        raise CheckpointError(
-            f"the recipe of {path} describes networks of {count:,} parameters, {4 * count / 2**30:,.1f} GiB in fp32: "
-            f"more than half of this machine's {memory / 2**30:,.1f} GiB of memory"
-        )
+    if difference := misfit(weights, model.target_encoder):
+        raise CheckpointError(f"the weights of {path} do not fit the encoder of their recipe: {difference}")
+    if excess := excess_of_parameters(sum(parameter.numel() for parameter in model.parameters())):
+        raise CheckpointError(f"the recipe of {path} describes networks of {excess}")

@@ -117,7 +117,7 @@ def copy(
     if path.suffix not in {".yaml", ".yml"}:
         raise UsageError(f"{path} does not end in .yaml: recipes are YAML files, and are found by that")
     if not path.parent.is_dir():
-        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}: create it first")
+        raise UsageError(f"{path} cannot be written, because {path.parent} is not a folder: create the folder first")
     with file_lock(path):
         if path.exists() or path.is_symlink():
             raise UsageError(f"{path} exists: name a new file")

@@ -207,8 +207,8 @@ def _ways(cosines: Float[np.ndarray, " F"]) -> Float[np.ndarray, " F"]:
 def axes_exchanged(frames: FrameGeometry) -> FrameGeometry | None:
     """The geometry of B-scans whose A-scans were stored as rows, after rows and columns were exchanged.
 
-    None unless the orientation vectors say truly that the stored columns run across the retina, to the patient's left
-    or right: the rows then do, and the normal turns. Other vectors are not those of the stored rows.
+    If the orientation vectors are those of the stored rows, the stored columns run to the patient's left or right.
+    After the exchange the rows run there, and the normal is reversed. None for other vectors.
     """
     down_rows = np.cross(_unit(frames.normals), _unit(frames.row_directions))
     if not len(down_rows) or not (np.abs(down_rows[:, 0]) >= _VERTICAL).all():

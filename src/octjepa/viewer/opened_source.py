@@ -56,7 +56,7 @@ def opened_source(
     if not named:
         if spacing_mm is not None:
             raise UsageError(
-                f"--spacing is for scans that are read: {source} is none, and the scans of a store have their spacing"
+                f"--spacing is for scans that are read: {source} is not a scan, and scans in a store have their spacing"
             )
         yield OpenedSource(source, scans or ([] if is_remote(source) else sources_of(source)))
         return

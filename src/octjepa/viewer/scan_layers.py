@@ -76,7 +76,7 @@ class _GivenUpError(Exception):
 
 @dataclass(eq=False)
 class _Job:
-    """A segmentation. It does not hold its scan: jobs that failed stay."""
+    """A segmentation. It does not hold its scan, because jobs that failed stay in memory."""
 
     finished: threading.Event = field(default_factory=threading.Event)
     done: int = 0

@@ -351,7 +351,7 @@ def _json(answer: object) -> bytes:
 
 
 def _is_small(number: float) -> bool:
-    return abs(number) <= _LARGEST  # not of NaN
+    return abs(number) <= _LARGEST  # False for NaN
 
 
 def answers(scans: Scans) -> dict[str, tuple[Callable[..., Any], dict[str, Callable[[str], Any]]]]:

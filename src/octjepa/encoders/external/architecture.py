@@ -21,7 +21,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from octjepa.errors import UsageError
-from octjepa.machine import memory_limit_bytes
+from octjepa.machine import excess_of_parameters
 from octjepa.parsing import shown
 
 # Vision encoders of transformers that take `pixel_values` and build nothing of another library.
@@ -363,11 +363,8 @@ def check_size(build: Callable[[], nn.Module], where: str) -> None:
     """
     with torch.device("meta"), _NumbersOnCpu():
         count = sum(parameter.numel() for parameter in build().parameters())
-    if 4 * count > memory_limit_bytes() // 2:
-        raise UsageError(
-            f"{where} describes a network of {count:,} parameters, {4 * count / 2**30:,.1f} GiB in fp32: more than "
-            f"half of this machine's {memory_limit_bytes() / 2**30:,.1f} GiB of memory"
-        )
+    if excess := excess_of_parameters(count):
+        raise UsageError(f"{where} describes a network of {excess}")
 
 
 @contextmanager

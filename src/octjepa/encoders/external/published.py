@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from octjepa.checkpoint.tensor_file import misfit
 from octjepa.encoders.external.architecture import check_size, check_values
 from octjepa.encoders.external.base import ENCODERS, ExternalEncoder
 from octjepa.encoders.external.convert import dinov3_layout, mirage_layout, octcube_layout, vit_layout
@@ -84,13 +85,9 @@ class Published:
         shape = self._shape(converted, path)
         network = self.network(shape)
         converted = self.rename(converted, network)
-        expected = {name: tuple(value.shape) for name, value in network.state_dict().items()}
-        shapes = {name: tuple(value.shape) for name, value in converted.items()}
-        if shapes != expected:
-            name = min(name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name))
+        if difference := misfit(converted, network):
             raise CheckpointError(
-                f"{path} does not fit {self.title}: {name} is {shapes.get(name, 'absent')} in the file, expected "
-                f"{expected.get(name, 'absent')}. It is another network than {self.source} describes"
+                f"{path} does not fit {self.title}: {difference}. It is another network than {self.source} describes"
             )
         network.load_state_dict(converted)
         return network

@@ -27,7 +27,7 @@ from octjepa.read.dicom_file import open_dicom, read_header
 from octjepa.read.intensity import check_size
 
 SEGMENTATION = "1.2.840.10008.5.1.4.1.1.66.4"
-_ADAPTED = {"network": "adapted"}  # parameters of the algorithm
+_ADAPTED = ("network", "adapted")  # name and value of a parameter of the algorithm
 MAX_CLASSES = 60
 _IDENTIFIERS = ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID")
 _EMPTY = (
@@ -146,7 +146,7 @@ def _origin(segment: Dataset) -> str:
     name = f"{segment.get('SegmentAlgorithmName', '')} {version_name}".strip()[:64]
     name = "".join(letter for letter in name if letter.isprintable())
     way = "made automatically" if kind == "AUTOMATIC" else "made semi-automatically"
-    is_adapted = len(algorithms) > 0 and algorithms[0].get("AlgorithmParameters") == "network=adapted"
+    is_adapted = len(algorithms) > 0 and algorithms[0].get("AlgorithmParameters") == "=".join(_ADAPTED)
     return (f"{way} by {name}" if name else way) + (", adapted network" if is_adapted else "")
 
 
@@ -207,7 +207,7 @@ def write_segmentation(
     if not codes.any():
         raise UsageError(f"no class was found in {source}: a DICOM Segmentation needs a frame; write only NIfTI")
     artificial = hd.sr.CodedConcept("123110", "DCM", "Artificial Intelligence")
-    parameters = _ADAPTED if is_adapted else None
+    parameters = dict([_ADAPTED]) if is_adapted else None
     algorithm = hd.AlgorithmIdentificationSequence("octjepa", artificial, version("octjepa"), parameters=parameters)
     segments = []
     for number, name in enumerate(classes, start=1):
