@@ -8,7 +8,12 @@ continues where it stopped, and does not train again what the file has. Take one
 
 `--longer NAME...` trains `mae`, `vjepa` or `truth` for about half a CPU-hour with AMX, an hour without bf16, with the
 setting that was the best of the first sweep; `--seeds` are 0 unless given. Results go to the same file, as `longer`,
-and the other results there stay.
+and the other results there stay. `truth_longest` is `truth` for the time of the exam's longest runs, `mae_longest` and
+`vjepa_longest`, which `make exam` trains on its own phantoms; their stored weights are read on the same eyes.
+
+`--time` measures the CPU-seconds of one update of each tested choice on this machine, and writes them to the same file
+as `seconds_of_update`, by objective and setting. The plot of `docs/exam` multiplies updates by these seconds, because
+the runs were on several machines.
 
 Objectives without labels learn from a store of 400 randomised volumes, those of longer runs from 1,200. The objective
 `truth` draws new volumes of the same ranges, and drawing them is part of its time. A combination takes a batch of each
@@ -34,8 +39,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.exam.settings import RECIPE
+from benchmarks.exam.settings import RECIPE, WORK
 from benchmarks.exam.tokens import Featurise, of_encoder
+from benchmarks.exam.training import STARTS, Plan, finished_run, read_plans
 from benchmarks.phantom_tokens import (
     PhantomCohort,
     Value,
@@ -52,6 +58,7 @@ from octjepa.convert.dicom import write_dicom
 from octjepa.distributed.runtime import Runtime
 from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.encoders.export import export_encoder
+from octjepa.errors import UsageError
 from octjepa.files import write_json
 from octjepa.ingest import build_store
 from octjepa.model import VJEPA3D
@@ -69,6 +76,7 @@ from octjepa.volume import OCTVolume
 STORED_VOLUMES, MORE_STORED_VOLUMES, STORED_SEED = 400, 1200, 31_001
 TRUTH = "truth"
 EXAM_PATCH = (4, 8, 8)  # voxels; finer tokens are more tokens, for the same share of a volume
+_UNTIMED, _TIMED = 4, 40  # updates
 VALIDATION, TEST = 0, 1  # seeds of the cohorts, added to those of benchmarks.phantom_tokens
 _RANDOM_MASKS = ("masks.random=1", "masks.tubes=0", "masks.blocks=0", "masks.runs=0")
 
@@ -84,6 +92,7 @@ class Choice:
     seeds: tuple[int, ...] = (0, 1, 2)
     is_only_one: bool = False  # of its objective, fixed in advance: nothing is chosen on validation eyes
     stored: int = STORED_VOLUMES  # volumes without labels
+    exam_run: str = ""  # a run of the exam with stored weights, which is read and not trained
 
     @property
     def learns_truth(self) -> bool:
@@ -166,8 +175,25 @@ LONGER = {
     for choice in CHOICES
     if _FIRST_SETTINGS.get(choice.objective) == choice.setting
 }
-# The updates of 326 CPU-minutes without bf16: the time that the runs `mae_long` and `mae_longest` of the exam took.
-LONGER["truth_longest"] = replace(LONGER[TRUTH], setting="rate 1e-3 for five hours", updates=4650)
+
+
+def exam_plans(name: str) -> list[Plan]:
+    """The plan of a run of the exam, and those of the runs that it begins with."""
+    plan = read_plans(only=[f"{name}:0"])[0]
+    return [plan, *(exam_plans(plan.start) if plan.start else [])]
+
+
+def _of_exam(name: str, objective: str) -> Choice:
+    updates = sum(plan.updates for plan in exam_plans(name))
+    return Choice(objective, "as in the exam, for five hours", updates, seeds=(0,), exam_run=name)
+
+
+LONGER |= {
+    # The updates of 326 CPU-minutes without bf16: the time that the runs `mae_long` and `mae_longest` of the exam took.
+    "truth_longest": replace(LONGER[TRUTH], setting="rate 1e-3 for five hours", updates=4650),
+    "mae_longest": _of_exam("mae_longest", "mae"),
+    "vjepa_longest": _of_exam("vjepa_longest", "vjepa"),
+}
 
 
 @dataclass(frozen=True)
@@ -221,6 +247,8 @@ def randomised_store(work: Path, volumes: int = STORED_VOLUMES) -> Store:
 
 def train(choice: Choice, seed: int, work: Path) -> tuple[PretrainedEncoder, float]:
     """The encoder of a choice, and the CPU-seconds of its training. Trained once."""
+    if choice.exam_run:
+        return _trained_by_exam(choice.exam_run, seed)
     folder = work / "runs" / f"{choice.name}-{seed}"
     time_file = folder / "time.json"
     recipe = recipe_of(choice, seed)
@@ -243,6 +271,34 @@ def train(choice: Choice, seed: int, work: Path) -> tuple[PretrainedEncoder, flo
         write_json(time_file, {"cpu_seconds": spent})
     name = "encoder" if choice.learns_truth else "run"
     return load_encoder(folder / name), float(json.loads(time_file.read_text(encoding="utf-8"))["cpu_seconds"])
+
+
+def _trained_by_exam(name: str, seed: int) -> tuple[PretrainedEncoder, float]:
+    """The encoder of a run of the exam, and the CPU-seconds of this run and of those that it begins with.
+
+    Raises UsageError where a run is not stored.
+    """
+    found = [(plan, finished_run(WORK, plan, seed)) for plan in exam_plans(name)]
+    for plan, run in found:
+        if run is None:
+            raise UsageError(
+                f'no weights of {plan.name}:{seed} in {STARTS}: `make exam ARGS="--train {plan.name}:{seed}"`, then '
+                f'`make exam ARGS="--start {plan.name}:{seed}"` write them'
+            )
+    runs = [run for _, run in found if run is not None]
+    return runs[0][0], round(60 * sum(float(about["cpu_minutes"]) for _, about in runs), 1)
+
+
+def seconds_of_update(choice: Choice, work: Path) -> float:
+    """CPU-seconds of one update of a choice on this machine, from two runs that differ by `_TIMED` updates.
+
+    Start, checkpoint and end are in both, so they are not in the result.
+    """
+    seconds = []
+    for updates in (_UNTIMED, _UNTIMED + _TIMED):
+        short = replace(choice, setting=f"{choice.setting}, {updates} updates", updates=updates)
+        seconds.append(train(short, 0, work / "timing")[1])
+    return round((seconds[1] - seconds[0]) / _TIMED, 3)
 
 
 def _train_truth(choice: Choice, seed: int, recipe: Recipe, work: Path, folder: Path) -> None:
@@ -295,11 +351,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON file of the results")
     parser.add_argument("--longer", nargs="+", choices=sorted(LONGER), help="train these for longer instead")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="of --longer")
+    parser.add_argument("--time", action="store_true", help="only measure the CPU-seconds of an update")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     register_objective("mae_spectral")(SpectralMAE)  # here, so that importing this module adds no objective
     retained = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
     known = {kind: {_key(run): run for run in map(_run_of, retained.get(kind, []))} for kind in ("validation", "test")}
+    if options.time:
+        tested = {(run.objective, run.setting) for run in known["test"].values()}
+        found: dict[str, dict[str, float]] = {}
+        for choice in CHOICES:
+            if (choice.objective, choice.setting) in tested:
+                found.setdefault(choice.objective, {})[choice.setting] = seconds_of_update(choice, options.work)
+                print(choice.name, found[choice.objective][choice.setting], flush=True)
+        write_json(options.out, retained | {"seconds_of_update": found})
+        return
     if options.longer:
         runs = {_key(run): run for run in map(_run_of, retained.get("longer", []))}
         for seed in options.seeds:

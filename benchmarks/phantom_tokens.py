@@ -36,6 +36,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -360,17 +361,15 @@ def values_of(samples: Samples) -> dict[str, Value]:
 def differences(rows: Mapping[str, Samples]) -> dict[str, dict[str, Value]]:
     """Each packaged encoder less each baseline, its own network with random weights and each row that is none of these.
 
-    Paired by resample.
+    Those other rows are also compared with each other. Paired by resample.
     """
     others = [row for row in rows if row not in (*OWN_RANDOM, *OWN_RANDOM.values(), *BASELINES, REFERENCE)]
+    pairs = [(name, baseline) for name, own in OWN_RANDOM.items() for baseline in (*BASELINES, own, *others)]
     found = {}
-    for name, own in OWN_RANDOM.items():
-        for baseline in (*BASELINES, own, *others):
-            if name in rows and baseline in rows:
-                one, other = rows[name], rows[baseline]
-                found[f"{name} less {baseline}"] = values_of(
-                    {key: one[key] - other[key] for key in one if key in other}
-                )
+    for name, baseline in (*pairs, *combinations(others, 2)):
+        if name in rows and baseline in rows:
+            one, other = rows[name], rows[baseline]
+            found[f"{name} less {baseline}"] = values_of({key: one[key] - other[key] for key in one if key in other})
     return found
 
 

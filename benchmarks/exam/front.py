@@ -6,9 +6,9 @@ In go the records of `benchmarks/records` (`measured.py`), out come `README.md`,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.svg import save_svg
 
@@ -217,14 +217,23 @@ def plot_objectives(records: Records, path: Path) -> None:
     save_svg(figure, path)
 
 
+def _hours(run: Mapping[str, Any], seconds: Mapping[str, float]) -> float:
+    """CPU-hours of the updates of a run on the machine of `seconds`: of an update, by setting.
+
+    A setting that was not timed is that of a longer run, whose updates cost what those of the first setting cost.
+    """
+    return run["updates"] * seconds.get(run["setting"], next(iter(seconds.values()))) / 3600
+
+
 def _plot_cohort(axes: Axes, records: Records, cohort: str) -> None:
     runs = list(records.at(OBJECTIVES, COMMANDS[OBJECTIVES], "test"))
     if records.has(OBJECTIVES, COMMANDS[OBJECTIVES], "longer"):
         runs += records.at(OBJECTIVES, COMMANDS[OBJECTIVES], "longer")
+    seconds = records.at(OBJECTIVES, COMMANDS[OBJECTIVES], "seconds_of_update")
     objectives = list(dict.fromkeys(run["objective"] for run in runs))
     for number, objective in enumerate(objectives):
         mine = [run for run in runs if run["objective"] == objective]
-        hours = [run["cpu_seconds"] / 3600 for run in mine]
+        hours = [_hours(run, seconds[objective]) for run in mine]
         values = [run["values"][cohort]["with_drusen"]["value"] for run in mine]
         axes.plot(hours, values, "os^DvP*X"[number % 8], color=f"C{number}", label=objective, ms=5)
     costs = records.json(COSTS, COMMANDS[COSTS])

@@ -89,6 +89,8 @@ def test_a_plain_study_id_stays(person: str, name: str, born: str, tmp_path: Pat
         ("Links_Auge.dcm", "OS"),
         ("le_matin/scan.dcm", None),
         ("period/mosaic.dcm", None),
+        ("P7_R_001.dcm", "OD"),
+        ("P7/scan_r1.dcm", None),
     ],
 )
 def test_the_path_is_the_last_source_of_the_eye(location: str, eye: str | None, tmp_path: Path) -> None:

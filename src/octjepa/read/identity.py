@@ -95,13 +95,16 @@ def _pick_eye(sources: dict[str, str], notes: list[str]) -> tuple[Laterality | N
 def _eye_in_path(path: PurePath) -> str:
     """ "OD" from `.../P7/OD/b001.png`, `P7_OD.nii.gz` or `P7/L/scan.dcm`, in the last four names; "" for both eyes.
 
-    Single letters and two-letter words of other meaning count as a whole name or at its end only.
+    Single letters and two-letter words of other meaning count as a whole name or at its end only, and not in front of
+    a number (`scan_r1` is a repeat).
     """
     eyes = set()
     for part in path.parts[-4:]:
-        words = re.findall(r"[a-z]+", part.lower().partition(".")[0])
-        eyes |= {parse_laterality(word) for word in words if word in _EYE_WORDS}
-        eyes |= {parse_laterality(word) for word in words[-1:] if word in _EYE_ENDS}
+        name = part.lower().partition(".")[0]
+        eyes |= {parse_laterality(word) for word in re.findall(r"[a-z]+", name) if word in _EYE_WORDS}
+        last = re.search(r"([a-z]+)(?![0-9])[^a-z]*$", name)
+        if last and last[1] in _EYE_ENDS:
+            eyes.add(parse_laterality(last[1]))
     return str(eyes.pop()) if len(eyes) == 1 else ""
 
 

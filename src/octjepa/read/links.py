@@ -32,3 +32,8 @@ def check_beside(path: Path, scan: Path) -> None:
     """As `check_inside`, of a file next to `scan`: a scan that the user names by a link may have linked companions."""
     if leads_out(path, scan.resolve().parent):
         check_inside(path, scan.parent)
+
+
+def text_beside(scan: Path) -> Path | None:
+    """The text file of the same name next to a scan, whose suffix may be in capitals; None where there is none."""
+    return next((path for suffix in (".txt", ".TXT") if (path := scan.with_suffix(suffix)).is_file()), None)

@@ -10,6 +10,7 @@ import pytest
 
 from oct_dicom import retina
 from octjepa.errors import VolumeRejected
+from octjepa.read.formats import companion_names, recognise
 from octjepa.read.formats.vendor.bioptigen import members as bioptigen_members
 from octjepa.read.formats.vendor.bioptigen import read_bioptigen
 from octjepa.read.formats.vendor.headerless import members as optovue_members
@@ -235,6 +236,14 @@ def test_optovue_keeps_axes_and_asks_for_the_spacing(tmp_path: Path) -> None:
     volume = assemble(first, path, spacing_mm=(0.1, 0.003, 0.02))
     assert volume.spacing_mm == (0.1, 0.003, 0.02)
     assert volume.laterality == "OS"
+
+
+def test_optovue_text_may_have_its_suffix_in_capitals(tmp_path: Path) -> None:
+    path = write_optovue(tmp_path / "scan.OCT", [PIXELS.astype(np.float32)])
+    path.with_suffix(".txt").rename(path.with_suffix(".TXT"))
+    assert recognise(path) == "optovue_oct"
+    np.testing.assert_array_equal(read_optovue(path).pixels, PIXELS)
+    assert "scan.TXT" in companion_names(path.name)
 
 
 def test_optovue_faults_have_their_reasons(tmp_path: Path) -> None:

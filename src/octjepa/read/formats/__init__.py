@@ -24,6 +24,7 @@ from octjepa.read.formats.axes import with_axes
 from octjepa.read.formats.sequence import sequences
 from octjepa.read.formats.sidecar import with_sidecar
 from octjepa.read.formats.zarr import is_zarr
+from octjepa.read.links import text_beside
 from octjepa.read.raw_scan import AxisSpacing, RawScan
 from octjepa.reasons import rejection
 from octjepa.registry import Registry
@@ -144,7 +145,7 @@ _is_bioptigen = _mark(b"FRAMEHEADER", at=10)
 
 
 def _is_optovue(path: Path, head: bytes) -> bool:
-    return path.suffix.lower() == ".oct" and not _is_bioptigen(path, head) and path.with_suffix(".txt").is_file()
+    return path.suffix.lower() == ".oct" and not _is_bioptigen(path, head) and text_beside(path) is not None
 
 
 _BUILT_IN = (
@@ -261,7 +262,7 @@ def companion_names(name: str) -> tuple[str, ...]:
     if not lower.endswith(tuple(suffixes())) or lower.endswith(FORMATS.get("dicom").suffixes):
         return ()
     stem = name[: -len(".nii.gz")] if lower.endswith(".nii.gz") else name.rpartition(".")[0]
-    return tuple(stem + suffix for suffix in (".json", ".raw", ".zraw", ".txt"))
+    return tuple(stem + suffix for suffix in (".json", ".raw", ".zraw", ".txt", ".TXT"))
 
 
 def list_scans(path: Path) -> tuple[str, ...]:

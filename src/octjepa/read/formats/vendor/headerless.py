@@ -20,7 +20,7 @@ import numpy as np
 from octjepa.read.devices import named_model
 from octjepa.read.formats.vendor import check_length, check_shape, date_text, file_size, member_names, more_scans
 from octjepa.read.intensity import to_uint8
-from octjepa.read.links import check_beside
+from octjepa.read.links import check_beside, text_beside
 from octjepa.read.raw_scan import AxisSpacing, FrameGeometry, HeaderFields, RawScan
 from octjepa.reasons import rejection
 
@@ -128,8 +128,8 @@ def _first_number(line: str) -> int:
 
 def _blocks(path: Path) -> tuple[list[_Block], str]:
     """(the scans of the file, the eye or ""). Raises VolumeRejected: broken_header, truncated."""
-    text = path.with_suffix(".txt")
-    if not text.is_file():
+    text = text_beside(path)
+    if text is None:
         raise rejection(
             "broken_header", "the text file of the same name, which gives the scan's shape, is not next to it"
         )
