@@ -77,3 +77,10 @@ def test_copies_that_the_user_made_are_neither_loaded_nor_removed(tmp_path):
     folder.prune(tmp_path, keep_last=2, keep_every=1000)
     folder.remove_later(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001.bak", "step-00000002", copies[1]]
+
+
+def test_damaged_checkpoints_after_the_newest_do_not_push_it_out(tmp_path):
+    for update in (3, 4, 6):
+        folder.write_folder(tmp_path, update, WEIGHTS, {})
+    folder.prune(tmp_path, keep_last=1, newest=4)  # 6 is damaged: the run continued from 3
+    assert [folder.update_number(one) for one in folder.list_checkpoints(tmp_path)] == [4, 6]

@@ -17,7 +17,7 @@ from octjepa.checkpoint.warm_start import start_weights, warm_start
 from octjepa.cohort.recorded_scans import uid_key
 from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.encoders.export import export_encoder
-from octjepa.errors import CheckpointError, RecipeError, UsageError
+from octjepa.errors import CheckpointError, OctjepaError, RecipeError, UsageError
 from octjepa.model import VJEPA3D
 from octjepa.model.encoder import Encoder
 from octjepa.model.vjepa2 import from_vjepa2, to_vjepa2, vjepa2_config
@@ -304,3 +304,10 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_warm_again(
 
 def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_a_run_that_cannot_start_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    recipe = small_recipe(model={"warm_start": str(tmp_path / "typing-error")})
+    with pytest.raises(OctjepaError, match="typing-error"):
+        pretrain(recipe, MemoryStore(recipe.preprocessing), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

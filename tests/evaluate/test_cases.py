@@ -14,7 +14,7 @@ from invented_cohort import probe_with
 from octjepa.embed.table import Embeddings, TableFacts, read_embeddings, write_embeddings
 from octjepa.embed.token_folder import TokenFolder, write_index, write_part
 from octjepa.errors import UsageError
-from octjepa.evaluate.cases import average_scores, group_cases, person_labels, read_visit_order
+from octjepa.evaluate.cases import average_scores, check_level, group_cases, person_labels, read_visit_order
 from octjepa.evaluate.labels import read_labels
 from octjepa.evaluate.probe import ProbeResult
 from octjepa.metrics.scores import Predictions
@@ -291,3 +291,17 @@ def test_tokens_of_several_volumes_have_no_mean(
     )
     with pytest.raises(UsageError, match=r"tokens in .* are of other weights"):
         probed(other, probes=["attentive"], tokens=[TokenFolder.open(tmp_path / "tokens")])
+
+
+def test_people_with_a_label_and_no_scan_stay_in_the_table_of_people(tmp_path: Path) -> None:
+    path = tmp_path / "labels.tsv"
+    path.write_text("person_id\teye\tgrade\np\tOD\t0\np\tOS\t1\nq\tOD\t1\n")
+    people, _, _ = person_labels(read_labels(path, ["grade"]), four_volumes().frame, "grade", "auto")
+    assert people.people("grade") == {"p", "q"}  # `join_labels` counts q
+
+
+def test_an_unknown_level_and_an_absent_order_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no level 'patient': known are"):
+        check_level("patient", by_visit=False)
+    with pytest.raises(UsageError, match="no order of visits at "):
+        read_visit_order(tmp_path / "missing.tsv")

@@ -309,3 +309,9 @@ def test_words_for_a_missing_value_can_be_declared_to_be_classes(tmp_path: Path,
     path.write_text(f"{line}\n{rows}", encoding="utf-8")
     declared = read_labels(path, ["grade"]).values["grade"]
     assert declared == {("1", "OD"): "unknown", ("2", "OD"): "na", ("3", "OD"): "mild"}
+
+
+@pytest.mark.parametrize("rows", ["1\tOD\tA\t0\n1\tOS\t\t1\n", "1\tOS\t\t1\n1\tOD\tA\t0\n"])
+def test_the_site_of_a_person_does_not_depend_on_the_order_of_rows(tmp_path: Path, rows: str) -> None:
+    (tmp_path / "labels.tsv").write_text(f"person_id\teye\tclinical_site\tlesion\n{rows}")
+    assert read_labels(tmp_path / "labels.tsv", ["lesion"]).sites == {"1": "A"}

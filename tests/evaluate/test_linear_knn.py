@@ -12,6 +12,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from octjepa.evaluate import calibration, linear_knn
 from octjepa.evaluate import features as probe_features
+from octjepa.evaluate.leaderboard.selection import selection_note
 from octjepa.evaluate.targets import Target
 from octjepa.metrics.scores import metric_value
 
@@ -173,3 +174,20 @@ def test_features_that_never_vary_give_the_prior() -> None:
     for probe in (linear_knn.fit_linear, linear_knn.fit_knn):
         scores = probe(space, target, probe_features.plan_selection(target, person_ids, 0)).predictions.scores
         assert np.ptp(scores[:, 1]) == 0
+
+
+@pytest.mark.parametrize(("events", "by"), [(0, "cv"), (40, "val")])
+def test_a_validation_split_without_events_chooses_no_survival_setting(events: int, by: str) -> None:
+    _, target, person_ids = _problem(people=400)
+    times = {split: np.full(len(rows), -2.0) for split, rows in target.indices.items()}
+    times["val"][: 2 * events] = 1.0
+    times["train"][::3] = 1.0
+    survival = Target("death", "survival", target.indices, times, (), "h", ())
+    assert probe_features.plan_selection(survival, person_ids, 0).by == by
+
+
+def test_equal_validation_values_choose_nothing() -> None:
+    _, target, _ = _problem()
+    values = {split: rows.astype(float) for split, rows in target.indices.items()} | {"val": np.zeros(24)}
+    age = Target("age", "regression", target.indices, values, (), "h", ())
+    assert "do not hold two different ones" in selection_note(age, np.arange(160).astype(str))

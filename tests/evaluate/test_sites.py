@@ -100,3 +100,20 @@ def test_a_threshold_of_one_site_fails_at_a_brighter_one() -> None:
     assert rows["a", "b"].specificity_high < 0.9  # chosen for 0.9
     assert rows["b", "a"].sensitivity < rows["a", "a"].sensitivity - 0.2
     assert rows["a", "a"].specificity_low < 0.9 < rows["a", "a"].specificity_high
+
+
+def test_a_vendor_whose_test_people_are_all_alike_is_left_out_of_the_mean() -> None:
+    target, people, sites, score = _made()
+    values = {split: score[rows] for split, rows in target.indices.items()}
+    values["test"] = np.where(sites[target.indices["test"]] == "b", 0.0, values["test"])
+    target = Target("age", "regression", target.indices, values, (), "h", ())
+    full = Predictions(values["test"], *[score[target.indices["test"]][:, None]] * 2)
+
+    def fit(held: Target) -> Predictions:
+        return Predictions(held.values["test"], *[score[held.indices["test"]][:, None] + 1] * 2)
+
+    draws = Draws(people[target.indices["test"]].tolist(), 50, 0)
+    found = leave_one_group_out("r2", target, sites, people, full, fit, draws)
+    assert [row.group for row in found.rows] == ["a"]
+    assert found.left_out["b"].startswith("r2 has no value among its ")
+    assert np.isfinite(found.mean_drop.drop)

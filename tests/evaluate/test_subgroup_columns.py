@@ -144,3 +144,11 @@ def test_a_person_whose_eyes_differ_belongs_to_no_group(tmp_path: Path) -> None:
     path.write_text("person_id\teye\tlens\n1\tOD\tclear\n1\tOS\tcloudy\n2\tOD\tclear\n2\tOS\tclear\n")
     people = pd.DataFrame({"person_id": ["1", "2"], "eye": ["", ""]})
     assert read_groups(parse_subgroups("lens"), path, people)["lens"].tolist() == ["", "clear"]
+
+
+def test_a_picture_of_unknown_eye_has_the_group_of_its_row(tmp_path: Path) -> None:
+    path = tmp_path / "labels.tsv"
+    path.write_text("person_id\timage\tsex\n1\ta.png\tf\n2\tb.png\tm\n")
+    visits = [visit_pseudonym("1", "a"), visit_pseudonym("2", "b")]
+    pictures = pd.DataFrame({"person_id": ["1", "2"], "eye": ["", ""], "visit": visits})
+    assert read_groups(parse_subgroups("sex"), path, pictures)["sex"].tolist() == ["f", "m"]

@@ -140,3 +140,30 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_it(tmp_path, ca
     (tmp_path / "run" / "summary.json").unlink()
     with pytest.raises(CheckpointError, match=r"step-00000002.*damaged"):
         pretrain(recipe, store_of(recipe), tmp_path / "run", resume=True)
+
+
+def test_a_run_that_diverges_is_not_blamed_on_most_of_its_volumes(tmp_path, monkeypatch):
+    recipe = recipe_of()
+    honest = loop.accumulate
+
+    def poisoned(model, batch, recipe, runtime, update, micro):
+        figures = honest(model, batch, recipe, runtime, update, micro)
+        if update >= 2:
+            next(model.predictor.parameters()).grad.fill_(float("nan"))
+        return figures
+
+    monkeypatch.setattr(loop, "accumulate", poisoned)
+    store = MemoryStore(recipe.preprocessing, train=12, val=2)
+    with pytest.raises(OctjepaError, match=r"5 updates in a row from 3 on .* of 12 were left. .* lower train.base_lr"):
+        pretrain(recipe, store, tmp_path / "run")
+    assert not any("left_out" in line for line in lines_of(tmp_path / "run"))  # or no resume could ever go on
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_does_not_end_the_run(tmp_path, monkeypatch, caplog):
+    def refused(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(folder, "prune", refused)
+    recipe = recipe_of(4)
+    assert pretrain(recipe, store_of(recipe), tmp_path / "run").updates == 4
+    assert "cannot be removed, training continues" in caplog.text

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
+from octjepa.canonical.single_bscan import bscan_range
 from octjepa.model import VJEPA3D
 from octjepa.train import mask_metrics, mask_statistics
 from octjepa.views import masks, tokens
@@ -143,3 +146,19 @@ def test_a_short_count_is_not_called_exact(monkeypatch):
     monkeypatch.setattr(masks, "sample_mask", short)
     measured = mask_statistics.measure(recipe, [("one", volume(recipe.preprocessing))], 1, samples=2)
     assert not mask_statistics.summary(measured).exact
+
+
+def test_single_bscans_are_measured_with_the_masks_that_training_draws():
+    recipe = small_recipe(preprocessing={"margin": [2, 4, 4]}, data={"patterns": ["line"]})
+    slots = bscan_range(recipe.preprocessing, recipe.tokens.patch_size[0])
+    one = volume(recipe.preprocessing)
+    band = np.full_like(one.band, -1)
+    band[:, slots] = one.band[:, slots]
+    single = dataclasses.replace(one, band=band, bscan_slices=recipe.tokens.patch_size[0])
+    sample = make_sample(single, recipe, 0)
+    measured = mask_statistics.measure(recipe, [("one", single)], 1, samples=2)
+    counts = len(sample.grid_index), len(sample.context), len(sample.target)
+    assert (measured.counts.tokens, measured.counts.context, measured.counts.target) == counts
+    assert counts[0] < recipe.token_count
+    assert measured.counts.hidden == counts[0] - counts[1]
+    assert mask_statistics.summary(measured).exact

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
+from octjepa.config import load_run_recipe
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import UsageError
+from octjepa.locks import writer_lock
 from octjepa.train import loop
 from octjepa.train.data import BatchShares, batch_shares
 from octjepa.train.plan import plan
@@ -71,3 +75,17 @@ def test_a_meter_and_a_regulariser_on_one_process_are_free():
 
 def test_sigreg_is_shared_by_processes():
     assert batch_shares(small_recipe(objective={"sigreg": 0.1}), 2) == BatchShares(2, 2, 1)
+
+
+def test_checkpoints_elsewhere_are_locked_and_the_run_names_their_new_folder(tmp_path):
+    sections = {"train": {"max_updates": 2, "global_batch": 2, "precision": "fp32"}, "monitor": {"every_updates": None}}
+    first = small_recipe(checkpoint={"every_updates": 1, "dir": str(tmp_path / "one")}, **sections)
+    store = MemoryStore(first.preprocessing)
+    with writer_lock(tmp_path / "one"), pytest.raises(UsageError, match="one"):
+        loop.pretrain(first, store, tmp_path / "run")
+    loop.pretrain(first, store, tmp_path / "run")
+    shutil.move(tmp_path / "one", tmp_path / "other")
+    other = small_recipe(checkpoint={"every_updates": 1, "dir": str(tmp_path / "other")}, **sections)
+    (tmp_path / "run" / "summary.json").unlink()
+    loop.pretrain(other, store, tmp_path / "run", resume=True)
+    assert load_run_recipe(tmp_path / "run" / "recipe.yaml") == other

@@ -84,7 +84,8 @@ def write_folder(
         shutil.rmtree(hidden, ignore_errors=True)
         raise CheckpointError(
             f"could not write checkpoint {final}: {_reason(error)}. Earlier checkpoints are untouched. "
-            "Free space or give another checkpoint.dir, then continue with --resume."
+            f"Free space and continue with --resume, or copy {parent} to another disk and give the copy as "
+            "checkpoint.dir."
         ) from None
     return final
 
@@ -178,12 +179,15 @@ def _score(folder: Location) -> float | None:
     return float(score) if isinstance(score, int | float) and math.isfinite(score) else None
 
 
-def prune(parent: Location, keep_last: int, keep_every: int | None = None) -> None:
+def prune(parent: Location, keep_last: int, keep_every: int | None = None, newest: int | None = None) -> None:
     """Removes all checkpoints except the `keep_last` newest, the best, and those of every `keep_every`-th update.
 
-    Incomplete checkpoints older than the newest, left by killed uploads, are removed too.
+    Incomplete checkpoints older than the newest, left by killed uploads, are removed too. Those of updates after
+    `newest` stay and do not count: they are damaged, and the run has continued from an earlier one.
     """
     complete, incomplete = split_folders(parent)
+    if newest is not None:
+        complete = [checkpoint for checkpoint in complete if update_number(checkpoint) <= newest]
     best = best_checkpoint(parent) if len(complete) > keep_last else None
     abandoned = [
         checkpoint for checkpoint in incomplete if complete and location_name(checkpoint) < location_name(complete[-1])

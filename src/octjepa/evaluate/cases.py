@@ -117,7 +117,9 @@ def case_names(frame: pd.DataFrame, level: str, by_visit: bool = False) -> list[
 
 
 def check_level(level: str, by_visit: bool) -> None:
-    """Raises UsageError: people as cases of labels by visit, so that scores of several visits would be averaged."""
+    """Raises UsageError: an unknown level, or people as cases of labels by visit, whose scores would be averaged."""
+    if level not in LEVELS:
+        raise UsageError(f"no level {level!r}: known are {', '.join(LEVELS)}")
     if by_visit and level == "person":
         raise UsageError("labels by visit are those of an eye at a visit: use --level volume or eye")
 
@@ -135,10 +137,9 @@ def group_cases(
     (`targets.check_people`), and so do the volumes of a case. Raises UsageError: an unknown level or rule, visits
     without a known order, no quality to select by, people as cases of labels by visit.
     """
-    for kind, name, allowed in (("level", level, LEVELS), ("rule for several volumes", several, tuple(RULES))):
-        if name not in allowed:
-            raise UsageError(f"no {kind} {name!r}: known are {', '.join(allowed)}")
     check_level(level, by_visit)
+    if several not in RULES:
+        raise UsageError(f"no rule for several volumes {several!r}: known are {', '.join(RULES)}")
     in_split = np.arange(len(frame)) if level == "volume" else np.flatnonzero(frame["split"] != "")
     used = in_split[_first_visits(frame.iloc[in_split], visit_order)] if several == "first_visit" else in_split
     names = np.array(case_names(frame.iloc[used], level, by_visit))
@@ -221,11 +222,14 @@ def read_visit_order(path: Path) -> dict[str, float]:
         "expected a TSV with the columns visit (as in the store, each once; or with person_id as the scans' files name "
         "it) and order (a number, such as days since the first, or a date such as 2024-03-05 or 20240305)"
     )
+    if not path.is_file():
+        raise UsageError(f"no order of visits at {path}: {expected}")
     try:
         frame = read_table(path)
         cells, orders = frame["visit"].str.strip().tolist(), frame["order"].str.strip().tolist()
     except (UsageError, KeyError, AttributeError) as error:
-        raise UsageError(f"{path} is not an order of visits ({type(error).__name__}): {expected}") from None
+        why = str(error) if isinstance(error, UsageError) else "a column is missing or there twice"
+        raise UsageError(f"{path} is not an order of visits ({why}): {expected}") from None
     column = next((name for name in PERSON_COLUMNS if name in frame), None)
     people = [""] * len(cells) if column is None else frame[column].map(clean_person_id).tolist()
     numbers = _days(orders)
@@ -296,6 +300,9 @@ def person_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: st
             else:
                 distinct = [max(distinct, key=lambda text: code[text])]
         values[person, ""] = distinct[0]
+    # Whoever has a label and no scan stays in the table, so that `join_labels` counts them.
+    unscanned = labels.people(target) - set(frame["person_id"])
+    values |= {(person, ""): text for (person, _), text in labelled.items() if person in unscanned}
     notes = []
     if differing:
         rules = {

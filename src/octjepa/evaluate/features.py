@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 
 from octjepa.embed.token_folder import TokenFolder
 from octjepa.evaluate.calibration import ProbeFit, calibration_shares, class_shares
+from octjepa.evaluate.survival import TASK as SURVIVAL
 from octjepa.evaluate.targets import Target
 from octjepa.metrics.scores import Predictions
 from octjepa.registry import Registry
@@ -127,7 +128,8 @@ def feature_space(features: Float[np.ndarray, "volumes features"], target: Targe
 def plan_selection(target: Target, person_ids: np.ndarray, seed: int) -> Selection:
     """Validation split if it holds enough people, else person-grouped folds over the training volumes.
 
-    Fixed to the middle of the grid where even two folds cannot hold every class.
+    Enough are `MIN_VAL_PEOPLE` of each class, or with the event. Fixed to the middle of the grid where even two folds
+    cannot hold every class.
     """
     from sklearn.model_selection import GroupKFold, StratifiedGroupKFold
 
@@ -136,6 +138,8 @@ def plan_selection(target: Target, person_ids: np.ndarray, seed: int) -> Selecti
     none = np.zeros(len(people), dtype=np.int64)
     codes = range(len(target.classes))
     of_val = [val_people[val_truth == code] for code in codes] if target.classes else [val_people]
+    if target.task == SURVIVAL:
+        of_val = [val_people[val_truth > 0]]
     of_train = [people[truth == code] for code in codes] if target.classes else [people]
     if min(len(set(group)) for group in of_val) >= MIN_VAL_PEOPLE:
         return Selection("val", none)

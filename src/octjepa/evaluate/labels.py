@@ -67,6 +67,7 @@ class LabelTable:
     sites: dict[str, str]
     visits: Mapping[str, Mapping[tuple[str, str, str], str]] = field(default_factory=dict)
     visit_names: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    visit_column: str = "visit"
 
     @property
     def by_visit(self) -> bool:
@@ -87,7 +88,9 @@ class LabelTable:
     def require_no_visits(self, purpose: str) -> None:
         """Raises UsageError where labels differ between visits and `purpose` needs one label per person and eye."""
         if self.by_visit:
-            raise UsageError(f"{self.path} has labels by visit, and {purpose}: leave out or rename its column visit")
+            raise UsageError(
+                f"{self.path} has labels by visit, and {purpose}: leave out or rename its column {self.visit_column}"
+            )
 
 
 def read_labels(path: str | Path, targets: Sequence[str]) -> LabelTable:
@@ -137,9 +140,12 @@ def read_labels(path: str | Path, targets: Sequence[str]) -> LabelTable:
         for name, text_of in labelled.items()
     }
     visits = {name: {key: text for key, text in text_of.items() if key[2]} for name, text_of in labelled.items()}
-    sites = {} if site is None else dict(zip(people, frame[site].str.strip(), strict=True))
+    named_sites = () if site is None else zip(people, frame[site].str.strip(), strict=True)
+    sites: dict[str, str] = {}
+    for of_person, name in named_sites:
+        sites[of_person] = sites.get(of_person) or name  # a row without a site does not erase that of another
     by_eye = eye is not None and bool((eyes != "").any())
-    return LabelTable(path, by_eye, values, tuple(notes), sites, visits, names)
+    return LabelTable(path, by_eye, values, tuple(notes), sites, visits, names, visit or "visit")
 
 
 def visit_pseudonyms(person_id: str, cell: str) -> tuple[str, ...]:
@@ -196,7 +202,8 @@ def _without_placeholders(
         shown = ", ".join(f"{text!r} in row {row}" for row, text in strange[:5])
         raise UsageError(
             f"{path}: {target} holds {counted(len(strange), 'cell')} without a number among numbers: {shown}; correct "
-            "them, or leave them empty"
+            "them, or leave them empty; if a text is a class, begin the file with the line "
+            f"`#classes: {strange[0][1]}`"
         )
     return column
 

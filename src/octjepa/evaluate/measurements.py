@@ -173,7 +173,7 @@ def _macro_estimates(
 
 def compare_with_untrained(targets: Sequence[Target], tables: NamedTables, estimates: Estimates) -> list[ProbePaired]:
     """The paired difference of every encoder result and its randomly initialised encoder, in the primary metric of each
-    target.
+    target. There is none where the metric has no value, as R2 of equal truths.
     """
     metrics = {target.name: PRIMARY_METRIC[target.task] for target in targets} | {MACRO: "auroc"}
     twins = {name: untrained_name(tables, index) for index, (name, _) in enumerate(tables)}
@@ -182,6 +182,8 @@ def compare_with_untrained(targets: Sequence[Target], tables: NamedTables, estim
         if key.name in twins and metric == metrics[key.target]:
             twin = twins[key.name]
             reference = estimates[ResultKey(twin, key.target, key.probe, key.pool), metric]
+            if not np.isfinite(ours.value - reference.value):
+                continue
             difference = vars(paired_difference(ours, reference))
             comparisons.append(ProbePaired(**vars(key), metric=metric, reference=twin, **difference))
     return comparisons

@@ -163,6 +163,9 @@ def leave_one_group_out(
             return measure(metric, with_it, weights) - measure(metric, without_it, weights)
 
         estimate = draws.estimate(drop, person_ids[test[inside]].tolist(), "", scale="difference")
+        if not np.isfinite(estimate.value):
+            left_out[name] = f"{metric} has no value among its {estimate.n_people} test people"
+            continue
         interval = estimate.interval()
         ones = np.ones((int(inside.sum()), 1))
         rows.append(
@@ -370,7 +373,7 @@ def read_groups(columns: Sequence[SubgroupColumn], labels_path: str | Path, fram
         if labels is not None and column.name in named:
             values = labels.values[column.name]
             cells = [
-                (text or "") if eye else _of_both_eyes(values, person)
+                (text or "") if eye else text or _of_both_eyes(values, person)
                 for text, person, eye in zip(
                     labels.texts(column.name, frame), frame["person_id"], frame["eye"], strict=True
                 )

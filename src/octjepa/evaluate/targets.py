@@ -228,8 +228,9 @@ def join_labels(labels: LabelTable, frame: pd.DataFrame, target: str, task: str 
         if labels.by_visit and labelled_people & set(frame["person_id"]):
             raise UsageError(
                 f"{labels.path}: its people are in the table, but none of its {len(labels.visit_names)} visits is: "
-                "expected in the column visit the pseudonym of the store (v-...), or the text that the scan's file "
-                "states (study UID, date, or visit of its JSON file)"
+                f"expected in the column {labels.visit_column} the pseudonym of the store (v-...), or the text that "
+                "the scan's file states (study UID, date, visit of its JSON file, or file name of a single B-scan); "
+                "rename the column if it names no visit"
             )
         count = len(values if labels.by_eye else labelled_people)
         raise UsageError(

@@ -81,7 +81,7 @@ def seed_spread(estimates: Sequence[Estimate]) -> SeedSpread:
     if not estimates:
         raise UsageError("no training was given to summarise")
     values = [estimate.value for estimate in estimates]
-    sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    sd = float(np.std(values, ddof=1)) if len(values) > 1 and np.isfinite(values).all() else None
     return SeedSpread(len(values), sd, min(values), max(values))
 
 

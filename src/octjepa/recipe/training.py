@@ -219,7 +219,7 @@ class TrainRecipe(Section):
     clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
     spike_factor: Annotated[float, Field(gt=1)] | None = 10.0  # times the median norm; larger norms are skipped
     precision: Precision = "auto"
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainRecipe:

@@ -105,7 +105,10 @@ def write_checkpoint(
     logger.checkpoint(update, location)
     if prune:
         settings = record.recipe.checkpoint
-        folder.prune(checkpoint_dir, settings.keep_last, settings.keep_every_updates)
+        try:
+            folder.prune(checkpoint_dir, settings.keep_last, settings.keep_every_updates, newest=update)
+        except OSError as error:  # the new checkpoint is there
+            _log.warning("an old checkpoint in %s cannot be removed, training continues: %s", checkpoint_dir, error)
 
 
 def best_checkpoint(checkpoint_dir: Location | None) -> str | None:
@@ -226,11 +229,13 @@ def go_back(
     recipe: Recipe,
     runtime: Runtime,
     volumes: Mapping[int, list[str]],
+    training_volumes: int,
 ) -> Start:
     """Loads the last checkpoint before the skipped updates (from 0) in `volumes`; excludes the volumes of these.
 
     Later checkpoints are removed; metrics.jsonl is not touched here. Raises OctjepaError when there is no checkpoint,
-    or going back did not help before.
+    going back did not help before, or more than half of the `training_volumes` would be excluded: then the run itself
+    diverges, and no volume is the cause.
     """
     first = min(volumes)
 
@@ -249,8 +254,19 @@ def go_back(
             raise OctjepaError(
                 _cannot_go_back(first, f"for the {_RETURNS + 1}th time after {location_name(earlier[-1])}")
             )
-        folder.remove_later(checkpoint_dir, update)
         excluded = dict.fromkeys([*before.excluded, *(name for names in volumes.values() for name in names)])
+        if len(excluded) > training_volumes / 2:
+            raise OctjepaError(
+                _cannot_go_back(
+                    first,
+                    f"and without their volumes {training_volumes - len(excluded)} of {training_volumes} were left",
+                )
+            )
+        folder.remove_later(checkpoint_dir, update)
+        _log.warning(
+            "%d updates in a row from %d on were skipped: the run returns to update %d and leaves %d of %d volumes out",
+            *(SKIPPED_IN_A_ROW, first + 1, update, len(excluded), training_volumes),
+        )
         return Start(update, skipped, tuple(excluded), before.lines)
 
     start = runtime.run_on_rank_zero(read)

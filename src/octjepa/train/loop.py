@@ -301,7 +301,9 @@ class Trainer:
         run, runtime = self.run, self.run.runtime
         runtime.run_on_rank_zero(self.writer.wait)
         volumes = {update: run.dataset.volume_ids_of_update(update) for update in self.guard.skipped}
-        start = go_back(run.out, run.checkpoint_dir, run.model, run.optimizer, run.recipe, runtime, volumes)
+        start = go_back(
+            run.out, run.checkpoint_dir, run.model, run.optimizer, run.recipe, runtime, volumes, len(run.training_ids)
+        )
         self.logger.go_back(start.update, {"left_out": list(start.excluded), "returned_from": done})
         self.metrics.go_back(start.skipped)
         self.saved = start.update

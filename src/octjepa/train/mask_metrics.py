@@ -14,7 +14,7 @@ from octjepa import keys
 from octjepa.record import Record
 
 _RESAMPLES = 1000
-_PIXEL_EPS = 1e-6  # as in the objective mae
+_PIXEL_EPS = 1e-6  # as in the objective mae_patch_norm
 _OFF_AXIS = 1e4  # distance of a token step off the axis: farther than any grid is long
 
 
@@ -114,7 +114,7 @@ class CopyErrors(NamedTuple):
 
 
 def normalised_patches(patches: Float32[np.ndarray, "t voxels"]) -> Float32[np.ndarray, "t voxels"]:
-    """Each patch less its mean over its standard deviation: the targets of the objective mae."""
+    """Each patch less its mean over its standard deviation: the targets of mae_patch_norm."""
     spread = np.sqrt(patches.var(axis=1, keepdims=True, ddof=1) + np.float32(_PIXEL_EPS))
     return (patches - patches.mean(axis=1, keepdims=True)) / spread
 

@@ -9,6 +9,7 @@ copied. Intensity augmentation is off. See docs/pretext.md.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -32,7 +33,7 @@ from octjepa.train.mask_metrics import (
     ratio_interval,
 )
 from octjepa.views import intensity, masks, tokens
-from octjepa.views.sample import select_tokens, view_transform
+from octjepa.views.sample import mask_counts_of, select_tokens, view_transform
 from octjepa.volume import CanonicalVolume
 
 AXES = ("slice", "depth", "column")
@@ -85,7 +86,7 @@ class CopyAlong(Record):
 
 @dataclass(frozen=True)
 class CopyStatistics(Record):
-    """Squared errors of normalised pixels when the nearest visible patch is copied, as in mae.
+    """Squared errors of normalised pixels when the nearest visible patch is copied, as in mae_patch_norm.
 
     0 is a perfect copy, 1 a prediction of zero, 2 chance. empty_guess: of predicting zero. brightness_unexplained: of
     the mean brightness. along: by axis.
@@ -207,6 +208,7 @@ def measure(
     epochs = max(1, -(-samples // number))
     families = {name: _FamilyCounts(single_family(recipe, name), pixels) for name in (MIX, *masks.FAMILIES)}
     tissue_shares: list[tuple[float, float, float]] = []
+    counts_of: list[tuple[int, int, int]] = []  # selected, context and target tokens of each sample
     with bar("masks", number, "volume") as progress:
         for person, volume in volumes:
             for view, index, share, epoch in _samples(volume, recipe, epochs):
@@ -216,6 +218,7 @@ def measure(
                     cut = tokens.extract_patches(view, recipe.tokens.patch_size, index)
                     patches = intensity.lookup_table(volume.tissue_mean, volume.tissue_std)[cut]
                     visible_pixels = normalised_patches(patches), patches.mean(axis=1)
+                counts_of.append((len(index), *mask_counts_of(recipe, len(index))))
                 tissue = tokens.holds_tissue(share)
                 left_out = np.delete(tissue, index)
                 tissue_shares.append((tissue.mean(), tissue[index].mean(), left_out.sum() / max(tissue.sum(), 1)))
@@ -223,14 +226,13 @@ def measure(
                     purpose = ("mask",) if name == MIX else ("mask", name)  # the mix is drawn as training draws it
                     rng = keys.generator(recipe.train.seed, *purpose, epoch, volume.volume_id)
                     mask = masks.sample_mask(
-                        steps, recipe.grid, family.recipe.masks, recipe.mask_counts, rng, tissue[index]
+                        steps, recipe.grid, family.recipe.masks, counts_of[-1][1:], rng, tissue[index]
                     )
                     family.add(person, steps, share[index], mask, visible_pixels)
             progress.advance()
     of_grid, of_tokens, left_out_share = np.mean(tissue_shares, axis=0)
-    context, target = recipe.mask_counts
+    selected, context, target = Counter(counts_of).most_common(1)[0][0]  # single B-scans have fewer
     token_mm = np.asarray(recipe.tokens.patch_size) * np.asarray(recipe.preprocessing.target_spacing_mm)
-    hidden = recipe.token_count - context
     return MaskStatistics(
         recipe=recipe.name,
         volumes=number,
@@ -238,7 +240,7 @@ def measure(
         synthetic=not pixels,
         grid=recipe.grid,
         token_mm=tuple(round(float(mm), 6) for mm in token_mm),
-        counts=TokenCounts(recipe.token_count, context, target, hidden),
+        counts=TokenCounts(selected, context, target, hidden=selected - context),
         tissue=TissueShares(float(of_grid), float(of_tokens), float(left_out_share)),
         far_steps=FAR_STEPS,
         families={name: family.statistics() for name, family in families.items()},
@@ -323,7 +325,7 @@ class _FamilyCounts:
         """
         context, target = mask
         both = np.concatenate([context, target])
-        expected_counts = (len(context), len(target)) == self.recipe.mask_counts
+        expected_counts = (len(context), len(target)) == mask_counts_of(self.recipe, len(steps))
         inside = both.min() >= 0 and both.max() < len(steps)
         self.exact = bool(self.exact and expected_counts and inside and len(np.unique(both)) == len(both))
         cubes = {name: np.zeros(self.grid, bool) for name in ("context", "target", "selected")}

@@ -28,12 +28,13 @@ from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.views.loader import Batch, LoadedSample, collate, read_or_warn
 from octjepa.views.sample import make_sample, sample_layers
-from octjepa.views.tokens import TISSUE_SHARE
+from octjepa.views.tokens import holds_tissue
 
 VIEWS = 3  # training views of each volume, for LiDAR
 _TOKENS = 2048  # features that go into one metric
 _BACKGROUND = 0.25  # of the monitored tokens at least, where tokens are selected: training may see next to none
 _VOLUMES_OF_VENDOR = 4  # at least, for separate metrics
+_AT_ONCE = 4  # volumes in a forward pass: all of them would take more memory than an update of micro-batch 1
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class MonitorSet:
     @cached_property
     def tissue(self) -> Bool[Tensor, "b t"]:
         """Whether each token holds tissue."""
-        return self.batch.tissue >= TISSUE_SHARE
+        return torch.from_numpy(np.stack([holds_tissue(share) for share in self.batch.tissue.numpy()]))
 
     @cached_property
     def layer(self) -> Int[Tensor, "b t"]:
@@ -94,6 +95,12 @@ def _subsample(
     return features.flatten(0, 1)[index], index
 
 
+def _encode(model: VJEPA3D, batch: Batch, student: bool, device: torch.device) -> Float[Tensor, "b t w"]:
+    """Features of the fixed view of each volume on the host, computed for `_AT_ONCE` volumes at once."""
+    parts = zip(batch.target_view.split(_AT_ONCE), batch.positions.split(_AT_ONCE), strict=True)
+    return torch.cat([model.encode(view.to(device), at.to(device), student).cpu() for view, at in parts])
+
+
 @uncompiled()
 @torch.no_grad()  # XLA does not know inference_mode's tensors
 def run_monitor(model: VJEPA3D, runtime: Runtime, monitor_set: MonitorSet, update: int) -> dict[str, float]:
@@ -104,21 +111,21 @@ def run_monitor(model: VJEPA3D, runtime: Runtime, monitor_set: MonitorSet, updat
     `loss_over_constant` is the objective's loss on hidden tokens over that of their mean target, predicted everywhere.
     """
     batch = monitor_set.batch
-    positions = batch.positions.to(runtime.device)
-    view = batch.target_view.to(runtime.device)
     training = model.training
     model.eval()
     with runtime.autocast():
-        target = model.encode(view, positions).cpu()
-        student = model.encode(view, positions, student=True).cpu()
-        prediction = model.predict(*batch.inputs(runtime.device))
-        views = [
-            model.encode(draw.target_view.to(runtime.device), draw.positions.to(runtime.device), monitor_set.of_student)
-            for draw in monitor_set.draws
+        target = _encode(model, batch, student=False, device=runtime.device)
+        student = _encode(model, batch, student=True, device=runtime.device)
+        inputs = (tensor.split(_AT_ONCE) for tensor in batch.inputs(torch.device("cpu")))
+        predictions = [
+            (part.predicted.cpu(), part.target.cpu())
+            for arguments in zip(*inputs, strict=True)
+            for part in [model.predict(*(tensor.to(runtime.device) for tensor in arguments))]
         ]
-    pooled = [torch.nn.functional.layer_norm(view, view.shape[-1:]).mean(dim=1).cpu() for view in views]
+        views = [_encode(model, draw, monitor_set.of_student, runtime.device) for draw in monitor_set.draws]
+    pooled = [torch.nn.functional.layer_norm(view, view.shape[-1:]).mean(dim=1) for view in views]
     model.train(training)
-    predicted, truth = prediction.predicted.cpu(), prediction.target.cpu()
+    predicted, truth = (torch.cat(parts) for parts in zip(*predictions, strict=True))
     cosine = torch.nn.functional.cosine_similarity(predicted, truth, dim=-1)
     of_hidden = cosine  # [b, m]; of a projector the mean over a volume's views, at each of its hidden tokens
     if model.objective.predictor == "projector":

@@ -78,6 +78,22 @@ def open_run(
     write_json(out / _RUN_FILE, about)
 
 
+def forget_run(out: Path) -> None:
+    """Removes what `open_run` wrote of a new run that could not start."""
+    for name in (_RUN_FILE, "recipe.yaml", "quarantine.jsonl"):
+        (out / name).unlink(missing_ok=True)
+
+
+def record_checkpoint_dir(out: Path, recipe: Recipe) -> None:
+    """Makes recipe.yaml name the folder of checkpoints of a run that was resumed with another one."""
+    path = out / "recipe.yaml"
+    recorded = load_run_recipe(path)
+    if recorded.checkpoint.dir != recipe.checkpoint.dir:
+        checkpoint = recorded.checkpoint.model_copy(update={"dir": recipe.checkpoint.dir})
+        text = to_yaml(recorded.model_copy(update={"checkpoint": checkpoint}))
+        write_atomic(path, lambda file: file.write(text.encode()))
+
+
 def code_and_versions() -> dict[str, Any]:
     """Hash of this package's code, versions of it and of what its results depend on."""
     versions = {name: version(name) for name in _VERSIONED} | {"python": platform.python_version()}

@@ -17,7 +17,7 @@ import torch
 from octjepa.checkpoint.location import Location, parse_location
 from octjepa.distributed.precision import agree_on_precision, with_precision
 from octjepa.distributed.runtime import Runtime, check_compiler, distributed_context
-from octjepa.errors import UsageError
+from octjepa.errors import OctjepaError, UsageError
 from octjepa.locks import writer_lock
 from octjepa.model import VJEPA3D
 from octjepa.model.blocks import Block
@@ -27,14 +27,21 @@ from octjepa.train.checkpointing import RunLocation, Start, start_from
 from octjepa.train.data import batch_shares, choose_cohort
 from octjepa.train.machine import (
     Choice,
-    choose_compile,
     choose_for_machine,
     compiles,
     describe_choices,
     print_choices,
 )
 from octjepa.train.optimizer import build_optimizer, lr_curve, total_updates
-from octjepa.train.run_folder import chunks_hash, code_hash, data_hash, open_run, recorded_precision
+from octjepa.train.run_folder import (
+    chunks_hash,
+    code_hash,
+    data_hash,
+    forget_run,
+    open_run,
+    record_checkpoint_dir,
+    recorded_precision,
+)
 from octjepa.train.validate import evaluate
 from octjepa.views.loader import Batch, TrainingDataset, training_batches
 from octjepa.views.workers import translate_worker_errors
@@ -102,16 +109,18 @@ class Run:
     def print_choices(self) -> None:
         """On rank 0, prints what the run takes of its machine, and warns of what that lacks."""
         if self.is_writer:
-            runtime, left = self.runtime, self.total - self.start.update
-            choices = self.choices | {"compile": choose_compile(self.recipe, runtime.device, left)}
-            print_choices(runtime.device, runtime.precision, runtime.precision_reason, choices)
+            runtime = self.runtime
+            print_choices(runtime.device, runtime.precision, runtime.precision_reason, self.choices)
 
     def shard_and_compile(self) -> None:
-        """Shards the model over the ranks, and compiles its blocks. Raises as `check_compiler`."""
+        """Shards the model over the ranks, and compiles its blocks. Raises as `check_compiler`.
+
+        All updates of the run count, not those left, so that a resumed run computes what an uninterrupted one does.
+        """
         if self.recipe.machine.parallel == "sharded" and self.runtime.world_size > 1:
             self.model, self.optimizer = shard(self.model, self.optimizer, self.recipe, self.runtime)
             self.runtime.sharded = True
-        if compiles(self.recipe, self.runtime.device, self.total - self.start.update):
+        if compiles(self.recipe, self.runtime.device, self.total):
             check_compiler(self.runtime.device)
             self.model.compile_blocks()
 
@@ -124,10 +133,18 @@ def started_run(recipe: Recipe, store: Store, out: Path, resume: bool) -> Iterat
     """
     with translate_worker_errors(), distributed_context() as runtime, ExitStack() as lock:
         batch_shares(recipe, runtime.world_size)  # refuses a batch that these ranks cannot share, before they confer
-        runtime.run_on_rank_zero(lambda: lock.enter_context(writer_lock(out)))
+        runtime.run_on_rank_zero(lambda: _lock(recipe, out, lock))
         recorded = partial(recorded_precision, out, resume)
         recipe = with_precision(recipe, agree_on_precision(recipe.train.precision, recorded, runtime))
         yield prepare_run(recipe, store, out, resume, runtime)
+
+
+def _lock(recipe: Recipe, out: Path, lock: ExitStack) -> None:
+    """Holds the run's folder, and that of its checkpoints where it is elsewhere on this machine."""
+    lock.enter_context(writer_lock(out))
+    checkpoints = None if recipe.checkpoint.dir is None else parse_location(recipe.checkpoint.dir, within=out)
+    if isinstance(checkpoints, Path) and not checkpoints.resolve().is_relative_to(out.resolve()):
+        lock.enter_context(writer_lock(checkpoints))
 
 
 def prepare_run(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: Runtime) -> Run:
@@ -152,9 +169,16 @@ def prepare_run(recipe: Recipe, store: Store, out: Path, resume: bool, runtime: 
                 "%s has no validation people: the metrics of this run are of the training volumes", store.location
             )
     torch.manual_seed(recipe.train.seed)
-    model = VJEPA3D.from_recipe(recipe).to(runtime.device)
-    optimizer = build_optimizer(model, recipe.train)
-    start = start_from(RunLocation(out, checkpoint_dir, resume), store, training_ids, model, optimizer, recipe, runtime)
+    location = RunLocation(out, checkpoint_dir, resume)
+    try:
+        model = VJEPA3D.from_recipe(recipe).to(runtime.device)
+        optimizer = build_optimizer(model, recipe.train)
+        start = start_from(location, store, training_ids, model, optimizer, recipe, runtime)
+    except OctjepaError:
+        if runtime.rank == 0 and not resume:
+            forget_run(out)  # so that the corrected command finds no run in the way
+        raise
+    runtime.run_on_rank_zero(lambda: record_checkpoint_dir(out, recipe))
     dataset.exclude(start.excluded)
     return Run(
         recipe=recipe,

@@ -106,6 +106,15 @@ def _generator(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, purpo
     return keys.generator(recipe.train.seed, purpose, stage, volume.volume_id)
 
 
+def mask_counts_of(recipe: Recipe, selected: int) -> tuple[int, int]:
+    """(context, target) tokens of a sample with so many tokens: the recipe's, or the same shares of a single B-scan."""
+    context, target = recipe.mask_counts
+    if selected < recipe.token_count:
+        target = max(1, target * selected // recipe.token_count)
+        context = max(1, min(context * selected // recipe.token_count, selected - target))
+    return context, target
+
+
 def _draw(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, background: int) -> tuple[Draw, np.ndarray]:
     """The draw, and the view [d, h, w] under its transform."""
 
@@ -118,10 +127,7 @@ def _draw(volume: CanonicalVolume, recipe: Recipe, epoch: int | None, background
     grid_positions = np.stack(np.unravel_index(index, recipe.grid), axis=-1)  # [k, 3]
     tissue = tokens.holds_tissue(share)[index]
     mask_rng, count = rng("mask"), 1 if epoch is None else recipe.masks.per_target
-    counts = recipe.mask_counts
-    if len(index) < recipe.token_count:  # a single B-scan: the same shares of fewer tokens
-        hidden = max(1, counts[1] * len(index) // recipe.token_count)
-        counts = (max(1, min(counts[0] * len(index) // recipe.token_count, len(index) - hidden)), hidden)
+    counts = mask_counts_of(recipe, len(index))
     (context, target), *further = (
         masks.sample_mask(grid_positions, recipe.grid, recipe.masks, counts, mask_rng, tissue) for _ in range(count)
     )

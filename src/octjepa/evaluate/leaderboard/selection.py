@@ -173,8 +173,8 @@ def _no_selection_reason(target: Target) -> str:
     val = target.values["val"]
     if target.classes and len(np.unique(val)) < 2:
         return f"its {len(val)} validation volumes do not hold two classes"
-    if not target.classes and len(val) < 2:
-        return f"it has {len(val)} validation volumes with a value"
+    if not target.classes and len(np.unique(val)) < 2:
+        return f"its {len(val)} validation volumes with a value do not hold two different ones"
     if target.task == SURVIVAL and (events := int((val > 0).sum())) < MIN_EVENTS:
         return f"{events} of its {len(val)} validation volumes have the event"
     return ""
@@ -214,7 +214,7 @@ def select_option(options: Sequence[Option], target: Target, selection: Selectio
     scored = [
         (option.label, figure if np.isfinite(figure) else None) for option, figure in zip(options, figures, strict=True)
     ]
-    return Choice(options[best], figures[best], scored)
+    return Choice(options[best], scored[best][1], scored)
 
 
 def evaluate_option(option: Option, target: Target, selection: Selection) -> EvaluatedOption:

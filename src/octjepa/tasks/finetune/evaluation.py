@@ -138,13 +138,15 @@ def write_predictions(path: Path, data: TuningData, level: str, scored: dict[str
 
     `scores`: probabilities as if every class were equally common, or the quantity; of an eye or person the mean over
     its volumes. `truth` is empty where the eyes of a person differ, except at the level that was measured, whose rule
-    holds.
+    holds. Labels by visit have no rows of people.
     """
     entries: list[CasePrediction] = []
     for split, (scores, shifts) in scored.items():
         for target, of_volumes, shift in zip(data.targets, scores, shifts, strict=True):
             balanced = apply_logit_shift(of_volumes, shift) if target.fit_target.classes else of_volumes
             for each in LEVELS:
+                if each == "person" and data.evaluation.cases.by_visit:
+                    continue  # scores of several visits are not averaged
                 entries += _at_level(data, target, split, each, level, balanced)
     write_case_predictions(path, entries)
 

@@ -40,7 +40,7 @@ def main() -> int:
     second = parser.add_argument_group("a second loss, on volumes without labels")
     second.add_argument("--with", dest="objective", metavar="OBJECTIVE", help="mae, vjepa or another objective")
     second.add_argument("--store", type=Path, help="the volumes, made with the encoder's preprocessing")
-    second.add_argument("--weight", type=float, default=1.0, help="of this loss; that of the truth is 1")
+    second.add_argument("--weight", type=float, help="of this loss (default: 1); that of the truth is 1")
     second.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of its recipe, such as masks.ratio=0.75")
     arguments = parser.parse_args()
     return exit_code_of(partial(_train, arguments), arguments.out)
@@ -79,14 +79,16 @@ def _unlabelled(
 ) -> Unlabelled | None:
     """The second loss, if there is one. Raises UsageError: only a part of its options is there."""
     if arguments.objective is None:
-        if arguments.store is not None or arguments.overrides:
-            option = "--store" if arguments.store is not None else arguments.overrides[0]
+        given = {"--store": arguments.store, "--weight": arguments.weight}
+        if named := [*(option for option, value in given.items() if value is not None), *arguments.overrides]:
+            option = named[0]
             raise UsageError(f"{option} belongs to a second loss, and none is named: add --with mae, for example")
         return None
     recipe = unlabelled_recipe(encoder.recipe, arguments.objective, settings.batch, arguments.overrides, settings.seed)
     if arguments.store is None:
         raise UsageError(f"--with {arguments.objective} learns from volumes without labels: add --store STORE")
-    return Unlabelled(recipe, Store.open(arguments.store), encoder.network, arguments.weight)
+    weight = 1.0 if arguments.weight is None else arguments.weight
+    return Unlabelled(recipe, Store.open(arguments.store), encoder.network, weight)
 
 
 if __name__ == "__main__":
