@@ -278,14 +278,15 @@ def _trained_by_exam(name: str, seed: int) -> tuple[PretrainedEncoder, float]:
 
     Raises UsageError where a run is not stored.
     """
-    found = [(plan, finished_run(WORK, plan, seed)) for plan in exam_plans(name)]
-    for plan, run in found:
+    plans = exam_plans(name)
+    stored = [finished_run(WORK, plan, seed) for plan in plans]
+    for plan, run in zip(plans, stored, strict=True):
         if run is None:
             raise UsageError(
                 f'no weights of {plan.name}:{seed} in {STARTS}: `make exam ARGS="--train {plan.name}:{seed}"`, then '
                 f'`make exam ARGS="--start {plan.name}:{seed}"` write them'
             )
-    runs = [run for _, run in found if run is not None]
+    runs = [run for run in stored if run is not None]
     return runs[0][0], round(60 * sum(float(about["cpu_minutes"]) for _, about in runs), 1)
 
 
@@ -359,12 +360,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     known = {kind: {_key(run): run for run in map(_run_of, retained.get(kind, []))} for kind in ("validation", "test")}
     if options.time:
         tested = {(run.objective, run.setting) for run in known["test"].values()}
-        found: dict[str, dict[str, float]] = {}
+        seconds: dict[str, dict[str, float]] = {}
         for choice in CHOICES:
             if (choice.objective, choice.setting) in tested:
-                found.setdefault(choice.objective, {})[choice.setting] = seconds_of_update(choice, options.work)
-                print(choice.name, found[choice.objective][choice.setting], flush=True)
-        write_json(options.out, retained | {"seconds_of_update": found})
+                seconds.setdefault(choice.objective, {})[choice.setting] = seconds_of_update(choice, options.work)
+                print(choice.name, seconds[choice.objective][choice.setting], flush=True)
+        write_json(options.out, retained | {"seconds_of_update": seconds})
         return
     if options.longer:
         runs = {_key(run): run for run in map(_run_of, retained.get("longer", []))}

@@ -48,7 +48,7 @@ def test_a_text_among_the_numbers_of_a_quantity_is_named(tmp_path: Path) -> None
     numbers = ["0.1", "0.2", "0.3", "0.45", "0.5", "0.6", "0.75", "0.8"]
     with pytest.raises(UsageError, match=r"1 cell without a number .*'#REF!' in row 10"):
         table(tmp_path / "t.tsv", [*numbers, "#REF!"])
-    with pytest.raises(UsageError, match=r"'CF' in row 10.*begin the file with the line `#classes: CF`"):
+    with pytest.raises(UsageError, match=r"'CF' in row 10.*by a first line, `#classes: CF`"):
         table(tmp_path / "t.tsv", [*numbers, "CF"])
     with pytest.raises(UsageError, match=r"'#DIV/0!' in row 4"):
         table(tmp_path / "t.tsv", ["0", "1", "#DIV/0!"])

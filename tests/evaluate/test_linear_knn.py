@@ -190,4 +190,4 @@ def test_equal_validation_values_choose_nothing() -> None:
     _, target, _ = _problem()
     values = {split: rows.astype(float) for split, rows in target.indices.items()} | {"val": np.zeros(24)}
     age = Target("age", "regression", target.indices, values, (), "h", ())
-    assert "do not hold two different ones" in selection_note(age, np.arange(160).astype(str))
+    assert "do not hold two different values" in selection_note(age, np.arange(160).astype(str))

@@ -202,7 +202,7 @@ def _without_placeholders(
         shown = ", ".join(f"{text!r} in row {row}" for row, text in strange[:5])
         raise UsageError(
             f"{path}: {target} holds {counted(len(strange), 'cell')} without a number among numbers: {shown}; correct "
-            "them, or leave them empty; if a text is a class, begin the file with the line "
+            "them, or leave them empty, or declare a class by a first line, "
             f"`#classes: {strange[0][1]}`"
         )
     return column

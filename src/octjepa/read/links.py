@@ -35,5 +35,5 @@ def check_beside(path: Path, scan: Path) -> None:
 
 
 def text_beside(scan: Path) -> Path | None:
-    """The text file of the same name next to a scan, whose suffix may be in capitals; None where there is none."""
+    """The text file of the same name next to a scan, whose suffix may be in capitals, or None."""
     return next((path for suffix in (".txt", ".TXT") if (path := scan.with_suffix(suffix)).is_file()), None)

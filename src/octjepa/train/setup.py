@@ -140,7 +140,7 @@ def started_run(recipe: Recipe, store: Store, out: Path, resume: bool) -> Iterat
 
 
 def _lock(recipe: Recipe, out: Path, lock: ExitStack) -> None:
-    """Holds the run's folder, and that of its checkpoints where it is elsewhere on this machine."""
+    """Holds the run's folder, and that of its checkpoints if it lies outside of it on this machine."""
     lock.enter_context(writer_lock(out))
     checkpoints = None if recipe.checkpoint.dir is None else parse_location(recipe.checkpoint.dir, within=out)
     if isinstance(checkpoints, Path) and not checkpoints.resolve().is_relative_to(out.resolve()):

@@ -174,7 +174,7 @@ def _no_selection_reason(target: Target) -> str:
     if target.classes and len(np.unique(val)) < 2:
         return f"its {len(val)} validation volumes do not hold two classes"
     if not target.classes and len(np.unique(val)) < 2:
-        return f"its {len(val)} validation volumes with a value do not hold two different ones"
+        return f"its {len(val)} validation volumes do not hold two different values"
     if target.task == SURVIVAL and (events := int((val > 0).sum())) < MIN_EVENTS:
         return f"{events} of its {len(val)} validation volumes have the event"
     return ""

@@ -79,9 +79,9 @@ def _unlabelled(
 ) -> Unlabelled | None:
     """The second loss, if there is one. Raises UsageError: only a part of its options is there."""
     if arguments.objective is None:
-        given = {"--store": arguments.store, "--weight": arguments.weight}
-        if named := [*(option for option, value in given.items() if value is not None), *arguments.overrides]:
-            option = named[0]
+        values = {"--store": arguments.store, "--weight": arguments.weight}
+        if options := [*(option for option, value in values.items() if value is not None), *arguments.overrides]:
+            option = options[0]
             raise UsageError(f"{option} belongs to a second loss, and none is named: add --with mae, for example")
         return None
     recipe = unlabelled_recipe(encoder.recipe, arguments.objective, settings.batch, arguments.overrides, settings.seed)
