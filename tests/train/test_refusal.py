@@ -137,3 +137,15 @@ def test_where_some_are_left_out_and_no_other_can_be_read_the_search_ends() -> N
     finally:
         signal.alarm(0)
     assert store.requests == 16, "a bucket that is gone costs minutes a volume"
+
+
+def test_the_volumes_of_an_update_are_those_that_it_trained_on() -> None:
+    recipe = recipe_of()
+    store = Refusing(recipe, first=1, times=1, number=errno.ENOENT)
+    stream = TrainingDataset(store, recipe, sorted(store.volumes))
+    expected = stream.volume_ids_of_update(0)
+    sample = stream[0]
+    ((unreadable, _),) = sample.unreadable
+    assert unreadable == expected[0]
+    stream.unreadable = {unreadable}
+    assert stream.volume_ids_of_update(0)[0] == sample.volume_id

@@ -304,12 +304,12 @@ class UnreadableVolumes:
 
     def __init__(self, out: Path, volumes: int, lines: Iterable[Mapping[str, Any]] = ()) -> None:
         self._quarantine, self._volumes = Journal(out / "quarantine.jsonl"), volumes
-        self._known = {name for line in lines for name in line.get("unread", ())}
+        self.names = {name for line in lines for name in line.get("unread", ())}
 
     @property
     def count(self) -> int:
         """Volumes that could not be read, or changed after ingest, so far."""
-        return len(self._known)
+        return len(self.names)
 
     def record(self, unreadable: Iterable[tuple[str, str]], runtime: Runtime) -> list[str]:
         """Gathers (volume id, reason) of one update from all ranks; returns the volume ids.
@@ -317,8 +317,8 @@ class UnreadableVolumes:
         Raises OctjepaError when more than a fifth of the training volumes is lost.
         """
         reasons = dict(json.loads(pair) for pair in runtime.all_gather(json.dumps(pair) for pair in unreadable))
-        new = {name: reason for name, reason in sorted(reasons.items()) if name not in self._known}
-        self._known |= set(new)
+        new = {name: reason for name, reason in sorted(reasons.items()) if name not in self.names}
+        self.names |= set(new)
         if runtime.rank == 0 and new:
             written = {entry.get("file") for entry in self._quarantine.read() if entry.get("stage") == "train"}
             from octjepa.reasons import quarantine_record  # only a run with unreadable volumes needs it
@@ -327,9 +327,9 @@ class UnreadableVolumes:
                 _log.warning("volume %s cannot be read; another volume takes its position: %s", name, reason)
                 if name not in written:  # the run may have been killed between the quarantine and metrics.jsonl
                     self._quarantine.append(quarantine_record(name, "", "train", "unreadable_file", reason))
-        if len(self._known) > _MOST_UNREADABLE * self._volumes:
+        if len(self.names) > _MOST_UNREADABLE * self._volumes:
             raise OctjepaError(
-                f"{len(self._known)} of {self._volumes} training volumes cannot be read, the last: "
+                f"{len(self.names)} of {self._volumes} training volumes cannot be read, the last: "
                 f"{next(reversed(reasons.values()))}. Is the store's disk or bucket there? `octjepa inspect STORE "
                 "--verify` lists the volumes that changed after ingest. Repair the store and continue with --resume"
             )

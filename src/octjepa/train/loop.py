@@ -144,6 +144,7 @@ class Trainer:
         self.frozen_target = FrozenTargetCheck(run.model)
         self.throughput = ThroughputMeter(recipe.train.global_batch)
         self.unreadable = UnreadableVolumes(run.out, len(run.training_ids), start.lines)
+        run.dataset.unreadable = self.unreadable.names  # a line about a skipped update names what was in its batch
         self.micro_batcher = MicroBatcher(run.runtime, run.micro_batch, PretrainingMemory(recipe))
         # the encoder that a checkpoint of now would be loaded as
         self.encoder = "student" if recipe.exported_encoder == "student" else "target"

@@ -11,7 +11,7 @@ import logging
 import multiprocessing
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -133,6 +133,7 @@ class TrainingDataset(Dataset[LoadedSample]):
         self.store, self.recipe, self.volume_ids = store, recipe, list(volume_ids)
         self.order = VolumeOrder(volume_ids, recipe.train.seed, domains, recipe.data.balance_power)
         self.excluded: frozenset[str] = frozenset()
+        self.unreadable: Collection[str] = ()  # volumes that proved unreadable, for `volume_ids_of_update`
         self.make: Callable[[CanonicalVolume, Recipe, int], Any] = make_sample
 
     def exclude(self, volume_ids: Iterable[str]) -> None:
@@ -146,9 +147,12 @@ class TrainingDataset(Dataset[LoadedSample]):
         return next(self._volumes_for(position))
 
     def volume_ids_of_update(self, update: int) -> list[str]:
-        """The volumes of the global batch of `update` (from 0)."""
+        """The volumes of the global batch of `update` (from 0), with the replacements of `unreadable` volumes."""
         size = self.recipe.train.global_batch
-        return [self.volume_at(position)[1] for position in range(update * size, (update + 1) * size)]
+        return [
+            next(name for _, name in self._volumes_for(position) if name not in self.unreadable)
+            for position in range(update * size, (update + 1) * size)
+        ]
 
     def _volumes_for(self, position: int) -> Iterator[tuple[int, str]]:
         """(visit, volume id) of the volume at `position`, then of its replacements, without excluded volumes."""

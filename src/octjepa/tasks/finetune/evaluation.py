@@ -130,6 +130,7 @@ def _paired(
             **vars(paired_difference(ours, estimates[row, metric])),
         )
         for against, row in references
+        if np.isfinite(ours.value - estimates[row, metric].value)  # R2 of equal truths has no value
     ]
 
 
