@@ -217,7 +217,7 @@ def plot_objectives(records: Records, path: Path) -> None:
     save_svg(figure, path)
 
 
-def _hours(run: Mapping[str, Any], seconds: Mapping[str, float]) -> float:
+def hours_of(run: Mapping[str, Any], seconds: Mapping[str, float]) -> float:
     """CPU-hours of the updates of a run on the machine of `seconds`: of an update, by setting.
 
     A setting that was not timed is that of a longer run, whose updates cost what those of the first setting cost.
@@ -233,7 +233,7 @@ def _plot_cohort(axes: Axes, records: Records, cohort: str) -> None:
     objectives = list(dict.fromkeys(run["objective"] for run in runs))
     for number, objective in enumerate(objectives):
         mine = [run for run in runs if run["objective"] == objective]
-        hours = [_hours(run, seconds[objective]) for run in mine]
+        hours = [hours_of(run, seconds[objective]) for run in mine]
         values = [run["values"][cohort]["with_drusen"]["value"] for run in mine]
         axes.plot(hours, values, "os^DvP*X"[number % 8], color=f"C{number}", label=objective, ms=5)
     costs = records.json(COSTS, COMMANDS[COSTS])

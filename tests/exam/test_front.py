@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.exam.front import answer, goals, section, verdict, write_front_page
+from benchmarks.exam.front import answer, goals, hours_of, section, verdict, write_front_page
 from benchmarks.exam.measured import (
     BSCANS,
     COSTS,
@@ -68,17 +68,19 @@ def folder(tmp_path: Path) -> Path:
         }
         return {name: {"rows": rows} for name in ("one", "two", "mean")}
 
+    values_of_run = {key: {"with_drusen": _entry(0.2)} for key in both}
     runs = [
-        {"objective": name, "cpu_seconds": seconds, "values": {key: {"with_drusen": _entry(0.2)} for key in both}}
-        for name, seconds in (("mae", 300.0), ("vjepa", 400.0))
+        {"objective": name, "setting": "rate 1e-3", "updates": updates, "values": values_of_run}
+        for name, updates in (("mae", 450), ("vjepa", 260))
     ]
+    seconds = {"mae": {"rate 1e-3": 0.4}, "vjepa": {"rate 1e-3": 0.7}}
     written = {
         TOKENS: tokens,
         TASKS: {"look_alikes": block, "surfaces": block},
         REAL: {"rows": real_values, "differences": real_less},
         BSCANS: {"lesions": of_bscans("ap"), "diagnoses": of_bscans("auroc")},
         EYES: {"tasks": {"task_1_um": {"octjepa": [4.0, 9.0, 8.0, 9.0, 12.0, 9.0, 9.0, 4.0]}}},
-        OBJECTIVES: {"test": runs},
+        OBJECTIVES: {"test": runs, "seconds_of_update": seconds},
         COSTS: {row: {"cpu_hours": 2.0, "note": "-"} for row in ENCODERS},
     }
     for name, content in written.items():
@@ -104,6 +106,12 @@ def test_the_same_records_give_the_same_bytes_on_one_screen(folder: Path, tmp_pa
     assert "| 0.900 (0.850 to 0.950) | 0.700 | 0.600 | 0.300 | 0.300 | 0.300 | 0.300 | 0.300 | 0.950 |" in text
     assert "| 8.2 |" not in text
     assert "| 7.0 |" in text  # `octjepa segment` at ILM, IPL/INL, OPL/ONL and BM
+
+
+def test_hours_are_updates_by_the_seconds_of_one_machine() -> None:
+    seconds = {"rate 5e-4": 2.0, "batch 32": 4.0}
+    assert hours_of({"setting": "batch 32", "updates": 900}, seconds) == 1
+    assert hours_of({"setting": "rate 5e-4 for half an hour", "updates": 1800}, seconds) == 1  # as the first setting
 
 
 def test_ahead_means_that_the_paired_interval_excludes_zero(folder: Path) -> None:
