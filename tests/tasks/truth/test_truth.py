@@ -227,6 +227,17 @@ def test_a_few_updates_lower_the_loss() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("uses", [4, 8])
+def test_each_volume_is_drawn_once_for_all_its_uses(uses: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    volume, drawn = draw_volume(1, 0, MODERATE, RECIPE.preprocessing), []
+    monkeypatch.setattr(TruthTask, "_draw", lambda _, number: drawn.append(number) or volume)
+    network = TruthNetwork(load_encoder("phantom-tiny").network, RECIPE.tokens.patch_size)
+    task = TruthTask(network, RECIPE, TruthSettings(100, uses=uses, token_counts=(16,)), Runtime("fp32"))
+    for update in range(80):
+        task.batch(update)
+    assert drawn == list(range(80 * 16 // uses))
+
+
 def test_the_teacher_keeps_what_labels_do_not_name() -> None:
     def distance(keep: float) -> float:
         """Mean squared distance of the recalled tokens from the teacher's after some updates."""

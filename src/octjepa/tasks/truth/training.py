@@ -149,7 +149,8 @@ class TruthTask(SupervisedTask[TruthBatch]):
         self._schedule = TrainRecipe(
             max_updates=settings.updates, base_lr=settings.learning_rate, warmup_share=0.04, min_lr_ratio=0.01
         )
-        self._volume = lru_cache(settings.batch // settings.uses * (_LAG * (settings.uses - 1) + 1))(self._draw)
+        # All volumes from one use of a volume to its next, or each would be drawn again at every use.
+        self._volume = lru_cache(settings.batch // settings.uses * (_LAG * settings.uses + 1))(self._draw)
 
     def begin_update(self, update: int) -> Any:
         """Sets the learning rate, and returns it for the journal.
