@@ -189,8 +189,8 @@ def _of_exam(name: str, objective: str) -> Choice:
 
 
 LONGER |= {
-    # As much CPU time as the runs `mae_long` and `mae_longest` of the exam, by `seconds_of_update`. They took five hours
-    # without bf16.
+    # As much CPU time as the runs `mae_long` and `mae_longest` of the exam, by `seconds_of_update`; they took five
+    # hours without bf16.
     "truth_longest": replace(LONGER[TRUTH], setting="rate 1e-3 for five hours", updates=6900),
     "mae_longest": _of_exam("mae_longest", "mae"),
     "vjepa_longest": _of_exam("vjepa_longest", "vjepa"),
