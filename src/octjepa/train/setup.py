@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -143,7 +144,8 @@ def _lock(recipe: Recipe, out: Path, lock: ExitStack) -> None:
     """Holds the run's folder, and that of its checkpoints if it lies outside of it on this machine."""
     lock.enter_context(writer_lock(out))
     checkpoints = None if recipe.checkpoint.dir is None else parse_location(recipe.checkpoint.dir, within=out)
-    if isinstance(checkpoints, Path) and not checkpoints.resolve().is_relative_to(out.resolve()):
+    # By its name: a link in the run that leads out of it is refused later, and nothing is made through it.
+    if isinstance(checkpoints, Path) and not Path(os.path.abspath(checkpoints)).is_relative_to(os.path.abspath(out)):
         lock.enter_context(writer_lock(checkpoints))
 
 
