@@ -97,18 +97,23 @@ def test_a_kill_after_the_return_changes_nothing(tmp_path, bad, monkeypatch):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.slow
-def test_where_leaving_out_does_not_help_the_run_ends(tmp_path, monkeypatch):
-    recipe = recipe_of(40)
+def poison_from(first, monkeypatch):
+    """Every update from `first` on has a gradient of NaN, whatever its volumes."""
     honest = loop.accumulate
 
     def poisoned(model, batch, recipe, runtime, update, micro):
         figures = honest(model, batch, recipe, runtime, update, micro)
-        if update >= 6:
+        if update >= first:
             next(model.predictor.parameters()).grad.fill_(float("nan"))
         return figures
 
     monkeypatch.setattr(loop, "accumulate", poisoned)
+
+
+@pytest.mark.slow
+def test_where_leaving_out_does_not_help_the_run_ends(tmp_path, monkeypatch):
+    recipe = recipe_of(40)
+    poison_from(6, monkeypatch)
     with pytest.raises(OctjepaError, match=r"5 updates in a row from \d+ on .* for the 4th time after step-00000006"):
         pretrain(recipe, MemoryStore(recipe.preprocessing, train=200, val=2), tmp_path / "run")
 
@@ -144,15 +149,7 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_it(tmp_path, ca
 
 def test_a_run_that_diverges_is_not_blamed_on_most_of_its_volumes(tmp_path, monkeypatch):
     recipe = recipe_of()
-    honest = loop.accumulate
-
-    def poisoned(model, batch, recipe, runtime, update, micro):
-        figures = honest(model, batch, recipe, runtime, update, micro)
-        if update >= 2:
-            next(model.predictor.parameters()).grad.fill_(float("nan"))
-        return figures
-
-    monkeypatch.setattr(loop, "accumulate", poisoned)
+    poison_from(2, monkeypatch)
     store = MemoryStore(recipe.preprocessing, train=12, val=2)
     with pytest.raises(OctjepaError, match=r"5 updates in a row from 3 on .* of 12 were left. .* lower train.base_lr"):
         pretrain(recipe, store, tmp_path / "run")

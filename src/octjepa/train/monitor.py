@@ -116,12 +116,11 @@ def run_monitor(model: VJEPA3D, runtime: Runtime, monitor_set: MonitorSet, updat
     with runtime.autocast():
         target = _encode(model, batch, student=False, device=runtime.device)
         student = _encode(model, batch, student=True, device=runtime.device)
+        predictions: list[tuple[Tensor, Tensor]] = []
         inputs = (tensor.split(_AT_ONCE) for tensor in batch.inputs(torch.device("cpu")))
-        predictions = [
-            (part.predicted.cpu(), part.target.cpu())
-            for arguments in zip(*inputs, strict=True)
-            for part in [model.predict(*(tensor.to(runtime.device) for tensor in arguments))]
-        ]
+        for volumes in zip(*inputs, strict=True):
+            prediction = model.predict(*(tensor.to(runtime.device) for tensor in volumes))
+            predictions.append((prediction.predicted.cpu(), prediction.target.cpu()))
         views = [_encode(model, draw, monitor_set.of_student, runtime.device) for draw in monitor_set.draws]
     pooled = [torch.nn.functional.layer_norm(view, view.shape[-1:]).mean(dim=1) for view in views]
     model.train(training)
