@@ -1,4 +1,4 @@
-"""What each choice of the exam's encoders is worth: one changed at a time, beside its untrained twin.
+"""What each choice of the exam's encoders is worth: one changed at a time, beside its random initialisation.
 
     python -m benchmarks.ablations [--only mae/lr_1e-3:0] [--seeds 0,1] [--threads 1]
 
@@ -44,12 +44,12 @@ FIGURES = ("token_ap_30", *(f"auroc_{count}" for count in LABELLED))
 HEAD = """# What each choice is worth
 
 Written by `python -m benchmarks.ablations` from `benchmarks/records/exam`; do not edit. Encoders of [the
-exam](README.md) with one choice changed, at the updates of the heading, in bf16; read on training and validation
-people, not on test people: average precision by token from {eyes} eyes, AUROC of an eye over five lesions from
-{labelled} people, by the pooling `{pool}`. In parentheses the same less the untrained twin of the same architecture, in
-the order of the seeds. Most choices have one seed, and seeds of one choice differ by as much as many choices do: a
+exam](README.md) with one choice changed, at the updates of the heading, in bf16; evaluated on training and
+validation people, not on test people: average precision by token from {eyes} eyes, AUROC of an eye over five lesions
+from {labelled} people, by the pooling `{pool}`. Parentheses: the difference from the same network with random weights,
+in the order of the seeds. Most choices have one seed, and seeds of one choice differ by as much as many choices do: a
 small difference, or one that is not there in every seed, says nothing.
-Tokens are left out where none of the labelled eyes' patches holds enough of a lesion to learn from, as of drusen in
+A value is left out if no patch of the labelled eyes holds enough of the lesion to learn from, such as drusen in
 coarse patches.
 """
 
