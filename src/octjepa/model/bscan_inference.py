@@ -140,7 +140,12 @@ def with_statistics(network: nn.Module, bscans: Iterable[Tensor], share: float) 
 
 
 def spread_bscans(images: Tensor, near: np.ndarray) -> Iterator[Tensor]:
-    """At most 16 B-scans with their neighbours, evenly spread over the scan, in batches."""
-    spread = np.unique(np.linspace(0, len(images) - 1, 16).astype(int))
+    """At most 16 B-scans with their neighbours, evenly spread over the scan, in batches; none that is empty.
+
+    Empty B-scans fill a volume up that is narrower than the grid. Statistics of them would depend on the field of view.
+    """
+    filled = np.flatnonzero((images.amax((1, 2)) > images.amin((1, 2))).cpu().numpy())
+    filled = filled if len(filled) else np.arange(len(images))
+    spread = filled[np.unique(np.linspace(0, len(filled) - 1, 16).astype(int))]
     for start in range(0, len(spread), BATCH):
         yield stack_neighbours(images, near, spread[start : start + BATCH])

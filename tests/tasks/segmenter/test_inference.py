@@ -84,6 +84,16 @@ def test_statistics_of_a_scan_weigh_its_bscans_equally(count: int) -> None:
     assert mean.tolist() == pytest.approx([0, float(expected), 0], abs=1e-4)  # no neighbour is near
 
 
+def test_empty_bscans_do_not_enter_the_statistics_of_a_scan() -> None:
+    images = torch.randn(9, 16, 16)
+    images[:3] = images[7:] = 0  # a scan that is narrower than the grid
+    near = near_bscans(9, 0.5, None, sparse=False)
+    shown = torch.cat(list(spread_bscans(images, near)))[:, 1]
+    assert torch.equal(shown, images[3:7])
+    nothing = torch.zeros(3, 16, 16)
+    assert len(torch.cat(list(spread_bscans(nothing, near[:3])))) == 3
+
+
 def test_registration_fill_is_replaced_and_bright_tissue_is_not() -> None:
     image = np.full((60, 40), 30.0, np.float32)
     image[30:34] = 255  # the RPE
