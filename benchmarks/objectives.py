@@ -9,7 +9,8 @@ continues where it stopped, and does not train again what the file has. Take one
 `--longer NAME...` trains `mae`, `vjepa` or `truth` for about half a CPU-hour with AMX, an hour without bf16, with the
 setting that was the best of the first sweep; `--seeds` are 0 unless given. Results go to the same file, as `longer`,
 and the other results there stay. `truth_longest` is `truth` for the time of the exam's longest runs, `mae_longest` and
-`vjepa_longest`, which `make exam` trains on its own phantoms; their stored weights are read on the same eyes.
+`vjepa_longest`, which `make exam` trains on its own phantoms; their stored weights are read on the same eyes. `--store`
+also writes the trained encoders in 16 bit next to those of the exam. A machine without the run then reads these.
 
 `--time` measures the CPU-seconds of one update of each tested choice on this machine, and writes them to the same file
 as `seconds_of_update`, by objective and setting. The plot of `docs/exam` multiplies updates by these seconds, because
@@ -39,9 +40,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.exam.settings import RECIPE, WORK
+from benchmarks.exam.settings import RECIPE, ROOT, WORK
 from benchmarks.exam.tokens import Featurise, of_encoder
 from benchmarks.exam.training import STARTS, Plan, finished_run, read_plans
+from benchmarks.packaged_weights import RECORD, write_package
 from benchmarks.phantom_tokens import (
     PhantomCohort,
     Value,
@@ -250,8 +252,11 @@ def train(choice: Choice, seed: int, work: Path) -> tuple[PretrainedEncoder, flo
     """The encoder of a choice, and the CPU-seconds of its training. Trained once."""
     if choice.exam_run:
         return _trained_by_exam(choice.exam_run, seed)
-    folder = work / "runs" / f"{choice.name}-{seed}"
+    folder, stored = _run_folder(work, choice, seed), stored_folder(choice, seed)
     time_file = folder / "time.json"
+    if not folder.is_dir() and stored.is_dir():
+        about = json.loads((stored / RECORD).read_text(encoding="utf-8"))
+        return load_encoder(stored), float(about["cpu_seconds"])
     recipe = recipe_of(choice, seed)
     if not time_file.is_file():
         torch.manual_seed(seed)
@@ -274,6 +279,39 @@ def train(choice: Choice, seed: int, work: Path) -> tuple[PretrainedEncoder, flo
         write_json(time_file, {"cpu_seconds": spent})
     name = "encoder" if choice.learns_truth else "run"
     return load_encoder(folder / name), float(json.loads(time_file.read_text(encoding="utf-8"))["cpu_seconds"])
+
+
+def _run_folder(work: Path, choice: Choice, seed: int) -> Path:
+    return work / "runs" / f"{choice.name}-{seed}"
+
+
+def stored_folder(choice: Choice, seed: int) -> Path:
+    """Where the encoder of a choice lies in 16 bit, if it was stored."""
+    return STARTS / f"{choice.name}-seed{seed}"
+
+
+def store_encoder(choice: Choice, seed: int, work: Path) -> Path:
+    """Writes the trained encoder of a choice in 16 bit, with its CPU time; returns the folder.
+
+    Raises UsageError where the run is not on this machine.
+    """
+    folder, target = _run_folder(work, choice, seed), stored_folder(choice, seed)
+    trained, time_file = folder / ("encoder" if choice.learns_truth else "run"), folder / "time.json"
+    if not time_file.is_file():
+        raise UsageError(f"{folder} holds no run that has ended: `--longer` without `--store` trains it")
+    encoder = load_encoder(trained)
+    about = {
+        "objective": choice.objective,
+        "setting": choice.setting,
+        "seed": seed,
+        "updates": choice.updates,
+        **json.loads(time_file.read_text(encoding="utf-8")),
+        "weights": encoder.weights_hash()[:12],
+    }
+    name = target.relative_to(ROOT).as_posix() if target.is_relative_to(ROOT) else target.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_package(name, lambda exported: export_encoder(encoder, "safetensors", exported), str, about, target)
+    return target
 
 
 def _trained_by_exam(name: str, seed: int) -> tuple[PretrainedEncoder, float]:
@@ -355,6 +393,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON file of the results")
     parser.add_argument("--longer", nargs="+", choices=sorted(LONGER), help="train these for longer instead")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="of --longer")
+    parser.add_argument("--store", action="store_true", help="store the encoders of --longer in 16 bit")
     parser.add_argument("--time", action="store_true", help="only measure the CPU-seconds of an update")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -376,6 +415,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for name in options.longer:
                 run = run_choice(LONGER[name], seed, options.work, TEST, runs)
                 runs[_key(run)] = run
+                if options.store and not LONGER[name].exam_run:
+                    print(store_encoder(LONGER[name], seed, options.work))
         longer = list(runs.values())
         write_json(options.out, retained | {"longer": [asdict(run) for run in longer]})
         _print("longer", longer)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
-from benchmarks.objectives import CHOICES, LONGER, recipe_of
+from benchmarks import objectives
+from benchmarks.objectives import CHOICES, LONGER, recipe_of, store_encoder, train
 from benchmarks.spectral import SpectralMAE, log_amplitudes
 from benchmarks.token_grids import GRIDS, TWO_SCALES, children_of, of_same_tokens, of_two_scales
 
 from octjepa.encoders import PretrainedEncoder, load_encoder
+from octjepa.encoders.export import export_encoder
+from octjepa.errors import UsageError
+from octjepa.files import write_json
 from octjepa.model import VJEPA3D
 from octjepa.objectives.mae import MAE
 from octjepa.volume import CanonicalVolume
@@ -43,6 +49,22 @@ def test_the_mean_of_one_child_is_the_token_itself() -> None:
 def test_names_of_runs_are_unique() -> None:
     names = [choice.name for choice in (*CHOICES, *LONGER.values(), *GRIDS, *TWO_SCALES)]
     assert len(set(names)) == len(names)
+
+
+def test_a_stored_encoder_is_read_where_the_run_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objectives, "STARTS", tmp_path / "stored")
+    choice, encoder = LONGER["truth_longest"], load_encoder("phantom-tiny")
+    with pytest.raises(UsageError, match="no run that has ended"):
+        store_encoder(choice, 0, tmp_path / "work")
+    run = tmp_path / "work" / "runs" / f"{choice.name}-0"
+    export_encoder(encoder, "safetensors", run / "encoder")
+    write_json(run / "time.json", {"cpu_seconds": 5.5})
+    stored = store_encoder(choice, 0, tmp_path / "work")
+    assert (stored / "model.safetensors").stat().st_size < 16e6
+    found, cpu_seconds = train(choice, 0, tmp_path / "another machine")
+    assert cpu_seconds == 5.5
+    one: CanonicalVolume = volume(encoder.recipe.preprocessing, 1)
+    assert found.encode_volumes([one])[0].features == pytest.approx(encoder.encode_volumes([one])[0].features, abs=1e-2)
 
 
 def test_a_small_token_is_followed_by_the_large_one_around_it() -> None:
