@@ -56,7 +56,7 @@ def test_a_container_of_the_first_version_limits_the_free_memory(
 def test_the_limit_is_the_least_of_machine_shell_and_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "_physical_bytes", lambda: 64 * GIB)
     monkeypatch.setattr(machine.resource, "getrlimit", lambda limit: (machine.resource.RLIM_INFINITY,) * 2)
-    monkeypatch.setattr(machine, "_CGROUP_LIMITS", (tmp_path / "memory.max",))
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
     limit = machine.memory_limit_bytes.__wrapped__
     assert limit() == 64 * GIB
     (tmp_path / "memory.max").write_text(f"{8 * GIB}\n")

@@ -23,7 +23,7 @@ from octjepa.model import VJEPA3D
 from octjepa.recipe import Recipe
 from octjepa.train.data import choose_cohort
 from octjepa.train.engine import take_step
-from octjepa.train.machine import loader_workers
+from octjepa.train.hardware_settings import loader_workers
 from octjepa.train.optimizer import build_optimizer, update_target
 from octjepa.train.plan import peak_bytes, plan
 from octjepa.train.step import accumulate

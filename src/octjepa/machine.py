@@ -17,9 +17,9 @@ from pathlib import Path
 _CPUINFO, _MEMINFO, _STATM = Path("/proc/cpuinfo"), Path("/proc/meminfo"), Path("/proc/self/statm")
 _DEVICES = Path("/dev")
 _CGROUP = Path("/sys/fs/cgroup")
-_CGROUP_LIMITS = (_CGROUP / "memory.max", _CGROUP / "memory/memory.limit_in_bytes")  # of version 2 and of version 1
-# Files below _CGROUP with limit, use and statistics, and the statistic of file pages that can be given back.
-_CGROUP_USE = (
+# Files below _CGROUP with limit, use and statistics, and the statistic of file pages that can be given back: of version
+# 2 and of version 1.
+_CGROUP_MEMORY = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
 )
@@ -69,9 +69,9 @@ def memory_limit_bytes() -> int:
     for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
         if (soft := resource.getrlimit(limit)[0]) != resource.RLIM_INFINITY:
             limits.append(soft)
-    for path in _CGROUP_LIMITS:
+    for limit_file, *_ in _CGROUP_MEMORY:
         try:
-            text = path.read_text(encoding="ascii").strip()
+            text = (_CGROUP / limit_file).read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError):
             continue
         if text.isdecimal():  # else "max"
@@ -106,7 +106,7 @@ def _free_bytes_of_containers() -> list[int]:
     them a container that has read many scans would look full.
     """
     free = []
-    for limit, used, statistics, reclaimable in _CGROUP_USE:
+    for limit, used, statistics, reclaimable in _CGROUP_MEMORY:
         try:
             most, taken = (_CGROUP / limit).read_text().strip(), int((_CGROUP / used).read_text())
             lines = (_CGROUP / statistics).read_text().splitlines()

@@ -217,7 +217,7 @@ def test_small_shared_memory_fails_only_with_loader_processes(tmp_path, monkeypa
 
 
 def test_threads_beyond_the_cores_are_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr("octjepa.train.machine.cores", lambda: 2)
+    monkeypatch.setattr("octjepa.train.hardware_settings.cores", lambda: 2)
     monkeypatch.setattr(machine.torch, "get_num_threads", lambda: 8)
     found = machine_with(tmp_path)["threads"]
     assert (found.state, found.to_do) == ("warning", "set OMP_NUM_THREADS=2")
@@ -226,7 +226,7 @@ def test_threads_beyond_the_cores_are_a_warning(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_every_choice_of_a_run_is_named_with_its_reason(tmp_path, monkeypatch):
     recipe = small_recipe(machine={"loader_workers": 3})
-    monkeypatch.setattr("octjepa.train.machine.cores", lambda: 2)
+    monkeypatch.setattr("octjepa.train.hardware_settings.cores", lambda: 2)
     monkeypatch.setattr(machine.torch, "get_num_threads", lambda: 2)
     found = by_name(machine.choice_checks(Setup(tmp_path, recipe)))
     assert list(found) == ["threads", "compile", "attention", "loader workers", "data on"]

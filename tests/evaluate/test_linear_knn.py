@@ -49,6 +49,15 @@ def test_rotation_changes_no_prediction() -> None:
     assert np.allclose(whole.predict_proba(unseen), turned.predict_proba(space.test), atol=1e-4)
 
 
+def test_rounding_of_a_constant_feature_does_not_count() -> None:
+    x, target, _ = _problem(features=30)
+    rounding = 1 + 1e-7 * np.random.default_rng(1).integers(-1, 2, size=(len(x), 20))  # as a sum in fp32 rounds
+    with_constants = probe_features.feature_space(np.concatenate([x, rounding], axis=1), target)
+    alone = probe_features.feature_space(x, target)
+    assert np.array_equal(with_constants.train, alone.train)
+    assert np.array_equal(with_constants.test, alone.test)
+
+
 @pytest.mark.parametrize("classes", [2, 3])
 def test_linear_is_the_chosen_logistic_regression(classes: int) -> None:
     x, target, person_ids = _problem(classes, features=30)

@@ -232,6 +232,9 @@ def test_layers_are_found_in_the_background_and_a_scan_that_nobody_asks_for_is_g
     assert failing.state(volume).reason == "the network cannot be read"
     with pytest.raises(UsageError, match="cannot be read"):
         failing.layers(volume)
+    failing._cache.error = None  # type: ignore[attr-defined]
+    time.sleep(0.6)  # nobody asks
+    until(lambda: failing.state(volume).state == "ready")
 
 
 def test_a_scan_that_is_too_large_is_not_held_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ import torch
 
 from octjepa.checkpoint import folder
 from octjepa.errors import UsageError
+from octjepa.train.hardware_settings import choose_data_on, compiles, loader_workers, stored_bytes
 from octjepa.train.loop import pretrain
-from octjepa.train.machine import choose_data_on, compiles, loader_workers, stored_bytes
 from octjepa.views.cuts import DeviceLookup, cut_batches, make_patches
 from octjepa.views.device_store import DeviceStore
 from octjepa.views.loader import TrainingDataset, training_batches
@@ -81,19 +81,19 @@ def test_a_gpu_holds_the_voxels_where_they_fill_a_quarter_of_it(monkeypatch):
 
 def test_processes_and_compiled_blocks_follow_the_device(monkeypatch):
     recipe = small_recipe()
-    monkeypatch.setattr("octjepa.train.machine.cores", lambda: 12)
+    monkeypatch.setattr("octjepa.train.hardware_settings.cores", lambda: 12)
     assert (loader_workers(recipe, CPU), loader_workers(recipe, CUDA)) == (0, 11)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert loader_workers(recipe, CUDA) == 2
     assert loader_workers(small_recipe(machine={"loader_workers": 5}), CUDA) == 5
-    monkeypatch.setattr("octjepa.train.machine.importlib.util.find_spec", lambda name: name)
-    monkeypatch.setattr("octjepa.train.machine.shutil.which", lambda name: name)
+    monkeypatch.setattr("octjepa.train.hardware_settings.importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("octjepa.train.hardware_settings.shutil.which", lambda name: name)
     assert compiles(recipe, CUDA, 1000)
     assert not compiles(recipe, CUDA, 999)
     assert not compiles(recipe, CPU, 1000)
     assert compiles(small_recipe(machine={"compile": True}), CPU, 1)
     assert not compiles(small_recipe(machine={"compile": False}), CUDA, 1000)
-    monkeypatch.setattr("octjepa.train.machine.shutil.which", lambda name: None)
+    monkeypatch.setattr("octjepa.train.hardware_settings.shutil.which", lambda name: None)
     assert not compiles(recipe, CUDA, 1000), "without a C compiler there is nothing to build with"
 
 

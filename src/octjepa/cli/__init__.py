@@ -11,6 +11,6 @@ from __future__ import annotations
 
 # isort: off
 from octjepa.cli.root import app, main
-from octjepa.cli import data, datasets, recipes, training, results, tuning, segmentation, machine
+from octjepa.cli import data, datasets, recipes, training, results, tuning, segmentation, doctor
 
-__all__ = ["app", "data", "datasets", "machine", "main", "recipes", "results", "segmentation", "training", "tuning"]
+__all__ = ["app", "data", "datasets", "doctor", "main", "recipes", "results", "segmentation", "training", "tuning"]

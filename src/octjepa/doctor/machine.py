@@ -26,7 +26,7 @@ from octjepa.model import VJEPA3D
 from octjepa.objectives.loss import token_grid_positions, training_loss
 from octjepa.recipe import Recipe
 from octjepa.remote import is_remote
-from octjepa.train.machine import COMPILE_FROM, choose_for_machine, loader_workers
+from octjepa.train.hardware_settings import COMPILE_FROM, choose_for_machine, loader_workers
 from octjepa.train.plan import METRICS_BYTES
 from octjepa.views.sample import token_positions
 

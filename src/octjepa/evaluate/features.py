@@ -27,6 +27,7 @@ MAX_NEIGHBOURS = 49
 FOLDS = 5
 # A validation split with fewer people (of each class) selects worse than cross-validation over the training people.
 MIN_VAL_PEOPLE = 20
+_ROUNDING = 1e-6  # relative
 COVARIATES = ("age", "clinical_site", "device")
 
 
@@ -110,7 +111,8 @@ def feature_space(features: Float[np.ndarray, "volumes features"], target: Targe
     """Standardises by the training volumes of `target`, scales, and rotates to their principal axes."""
     train = features[target.indices["train"]]
     mean, std = train.mean(axis=0), train.std(axis=0)
-    varied = std > 1e-8 * np.maximum(np.abs(mean), 1e-12)  # constant features carry nothing and have no spread
+    # A constant feature carries nothing. Its spread is rounding in fp32, which scaling would turn into unit noise.
+    varied = std > _ROUNDING * np.maximum(np.abs(mean), 1e-12)
     if not varied.any():
         blank = {split: np.zeros((len(positions), 1)) for split, positions in target.indices.items()}
         return FeatureSpace(blank["train"], blank["val"], blank["test"])

@@ -32,7 +32,7 @@ from octjepa.recipe import Recipe
 from octjepa.record import Record
 from octjepa.train.data import batch_shares
 from octjepa.train.engine import take_step
-from octjepa.train.machine import choose_for_machine, compiles, describe_choices, loader_workers
+from octjepa.train.hardware_settings import choose_for_machine, compiles, describe_choices, loader_workers
 from octjepa.train.optimizer import (
     build_optimizer,
     lr_curve,

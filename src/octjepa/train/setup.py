@@ -26,7 +26,7 @@ from octjepa.recipe import Recipe
 from octjepa.store import Store
 from octjepa.train.checkpointing import RunLocation, Start, start_from
 from octjepa.train.data import batch_shares, choose_cohort
-from octjepa.train.machine import (
+from octjepa.train.hardware_settings import (
     Choice,
     choose_for_machine,
     compiles,

@@ -2,7 +2,8 @@
 
 In: an `OCTVolume` and the notes of its index entry. Out: its state (running, ready, failed), and then the boundaries,
 classes and measurement. One scan is segmented at a time. A scan that the page has not requested for some seconds is
-given up, because another eye was opened; the next request starts it again. Results are retained by `LayerCache`.
+given up, because another eye was opened; the next request starts it again. So does the first request after a failure
+and as long a pause, because the cause may be gone. Results are retained by `LayerCache`.
 """
 
 from __future__ import annotations
@@ -106,7 +107,6 @@ class ScanLayers:
             if volume.content_hash in self._held:
                 return LayerState("ready", total, total)
             job = self._job(volume)
-            job.requested = time.monotonic()
             if job.reason:
                 return LayerState("failed", job.done, total, job.reason)
             return LayerState("running", job.done, total)
@@ -129,11 +129,12 @@ class ScanLayers:
                     job.waiting -= 1
 
     def _job(self, volume: OCTVolume) -> _Job:
-        """The job of `volume`, started if there is none. The lock is held."""
+        """The job of `volume`, requested now; started if there is none, or an old failure. The lock is held."""
         job = self._jobs.get(volume.content_hash)
-        if job is None:
+        if job is None or (job.reason and time.monotonic() - job.requested > _GIVEN_UP_SECONDS):
             job = self._jobs[volume.content_hash] = _Job()
             threading.Thread(target=self._work, args=(job, volume), daemon=True).start()
+        job.requested = time.monotonic()
         return job
 
     def _work(self, job: _Job, volume: OCTVolume) -> None:
@@ -163,6 +164,7 @@ class ScanLayers:
             job.reason = f"the network failed ({type(error).__name__})"
             raise
         finally:
+            job.requested = time.monotonic()  # those who wait for it get the reason, not another try
             job.finished.set()
 
 

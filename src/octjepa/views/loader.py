@@ -291,7 +291,7 @@ def _loader(
 ) -> Iterator[Any]:
     """Batches of `dataset` at `positions`, in order; errors of worker processes are translated."""
     with warnings.catch_warnings():
-        # of more processes than cores, which the trainings report in a separate line (`octjepa.train.machine`)
+        # of more processes than cores, which the trainings report themselves (`octjepa.train.hardware_settings`)
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         loader: DataLoader[Any] = DataLoader(
             dataset,

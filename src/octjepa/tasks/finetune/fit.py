@@ -53,8 +53,8 @@ from octjepa.tasks.finetune.recipe import FinetuneRecipe
 from octjepa.tasks.finetune.result import FinetuneResult, TunedWithFewerLabels
 from octjepa.tasks.finetune.training import tune
 from octjepa.tasks.finetune.tuning_data import TuningData, prepare_tuning_data
+from octjepa.train.hardware_settings import choose_loader_workers, choose_threads, print_choices
 from octjepa.train.learner import STATES
-from octjepa.train.machine import choose_loader_workers, choose_threads, print_choices
 from octjepa.views.workers import translate_worker_errors
 
 COMMAND = "octjepa finetune"

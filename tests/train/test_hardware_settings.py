@@ -20,7 +20,7 @@ from octjepa.model import blocks
 from octjepa.progress import set_quiet
 from octjepa.recipe import Recipe
 from octjepa.train import plan as planning
-from octjepa.train.machine import (
+from octjepa.train.hardware_settings import (
     Choice,
     choose_attention,
     choose_compile,
@@ -33,6 +33,8 @@ from octjepa.train.setup import prepare_run
 from octjepa.views.loader import TrainingDataset, training_batches
 from synthetic import MemoryStore, small_recipe
 
+SETTINGS = "octjepa.train.hardware_settings"
+
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
@@ -41,7 +43,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """`machine(cores, threads, processes)`: those of this machine from now on."""
 
     def become(cores: int, threads: int = 1, processes: int = 1) -> None:
-        monkeypatch.setattr("octjepa.train.machine.cores", lambda: cores)
+        monkeypatch.setattr(f"{SETTINGS}.cores", lambda: cores)
         monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -107,8 +109,8 @@ def test_a_gpu_without_a_compiler_runs_uncompiled_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, has_triton: bool, has_compiler: bool, missing: str
 ) -> None:
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr("octjepa.train.machine.importlib.util.find_spec", lambda name: name if has_triton else None)
-    monkeypatch.setattr("octjepa.train.machine.shutil.which", lambda name: name if has_compiler else None)
+    monkeypatch.setattr(f"{SETTINGS}.importlib.util.find_spec", lambda name: name if has_triton else None)
+    monkeypatch.setattr(f"{SETTINGS}.shutil.which", lambda name: name if has_compiler else None)
     choice = choose_compile(small_recipe(), CUDA, 1000)
     assert choice.value is False
     assert choice.reason.startswith(missing)
@@ -128,7 +130,7 @@ def test_the_attention_reported_is_that_of_the_blocks(
 ) -> None:
     """24 tokens, of which the encoder has fewer than 15 and the predictor more."""
     monkeypatch.setattr(blocks, "PLAIN_TOKENS", plain_tokens)
-    monkeypatch.setattr("octjepa.train.machine.PLAIN_TOKENS", plain_tokens)
+    monkeypatch.setattr(f"{SETTINGS}.PLAIN_TOKENS", plain_tokens)
     recipe = with_precision(small_recipe(), name)
     context, target = recipe.mask_counts
     assert 5 < context < 15 < context + target <= 24
@@ -188,7 +190,7 @@ def test_a_run_prints_where_it_makes_views_also_when_memory_is_used_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = prepared(tmp_path / "run", small_recipe())
-    monkeypatch.setattr("octjepa.train.machine.choose_data_on", lambda *_: Choice("patches", "less memory is free"))
+    monkeypatch.setattr(f"{SETTINGS}.choose_data_on", lambda *_: Choice("patches", "less memory is free"))
     run.print_choices()
     assert capsys.readouterr().err.rstrip().endswith("data_on host")
 
