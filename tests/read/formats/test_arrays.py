@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import struct
 import zipfile
 from pathlib import Path
+from typing import Literal
 
 import h5py
 import numpy as np
@@ -271,7 +273,27 @@ def test_an_hdf5_link_to_another_file_is_not_followed(tmp_path: Path) -> None:
     assert refused(path).reason == "no_pixel_data"
 
 
-# Files that were cut, or point elsewhere
+# Files that were cut, are written again, or point elsewhere
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_pixels_of_an_npy_stay_when_the_file_is_written_again(order: Literal["C", "F"], tmp_path: Path) -> None:
+    path = npy(tmp_path / "scan.npy", np.asarray(PIXELS, order=order))
+    volume = read_volume(path, spacing_mm=SPACING)
+    with path.open("r+b") as file:
+        file.seek(128)
+        file.write(bytes(PIXELS.size))
+    assert np.array_equal(volume.pixels, PIXELS)
+
+
+def test_an_npy_that_shrinks_while_it_is_read_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = npy(tmp_path / "scan.npy", PIXELS)
+
+    def shrink(*_: object) -> None:
+        os.truncate(path, PIXELS.size // 2)
+
+    monkeypatch.setattr("octjepa.read.formats.arrays._check_header", shrink)
+    assert refused(path).reason == "truncated"
 
 
 @pytest.mark.parametrize("name", ["scan.nii", "scan.nii.gz", "scan.mha", "scan.npy", "scan.npz", "scan.mat"])

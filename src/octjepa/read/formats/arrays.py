@@ -339,9 +339,13 @@ def read_npy(path: Path) -> RawScan:
     size = path.stat().st_size
     with path.open("rb") as file:
         header = _read_header(file)
-    _check_header(header, size - header.offset, size, 1)
+        _check_header(header, size - header.offset, size, 1)
+        # Not mapped: the pixels would change, or the program end, when the file is written again.
+        buffer = np.empty(header.data_bytes, np.uint8)
+        if file.readinto(buffer.data) < len(buffer):
+            raise rejection("truncated", "the file became shorter while it was read")
     order: Literal["F", "C"] = "F" if header.fortran_order else "C"
-    values = np.memmap(path, header.dtype, "r", header.offset, header.shape, order)
+    values = np.ndarray(header.shape, header.dtype, buffer, order=order)
     return array_scan("npy", values, ArrayMetadata(), _LAYOUT)
 
 
