@@ -181,6 +181,39 @@ def test_labels_and_identity_inside_an_archive(tmp_path: Path) -> None:
     assert volume.laterality == "OD"
 
 
+def test_numbers_and_dates_of_a_person_are_no_labels(tmp_path: Path) -> None:
+    numbers = (
+        "nhs_number",
+        "record_number",
+        "medicalRecordNo",
+        "file_no",
+        "caseNumber",
+        "case_id",
+        "medicare",
+        "accessionNo",
+    )
+    others = ("acquisition_date", "examDate", "yob", "timestamp", "zip_code")
+    labels = {
+        "stage": 2,
+        "visit_number": 3,
+        "lesion_no": 4,
+        "number_of_injections": 5,
+        "drusen_count": 6,
+        "surgery_candidate": 1,
+        "case": 1,
+        "fluid": 1,
+        "fluid_number": 2,
+        "time_to_event": 7,
+        "updated_grade": 1,
+    }
+    for name in (*numbers, *others):
+        members = {name: np.array(19480514), **labels}
+        np.savez(tmp_path / "scan.npz", oct_bscans=PIXELS, **members)  # type: ignore[arg-type]
+        volume = read_volume(tmp_path / "scan.npz", spacing_mm=SPACING)
+        assert volume.labels == labels, name
+        assert volume.personal == (("OtherPatientIDs",) if name in numbers else ()), name
+
+
 @pytest.mark.parametrize("suffix", ["npz", "mat"])
 @pytest.mark.parametrize(
     ("number", "text"), [(1234567, "1234567"), (20231234.0, "20231234"), (2**53 + 1, str(2**53 + 1)), (12.5, "12.5")]

@@ -85,7 +85,14 @@ _CLASS_TEXT = """
 _CLASS_WORDS = frozenset(_CLASS_TEXT.split())
 _IDENTIFYING = re.compile(
     r"patient|person|subject|name|operator|physician|doctor|nurse|hospital|clinic(?!al)|institut|mail|phone|address"
-    r"|birth|dob$|mrn|ssn|passport|insur|contact|comment|remark|note|free_?text|(^|_)id$|uid"
+    r"|birth|[dy]ob$|mrn|ssn|passport|insur|contact|comment|remark|note|free_?text|(^|_)id$|(?<!fl)uid"
+    r"|(?<!candi)date(?!d)|timestamp|initials|zip|post(al)?_?code"
+)
+# Numbers that registers and hospitals give a person. `visit_number` and `lesion_no` are ordinary labels.
+_PERSON_NUMBER = re.compile(
+    r"nhs|medicare|medicaid|uhid|accession|(^|_)record$"
+    r"|((^|_)(case|chart|exam|file|folder|id|reg|study|tax)|account|card|health|hospital|identity|insurance|member"
+    r"|national|patient|person|record|registration|security|subject)_?(id|no|nr|num|number)$"
 )
 _LABEL_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
 
@@ -233,8 +240,10 @@ def array_metadata(small: Mapping[str, np.ndarray], shapes: Mapping[str, Sequenc
                 header[role] = f"{header.get(role, '')} {_text(values)}".strip()
         elif role := _role(key, _FIELDS):
             header[role] = _text(values)
+        elif _PERSON_NUMBER.search(key):
+            personal.append("OtherPatientIDs")
         elif _IDENTIFYING.search(key):
-            continue  # patient, fullname, operator, hospital, email_address: a name or a number of somebody
+            continue  # patient, fullname, operator, hospital, email_address, exam_date: what narrows a person down
         elif _LABEL_NAME.fullmatch(name) and array.dtype.kind in "biufSU":
             personal += [field_name] if (field_name := _role(key, _DEMOGRAPHIC)) else []
             for index, value in enumerate(values):
