@@ -227,6 +227,31 @@ def test_a_person_id_that_is_a_number_keeps_all_its_digits(
     assert read_volume(path).person_id == text
 
 
+@pytest.mark.parametrize("suffix", ["npz", "mat"])
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"person_id": "P017", "pid": np.array([1, 2]), "laterality": "OD", "eye": 1},
+        {
+            "pid": "unknown",
+            "patient_id": "P017",
+            "subject_id": "P018",
+            "eye": 1,
+            "laterality": "OD",
+            "image_laterality": "L",
+        },
+    ],
+)
+def test_of_several_members_for_one_fact_the_first_that_states_it_counts(
+    members: dict[str, np.ndarray | str | int], suffix: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"scan.{suffix}"
+    arrays = {"oct_bscans": PIXELS, "spacing_mm": np.array(SPACING), **members}
+    np.savez(path, **arrays) if suffix == "npz" else savemat(path, arrays)
+    volume = read_volume(path)
+    assert (volume.person_id, volume.laterality) == ("P017", "OD")
+
+
 @pytest.mark.parametrize("name", ["pattern", "scan_pattern"])
 def test_a_pattern_that_a_member_states_is_used(tmp_path: Path, name: str) -> None:
     np.savez(tmp_path / "star.npz", oct_bscans=PIXELS, spacing_mm=SPACING, **{name: "radial"})

@@ -26,8 +26,10 @@ import numpy as np
 from octjepa.errors import VolumeRejected
 from octjepa.read.formats.axes import axes_word
 from octjepa.read.formats.sequence import MIN_FRAMES
+from octjepa.read.identity import parse_laterality
 from octjepa.read.intensity import check_size, to_uint8
 from octjepa.read.memory_budget import DEFLATE_RATIO, array_bytes, check_memory
+from octjepa.read.personal_data import is_placeholder
 from octjepa.read.raw_scan import AxisSpacing, FrameGeometry, HeaderFields, RawScan, StoredAxes
 from octjepa.reasons import rejection
 from octjepa.volume import Pattern
@@ -208,6 +210,11 @@ def _role(key: str, names: Mapping[str, Sequence[str]]) -> str:
     return next((role for role, aliases in names.items() if key in aliases), "")
 
 
+def _is_usable(role: str, text: str) -> bool:
+    """Whether a text states the fact: an eye, or no placeholder. One that does not is replaced by another member's."""
+    return parse_laterality(text) is not None if role == "laterality" else not is_placeholder(text)
+
+
 def array_metadata(small: Mapping[str, np.ndarray], shapes: Mapping[str, Sequence[int]]) -> ArrayMetadata:
     """`small` are the members that `is_small` admits, `shapes` those of all numeric members, the scan's included.
 
@@ -239,7 +246,9 @@ def array_metadata(small: Mapping[str, np.ndarray], shapes: Mapping[str, Sequenc
                 role = _COMPARED[field_name]
                 header[role] = f"{header.get(role, '')} {_text(values)}".strip()
         elif role := _role(key, _FIELDS):
-            header[role] = _text(values)
+            text = _text(values)
+            if text and not _is_usable(role, header.get(role, "")):
+                header[role] = text
         elif _PERSON_NUMBER.search(key):
             personal.append("OtherPatientIDs")
         elif _IDENTIFYING.search(key):
