@@ -216,6 +216,21 @@ def test_most_sources_decide_the_eye(tmp_path: Path) -> None:
     assert "laterality_disagrees" in volume.notes
 
 
+@pytest.mark.parametrize("no_eye", ["U", "B", "UNKNOWN"])
+def test_a_laterality_that_names_no_eye_does_not_hide_another(no_eye: str, tmp_path: Path) -> None:
+    ds = make_dataset(PIXELS)
+    shared, first = Dataset(), Dataset()
+    shared.FrameLaterality, first.FrameLaterality = no_eye, "L"
+    ds.SharedFunctionalGroupsSequence[0].FrameAnatomySequence = [shared]
+    ds.ImageLaterality, ds.Laterality = no_eye, "L"
+    volume = read_volume(save(ds, tmp_path / "a.dcm"))
+    assert (volume.laterality, volume.laterality_source) == ("OS", "header")
+    del ds.Laterality
+    ds.PerFrameFunctionalGroupsSequence[0].FrameAnatomySequence = [first]
+    volume = read_volume(save(ds, tmp_path / "b.dcm"))
+    assert (volume.laterality, volume.laterality_source) == ("OS", "frame")
+
+
 def test_a_file_name_is_one_source_of_the_eye(tmp_path: Path) -> None:
     ds = make_dataset(PIXELS)
     ds.ImageLaterality = "R"
