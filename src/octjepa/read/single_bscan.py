@@ -200,7 +200,7 @@ def is_picture(path: Path) -> bool:
 
 
 def _file_names(folder: Path) -> list[str]:
-    """The names of the files in a folder, without hidden ones. Raises VolumeRejected unreadable_folder."""
+    """The names of the files in a folder that are not hidden. Raises VolumeRejected unreadable_folder."""
     try:
         return [file.name for file in folder.iterdir() if file.is_file() and not file.name.startswith(".")]
     except OSError as error:
@@ -224,7 +224,8 @@ def find_bscans(source: Path) -> list[Path]:
         try:
             names = _file_names(folder)
         except VolumeRejected:
-            unreadable.append(folder)
+            if folder.parent not in unreadable:  # what is in a folder without permission is refused with it
+                unreadable.append(folder)
             continue
         if LAYERS in names:
             continue

@@ -129,7 +129,7 @@ def _date(element: Element | None, xpath: str) -> str:
 
 
 def _around(root: Element, tag: str, series: Element) -> list[Element]:
-    """The elements called `tag` that hold `series`; all of them where none does, as some anonymisers leave it."""
+    """The elements called `tag` that hold `series`; all of them if none does, as some anonymisers leave it."""
     elements = list(root.iter(tag))
     return [element for element in elements if any(part is series for part in element.iter("Series"))] or elements
 
