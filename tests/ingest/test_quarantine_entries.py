@@ -99,7 +99,7 @@ def test_another_programs_manifest_is_reported_only(tmp_path: Path, caplog: pyte
         manifest(tmp_path, "1,2", name="participants.csv", columns="name,size")
         caplog.clear()
         assert [file.row for file in discover([source]).files] == [None]
-        assert caplog.text.count("manifest.csv has no column 'filepath' (found series, size)") == 1
+        assert caplog.text.count("manifest.csv has no column 'filepath' (found 2 other columns)") == 1
         assert caplog.text.count("participants.csv has no column of person ids") == 1
     assert find_row(path) is None
 

@@ -234,6 +234,13 @@ def test_radial_scans_are_recognised_and_their_circles_dropped(tmp_path: Path) -
     assert "slice" in volume.uncertain
 
 
+def test_lines_of_zeros_are_not_stated(tmp_path: Path) -> None:
+    ds = _located(make_dataset(PIXELS), [[0.0] * 4] * len(PIXELS))
+    ds.Manufacturer, ds.ManufacturerModelName = "Acme", "X1"
+    volume = read(ds, tmp_path)
+    assert (volume.pattern, volume.shape, volume.provenance["slice"]) == ("raster", PIXELS.shape, "positions")
+
+
 def test_triton_3d_radial_is_a_raster(tmp_path: Path) -> None:
     ds = without_positions(make_dataset(PIXELS))
     ds.ManufacturerModelName, ds.ProtocolName = "Triton", "triton 3d radial oct"
@@ -255,6 +262,16 @@ def test_the_field_in_a_protocol_is_not_a_count(protocol: str, slow_mm: float, f
     assert spacing is not None
     assert spacing.slice_mm == pytest.approx(slow_mm / 128)
     assert spacing.column_mm == pytest.approx(fast_mm / 512)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "slow_mm", "fast_mm"),
+    [("angiography 3x3 mm", 3, 3), ("macula 12 x 9 mm", 9, 12), ("macular cube 512x128", 6, 6), ("", 6, 6)],
+)
+def test_a_cirrus_field_is_the_stated_one_else_6_mm(protocol: str, slow_mm: float, fast_mm: float) -> None:
+    spacing = protocol_spacing("zeiss_cirrus", protocol, (245, 1024, 350))
+    assert spacing is not None
+    assert (spacing.slice_mm, spacing.column_mm) == pytest.approx((slow_mm / 245, fast_mm / 350))
 
 
 def test_laterality_and_device_sources_are_cross_checked(tmp_path: Path) -> None:

@@ -91,6 +91,13 @@ def test_a_plain_study_id_stays(person: str, name: str, born: str, tmp_path: Pat
         ("period/mosaic.dcm", None),
         ("P7_R_001.dcm", "OD"),
         ("P7/scan_r1.dcm", None),
+        ("ni\u00f1os/scan.dcm", None),
+        ("nin\u0303os/scan.dcm", None),
+        ("datos_5_a\u00f1os/scan.dcm", None),
+        ("f\u00fcr/P7/scan.dcm", None),
+        ("AK\u0130L/scan.dcm", None),
+        ("ni\u00f1os/P7_OS.dcm", "OS"),
+        ("M\u00fcller_R/scan.dcm", "OD"),
     ],
 )
 def test_the_path_is_the_last_source_of_the_eye(location: str, eye: str | None, tmp_path: Path) -> None:
@@ -207,6 +214,33 @@ def test_most_sources_decide_the_eye(tmp_path: Path) -> None:
     volume = read_volume(save(ds, tmp_path / "1234_maestro2_3d_macula_oct_r_1.2.3.dcm"))
     assert (volume.laterality, volume.laterality_source) == ("OD", "frame")
     assert "laterality_disagrees" in volume.notes
+
+
+@pytest.mark.parametrize("no_eye", ["U", "B", "UNKNOWN"])
+def test_a_laterality_that_names_no_eye_does_not_hide_another(no_eye: str, tmp_path: Path) -> None:
+    ds = make_dataset(PIXELS)
+    shared, first = Dataset(), Dataset()
+    shared.FrameLaterality, first.FrameLaterality = no_eye, "L"
+    ds.SharedFunctionalGroupsSequence[0].FrameAnatomySequence = [shared]
+    ds.ImageLaterality, ds.Laterality = no_eye, "L"
+    volume = read_volume(save(ds, tmp_path / "a.dcm"))
+    assert (volume.laterality, volume.laterality_source) == ("OS", "header")
+    del ds.Laterality
+    ds.PerFrameFunctionalGroupsSequence[0].FrameAnatomySequence = [first]
+    volume = read_volume(save(ds, tmp_path / "b.dcm"))
+    assert (volume.laterality, volume.laterality_source) == ("OS", "frame")
+
+
+def test_a_file_name_is_one_source_of_the_eye(tmp_path: Path) -> None:
+    ds = make_dataset(PIXELS)
+    ds.ImageLaterality = "R"
+    ds.SharedFunctionalGroupsSequence[0].FrameAnatomySequence = []
+    name = "1001_maestro2_3d_macula_oct_l_1.2.3.dcm"
+    volume = read_volume(save(ds, tmp_path / name))
+    assert (volume.laterality, volume.laterality_source) == ("OD", "header")
+    assert "laterality_disagrees" in volume.notes
+    volume = read_volume(save(ds, tmp_path / "OS" / name))  # the folder is a source of its own
+    assert (volume.laterality, volume.laterality_source) == ("OS", "name")
 
 
 def test_a_row_of_another_scan_is_noticed(tmp_path: Path) -> None:

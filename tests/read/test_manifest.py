@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from collections.abc import Callable
 
 import pytest
 
@@ -30,6 +32,17 @@ def test_a_table_that_would_be_read_wrongly_is_refused(table: str, message: str)
 def test_an_open_quotation_mark_in_a_manifest_is_refused() -> None:
     with pytest.raises(UsageError, match="Close every quotation mark"):
         parse_manifest('person_id\tnotes\tfilepath\n1\t"left\ta.dcm\n2\t\tb.dcm\n', "/data", "manifest.tsv")
+
+
+@pytest.mark.parametrize(
+    "parse", [lambda text: parse_manifest(text, "/d", "a.tsv"), lambda text: parse_participants(text, "a.tsv")]
+)
+def test_a_message_about_columns_repeats_no_cell(parse: Callable[[str], object]) -> None:
+    with pytest.raises(UsageError, match=r"\(found 3 other columns\)") as caught:
+        parse("Doe Jane\t1950-01-01\tb1.dcm\nRoe Rick\t1944-02-03\tb2.dcm\n")
+    assert not re.search("doe|1950|b1", str(caught.value).lower())
+    with pytest.raises(UsageError, match=r"\(found laterality, age and 1 other column\)"):
+        parse("Laterality\tage\tDoe Jane\nL\t61\t\n")
 
 
 def test_quotation_marks_line_breaks_and_empty_cells_stay_readable() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from octjepa.errors import VolumeRejected
 from octjepa.read.anatomy import check_anatomy
 from octjepa.read.dicom_file import PIXEL_GROUP, DicomStream, open_dicom, read_header
 from octjepa.read.frames import check_one_eye, has_decimal_comma, pixel_measures, read_frame_geometry
+from octjepa.read.identity import parse_laterality
 from octjepa.read.personal_data import is_placeholder, personal_fields
 from octjepa.read.pixels import MAX_FRAMES, check_size, decode_pixels, integer, read_layout
 from octjepa.read.raw_scan import FrameGeometry, HeaderFields, RawScan
@@ -333,14 +334,19 @@ def stated_text(header: Dataset, keyword: str) -> str:
     return "" if is_placeholder(text) else text
 
 
-def _first_frame_laterality(header: Dataset) -> str:
-    """FrameLaterality of the shared functional groups, else of the first frame; "" where neither has it."""
-    for group in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):
-        for item in (header.get(group) or [])[:1]:
-            for anatomy in item.get("FrameAnatomySequence") or []:
-                if anatomy.get("FrameLaterality"):
-                    return str(anatomy.FrameLaterality)
-    return ""
+def _first_eye(texts: Iterable[str]) -> str:
+    """The first text that names an eye: U (unpaired) or B (both) does not hide another. "" if none does."""
+    return next((text for text in texts if parse_laterality(text)), "")
+
+
+def _frame_laterality(header: Dataset) -> str:
+    """FrameLaterality of the shared functional groups, else of the first frame; "" where neither names an eye."""
+    return _first_eye(
+        _text(anatomy, "FrameLaterality")
+        for group in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
+        for item in (header.get(group) or [])[:1]
+        for anatomy in item.get("FrameAnatomySequence") or []
+    )
 
 
 def _institution(header: Dataset) -> str:
@@ -350,15 +356,15 @@ def _institution(header: Dataset) -> str:
 
 
 def _header_fields(header: Dataset) -> HeaderFields:
-    """Identity and acquisition, verbatim."""
+    """Identity and acquisition, verbatim; an eye only where the header names one."""
     return HeaderFields(
         person_id=_text(header, "PatientID"),
         person_name=_text(header, "PatientName"),
         birth_date=_text(header, "PatientBirthDate"),
         sex=_text(header, "PatientSex"),
         also_personal=tuple(filter(None, (_text(header, name) for name in _ALSO_PERSONAL))),
-        laterality=_text(header, "ImageLaterality") or _text(header, "Laterality"),
-        frame_laterality=_first_frame_laterality(header),
+        laterality=_first_eye(_text(header, name) for name in ("ImageLaterality", "Laterality")),
+        frame_laterality=_frame_laterality(header),
         manufacturer=stated_text(header, "Manufacturer"),
         model=stated_text(header, "ManufacturerModelName"),
         protocol=stated_text(header, "ProtocolName").lower(),

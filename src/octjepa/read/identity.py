@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
@@ -92,17 +94,18 @@ def _pick_eye(sources: dict[str, str], notes: list[str]) -> tuple[Laterality | N
     return eye, source
 
 
-def _eye_in_path(path: PurePath) -> str:
-    """ "OD" from `.../P7/OD/b001.png`, `P7_OD.nii.gz` or `P7/L/scan.dcm`, in the last four names; "" for both eyes.
+def _eye_in_names(names: Sequence[str]) -> str:
+    """ "OD" from the names in a path such as `P7/OD/b001.png`, `P7_OD.nii.gz` or `P7/L/scan.dcm`; "" for both eyes.
 
     Single letters and two-letter words of other meaning count as a whole name or at its end only, and not in front of
     a number (`scan_r1` is a repeat).
     """
     eyes = set()
-    for part in path.parts[-4:]:
-        name = part.lower().partition(".")[0]
-        eyes |= {parse_laterality(word) for word in re.findall(r"[a-z]+", name) if word in _EYE_WORDS}
-        last = re.search(r"([a-z]+)(?![0-9])[^a-z]*$", name)
+    for part in names:
+        # Accents belong to their letters: "niños" does not end in an eye. A capital İ becomes two characters.
+        name = unicodedata.normalize("NFC", part.lower()).replace("\u0307", "").partition(".")[0]
+        eyes |= {parse_laterality(word) for word in re.findall(r"[^\W\d_]+", name) if word in _EYE_WORDS}
+        last = re.search(r"([^\W\d_]+)(?!\d)[\W\d_]*$", name)
         if last and last[1] in _EYE_ENDS:
             eyes.add(parse_laterality(last[1]))
     return str(eyes.pop()) if len(eyes) == 1 else ""
@@ -201,7 +204,8 @@ def identify(header: HeaderFields, path: PurePath, row: ManifestRow | None) -> I
             "frame": header.frame_laterality,
             "manifest": row.laterality if row else "",
             "name": name["eye"] if name else "",
-            "path": _eye_in_path(path),
+            # The last four names; a file name that counts as `name` has no second vote here.
+            "path": _eye_in_names(path.parts[-4:-1] if name else path.parts[-4:]),
         },
         notes,
     )

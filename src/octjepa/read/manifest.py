@@ -22,7 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 from posixpath import basename, dirname, join
 
-from octjepa.errors import UsageError
+from octjepa.errors import UsageError, counted
 from octjepa.read.personal_data import clean_person_id, names_nobody
 
 MANIFEST = "manifest.tsv"
@@ -208,6 +208,15 @@ def _check_cells(row: Mapping[str, str | list[str] | None], delimiter: str, wher
             raise UsageError(f"{where} has a cell that holds whole rows: close every quotation mark, or remove it")
 
 
+def _columns_text(rows: list[dict[str, str]]) -> str:
+    """The columns of a table that are used here, and the number of others: the first line of a table without a header
+    is a row, and its cells may be a person's data."""
+    columns = [column for column in rows[0] if column] if rows else []
+    used = [column for column in columns if column in _USED_COLUMNS]
+    others = len(columns) - len(used)
+    return " and ".join(filter(None, (", ".join(used), counted(others, "other column") if others else ""))) or "nothing"
+
+
 def decode_table(read: Callable[[], bytes], file: str) -> str:
     """The text of a table. Raises UsageError: it cannot be read, or is not UTF-8."""
     try:
@@ -237,10 +246,9 @@ def parse_manifest(text: str, folder: str, name: str) -> Manifest:
     table = _parse_table(text, name)
     column = next((name for name in _FILE_COLUMNS if table and name in table[0]), None)
     if column is None:
-        columns_text = ", ".join(table[0]) if table else "nothing"
         raise UsageError(
-            f"{name} has no column 'filepath' (found {columns_text}): expected an AI-READI manifest.tsv. A table of "
-            "labels belongs to --labels of octjepa probe or finetune"
+            f"{name} has no column 'filepath' (found {_columns_text(table)}): expected an AI-READI manifest.tsv. A "
+            "table of labels belongs to --labels of octjepa probe or finetune"
         )
     parent, _, last = folder.rpartition("/")
     inside = last == "retinal_oct" and not parent.endswith("/")  # a bucket may be called that as well
@@ -332,7 +340,7 @@ def parse_participants(text: str, name: str) -> list[dict[str, object]]:
     rows = _parse_table(text, name)
     if rows and not set(PERSON_COLUMNS) & set(rows[0]):
         raise UsageError(
-            f"{name} has no column of person ids, one of {', '.join(PERSON_COLUMNS)} (found {', '.join(rows[0])})"
+            f"{name} has no column of person ids, one of {', '.join(PERSON_COLUMNS)} (found {_columns_text(rows)})"
         )
     people: dict[str, dict[str, object]] = {}
     contradicted: defaultdict[str, set[str]] = defaultdict(set)

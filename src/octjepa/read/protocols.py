@@ -45,13 +45,13 @@ def field_in_text(text: str) -> tuple[float, float] | None:
 
 def _field_mm(device: str, text: str) -> tuple[float, float, bool] | None:
     """(slow, fast, lines - 1) of a fixed cube, or None where the text does not name one."""
-    if device == "zeiss_cirrus":
-        return 6.0, 6.0, False  # every cube of the series covers 6 x 6 mm
     if device not in _NATIVE:
         return None
     if named := field_in_text(text):
         fast, slow = named
         return slow, fast, False
+    if device == "zeiss_cirrus":
+        return 6.0, 6.0, False  # every structural cube covers 6 x 6 mm; a scan for angiography names its field
     if "wide" in text or (device == "topcon_triton" and "radial" in text):
         return 9.0, 12.0, True
     if device == "topcon_maestro2" and "mac" in text:

@@ -8,6 +8,7 @@ spacing: what is measured in it is then in pixels, and if a physical scale is ne
 
 from __future__ import annotations
 
+import os
 import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
@@ -17,7 +18,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from octjepa.errors import UsageError, VolumeRejected
+from octjepa.errors import UsageError, VolumeRejected, counted
 from octjepa.notes import unique_notes
 from octjepa.read.anatomy import other_part
 from octjepa.read.devices import check_images_retina
@@ -70,6 +71,8 @@ def read_bscan(path: Path, seconds: float = SECONDS_PER_FILE) -> BScan:
     Raises VolumeRejected (a code of `octjepa.reasons`), UsageError: no such file.
     """
     if not path.is_file():
+        if path.is_dir():
+            _file_names(path)  # raises for a folder that `find_bscans` could not list
         raise UsageError(f"no file at {path}: expected a B-scan")
     try:
         with warnings.catch_warnings(), time_limit(seconds):
@@ -196,19 +199,34 @@ def is_picture(path: Path) -> bool:
         return False
 
 
+def _file_names(folder: Path) -> list[str]:
+    """The names of the files in a folder that are not hidden. Raises VolumeRejected unreadable_folder."""
+    try:
+        return [file.name for file in folder.iterdir() if file.is_file() and not file.name.startswith(".")]
+    except OSError as error:
+        raise rejection("unreadable_folder", error.strerror or str(error)) from None
+
+
 def find_bscans(source: Path) -> list[Path]:
     """The files of single B-scans: `source` itself, or the pictures and DICOM files below a folder, in natural order.
 
     Masks next to their pictures, results of octjepa, hidden files, and links that lead out of the folder are left out.
-    Raises UsageError: no such path, or none below it.
+    A folder below `source` that cannot be listed is one of the paths: `read_bscan` refuses it and says why, and the
+    others are read. Raises UsageError: no such path, or no file below it.
     """
     if source.is_file():
         return [source]
     if not source.is_dir():
         raise UsageError(f"no file or folder at {source}")
     files: list[Path] = []
-    for folder in sorted({source, *(item for item in source.rglob("*") if item.is_dir())}):
-        names = [file.name for file in folder.iterdir() if file.is_file() and not file.name.startswith(".")]
+    unreadable: list[Path] = []
+    for folder in sorted({source, *(Path(parent, name) for parent, folders, _ in os.walk(source) for name in folders)}):
+        try:
+            names = _file_names(folder)
+        except VolumeRejected:
+            if folder.parent not in unreadable:  # what is in a folder without permission is refused with it
+                unreadable.append(folder)
+            continue
         if LAYERS in names:
             continue
         results = result_files(names)
@@ -216,5 +234,6 @@ def find_bscans(source: Path) -> list[Path]:
         names = [name for name in without_masks(names) if name.lower().endswith(BSCAN_SUFFIXES)]
         files += [folder / name for name in sorted(names, key=natural_key) if not leads_out(folder / name, source)]
     if not files:
-        raise UsageError(f"no B-scan in {source}: expected files that end in {', '.join(BSCAN_SUFFIXES)}")
-    return files
+        count_text = f"; {counted(len(unreadable), 'folder')} cannot be listed" if unreadable else ""
+        raise UsageError(f"no B-scan in {source}: expected files that end in {', '.join(BSCAN_SUFFIXES)}{count_text}")
+    return [*files, *unreadable]

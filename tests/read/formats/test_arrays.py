@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import struct
 import zipfile
 from pathlib import Path
+from typing import Literal
 
 import h5py
 import numpy as np
@@ -179,6 +181,39 @@ def test_labels_and_identity_inside_an_archive(tmp_path: Path) -> None:
     assert volume.laterality == "OD"
 
 
+def test_numbers_and_dates_of_a_person_are_no_labels(tmp_path: Path) -> None:
+    numbers = (
+        "nhs_number",
+        "record_number",
+        "medicalRecordNo",
+        "file_no",
+        "caseNumber",
+        "case_id",
+        "medicare",
+        "accessionNo",
+    )
+    others = ("acquisition_date", "examDate", "yob", "timestamp", "zip_code")
+    labels = {
+        "stage": 2,
+        "visit_number": 3,
+        "lesion_no": 4,
+        "number_of_injections": 5,
+        "drusen_count": 6,
+        "surgery_candidate": 1,
+        "case": 1,
+        "fluid": 1,
+        "fluid_number": 2,
+        "time_to_event": 7,
+        "updated_grade": 1,
+    }
+    for name in (*numbers, *others):
+        members = {name: np.array(19480514), **labels}
+        np.savez(tmp_path / "scan.npz", oct_bscans=PIXELS, **members)  # type: ignore[arg-type]
+        volume = read_volume(tmp_path / "scan.npz", spacing_mm=SPACING)
+        assert volume.labels == labels, name
+        assert volume.personal == (("OtherPatientIDs",) if name in numbers else ()), name
+
+
 @pytest.mark.parametrize("suffix", ["npz", "mat"])
 @pytest.mark.parametrize(
     ("number", "text"), [(1234567, "1234567"), (20231234.0, "20231234"), (2**53 + 1, str(2**53 + 1)), (12.5, "12.5")]
@@ -190,6 +225,31 @@ def test_a_person_id_that_is_a_number_keeps_all_its_digits(
     members = {"oct_bscans": PIXELS, "spacing_mm": np.array(SPACING), "person_id": np.array(number)}
     np.savez(path, **members) if suffix == "npz" else savemat(path, members)
     assert read_volume(path).person_id == text
+
+
+@pytest.mark.parametrize("suffix", ["npz", "mat"])
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"person_id": "P017", "pid": np.array([1, 2]), "laterality": "OD", "eye": 1},
+        {
+            "pid": "unknown",
+            "patient_id": "P017",
+            "subject_id": "P018",
+            "eye": 1,
+            "laterality": "OD",
+            "image_laterality": "L",
+        },
+    ],
+)
+def test_of_several_members_for_one_fact_the_first_that_states_it_counts(
+    members: dict[str, np.ndarray | str | int], suffix: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"scan.{suffix}"
+    arrays = {"oct_bscans": PIXELS, "spacing_mm": np.array(SPACING), **members}
+    np.savez(path, **arrays) if suffix == "npz" else savemat(path, arrays)
+    volume = read_volume(path)
+    assert (volume.person_id, volume.laterality) == ("P017", "OD")
 
 
 @pytest.mark.parametrize("name", ["pattern", "scan_pattern"])
@@ -271,7 +331,27 @@ def test_an_hdf5_link_to_another_file_is_not_followed(tmp_path: Path) -> None:
     assert refused(path).reason == "no_pixel_data"
 
 
-# Files that were cut, or point elsewhere
+# Files that were cut, are written again, or point elsewhere
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_pixels_of_an_npy_stay_when_the_file_is_written_again(order: Literal["C", "F"], tmp_path: Path) -> None:
+    path = npy(tmp_path / "scan.npy", np.asarray(PIXELS, order=order))
+    volume = read_volume(path, spacing_mm=SPACING)
+    with path.open("r+b") as file:
+        file.seek(128)
+        file.write(bytes(PIXELS.size))
+    assert np.array_equal(volume.pixels, PIXELS)
+
+
+def test_an_npy_that_shrinks_while_it_is_read_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = npy(tmp_path / "scan.npy", PIXELS)
+
+    def shrink(*_: object) -> None:
+        os.truncate(path, PIXELS.size // 2)
+
+    monkeypatch.setattr("octjepa.read.formats.arrays._check_header", shrink)
+    assert refused(path).reason == "truncated"
 
 
 @pytest.mark.parametrize("name", ["scan.nii", "scan.nii.gz", "scan.mha", "scan.npy", "scan.npz", "scan.mat"])

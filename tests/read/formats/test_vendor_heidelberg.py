@@ -254,6 +254,30 @@ def test_xml_of_two_eyes_holds_two_scans(tmp_path: Path) -> None:
     assert "more_scans_in_file=1" not in second.notes
 
 
+def test_a_series_of_an_xml_has_the_visit_and_the_patient_that_it_stands_in(tmp_path: Path) -> None:
+    path = write_heyex_xml(tmp_path / "export", [PIXELS, 250 - PIXELS])
+    text = path.read_text(encoding="utf-8")
+    date = "<StudyDate><Date><Year>2023</Year><Month>1</Month><Day>9</Day></Date></StudyDate>"
+    between = {
+        "visits": (f"</Study><Study>{date}", ("20200506", "20230109"), ("P-77", "P-77")),
+        "no_date": ("</Study><Study>", ("20200506", ""), ("P-77", "P-77")),
+        "patients": (
+            f"</Study></Patient><Patient><PatientID>P-78</PatientID><Study>{date}",
+            ("20200506", "20230109"),
+            ("P-77", "P-78"),
+        ),
+    }
+    for name, (elements, visits, people) in between.items():
+        path.write_text(text.replace("</Series><Series>", f"</Series>{elements}<Series>"), encoding="utf-8")
+        headers = [heyex_xml.read_xml(path, member).header for member in ("1", "2")]
+        assert tuple(header.visit for header in headers) == visits, name
+        assert tuple(header.person_id for header in headers) == people, name
+    ends = "</Study></Patient>"  # as some anonymisers leave it: the Series stand beside their patient
+    path.write_text(text.replace(ends, "").replace("<Series>", f"{ends}<Series>", 1), encoding="utf-8")
+    header = heyex_xml.read_xml(path, "2").header
+    assert (header.person_id, header.visit) == ("P-77", "20200506")
+
+
 def test_xml_faults_have_their_reasons(tmp_path: Path) -> None:
     path = write_heyex_xml(tmp_path / "export", [PIXELS])
     whole = path.read_text(encoding="utf-8")

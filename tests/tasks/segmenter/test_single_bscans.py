@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import errno
+import os
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -201,6 +204,36 @@ def test_links_out_of_a_folder_and_masks_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "secret.png").write_bytes((folder / "middle.png").read_bytes())
     (folder / "linked.png").symlink_to(tmp_path / "secret.png")
     assert [file.name for file in find_bscans(folder)] == ["middle.png", "noise.png", "turned.jpg"]
+
+
+def test_a_folder_that_cannot_be_listed_is_refused_and_the_others_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "pictures"
+    for name in ("a", "locked"):
+        (folder / name).mkdir(parents=True)
+        Image.fromarray(EYE.pixels[MIDDLE]).save(folder / name / "eye.png")
+    really = {name: getattr(os, name) for name in ("scandir", "listdir")}
+
+    def refuse(name: str) -> Callable[[Any], Any]:
+        def wrapped(path: Any = ".") -> Any:
+            if str(path).endswith("locked"):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return really[name](path)
+
+        return wrapped
+
+    for name in really:  # root, who runs many tests, may list everything
+        monkeypatch.setattr(os, name, refuse(name))
+    assert find_bscans(folder) == [folder / "a" / "eye.png", folder / "locked"]
+    outcome = call("segment", folder, "--images", "--out", tmp_path / "out", "--json", "--max-lost", "0.5")
+    assert outcome.code == 0, outcome.err
+    assert [one["image"] for one in outcome.json["images"]] == ["eye"]
+    assert [(one["scan"], one["reason"], one["detail"]) for one in outcome.json["refused"]] == [
+        ("locked", "unreadable_folder", "Permission denied")
+    ]
+    with pytest.raises(UsageError, match=r"no B-scan in .*; 1 folder cannot be listed"):
+        find_bscans(folder / "locked")
 
 
 def test_spacing_of_single_bscans() -> None:

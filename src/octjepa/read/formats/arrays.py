@@ -26,8 +26,10 @@ import numpy as np
 from octjepa.errors import VolumeRejected
 from octjepa.read.formats.axes import axes_word
 from octjepa.read.formats.sequence import MIN_FRAMES
+from octjepa.read.identity import parse_laterality
 from octjepa.read.intensity import check_size, to_uint8
 from octjepa.read.memory_budget import DEFLATE_RATIO, array_bytes, check_memory
+from octjepa.read.personal_data import is_placeholder
 from octjepa.read.raw_scan import AxisSpacing, FrameGeometry, HeaderFields, RawScan, StoredAxes
 from octjepa.reasons import rejection
 from octjepa.volume import Pattern
@@ -85,7 +87,14 @@ _CLASS_TEXT = """
 _CLASS_WORDS = frozenset(_CLASS_TEXT.split())
 _IDENTIFYING = re.compile(
     r"patient|person|subject|name|operator|physician|doctor|nurse|hospital|clinic(?!al)|institut|mail|phone|address"
-    r"|birth|dob$|mrn|ssn|passport|insur|contact|comment|remark|note|free_?text|(^|_)id$|uid"
+    r"|birth|[dy]ob$|mrn|ssn|passport|insur|contact|comment|remark|note|free_?text|(^|_)id$|(?<!fl)uid"
+    r"|(?<!candi)date(?!d)|timestamp|initials|zip|post(al)?_?code"
+)
+# Numbers that registers and hospitals give a person. `visit_number` and `lesion_no` are ordinary labels.
+_PERSON_NUMBER = re.compile(
+    r"nhs|medicare|medicaid|uhid|accession|(^|_)record$"
+    r"|((^|_)(case|chart|exam|file|folder|id|reg|study|tax)|account|card|health|hospital|identity|insurance|member"
+    r"|national|patient|person|record|registration|security|subject)_?(id|no|nr|num|number)$"
 )
 _LABEL_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
 
@@ -201,6 +210,11 @@ def _role(key: str, names: Mapping[str, Sequence[str]]) -> str:
     return next((role for role, aliases in names.items() if key in aliases), "")
 
 
+def _is_usable(role: str, text: str) -> bool:
+    """Whether a text states the fact: an eye, or no placeholder. One that does not is replaced by another member's."""
+    return parse_laterality(text) is not None if role == "laterality" else not is_placeholder(text)
+
+
 def array_metadata(small: Mapping[str, np.ndarray], shapes: Mapping[str, Sequence[int]]) -> ArrayMetadata:
     """`small` are the members that `is_small` admits, `shapes` those of all numeric members, the scan's included.
 
@@ -232,9 +246,13 @@ def array_metadata(small: Mapping[str, np.ndarray], shapes: Mapping[str, Sequenc
                 role = _COMPARED[field_name]
                 header[role] = f"{header.get(role, '')} {_text(values)}".strip()
         elif role := _role(key, _FIELDS):
-            header[role] = _text(values)
+            text = _text(values)
+            if text and not _is_usable(role, header.get(role, "")):
+                header[role] = text
+        elif _PERSON_NUMBER.search(key):
+            personal.append("OtherPatientIDs")
         elif _IDENTIFYING.search(key):
-            continue  # patient, fullname, operator, hospital, email_address: a name or a number of somebody
+            continue  # patient, fullname, operator, hospital, email_address, exam_date: what narrows a person down
         elif _LABEL_NAME.fullmatch(name) and array.dtype.kind in "biufSU":
             personal += [field_name] if (field_name := _role(key, _DEMOGRAPHIC)) else []
             for index, value in enumerate(values):
@@ -339,9 +357,13 @@ def read_npy(path: Path) -> RawScan:
     size = path.stat().st_size
     with path.open("rb") as file:
         header = _read_header(file)
-    _check_header(header, size - header.offset, size, 1)
+        _check_header(header, size - header.offset, size, 1)
+        # Not mapped: the pixels would change, or the program end, when the file is written again.
+        buffer = np.empty(header.data_bytes, np.uint8)
+        if file.readinto(buffer.data) < len(buffer):
+            raise rejection("truncated", "the file became shorter while it was read")
     order: Literal["F", "C"] = "F" if header.fortran_order else "C"
-    values = np.memmap(path, header.dtype, "r", header.offset, header.shape, order)
+    values = np.ndarray(header.shape, header.dtype, buffer, order=order)
     return array_scan("npy", values, ArrayMetadata(), _LAYOUT)
 
 

@@ -128,6 +128,12 @@ def _date(element: Element | None, xpath: str) -> str:
     return date_text(*(int(part) for part in parts)) if np.isfinite(parts).all() else ""
 
 
+def _around(root: Element, tag: str, series: Element) -> list[Element]:
+    """The elements called `tag` that hold `series`; all of them if none does, as some anonymisers leave it."""
+    elements = list(root.iter(tag))
+    return [element for element in elements if any(part is series for part in element.iter("Series"))] or elements
+
+
 def _device_texts(root: Element, series: Element) -> Iterator[str]:
     """The texts of elements that are called after a device or its maker: of `series` first, then of all."""
     for part in (series, root):
@@ -276,14 +282,15 @@ def read_xml(path: Path, member: str = "") -> RawScan:
     images = _images(series)
     if len(images) < 2:
         raise rejection("too_few_frames", "a line or circle scan: one B-scan, no volume")
-    patient = next(iter(root.iter("Patient")), None)
+    patient = next(iter(_around(root, "Patient", series)), None)
     person_id, number, last, first, sex = (
         "" if patient is None else patient.findtext(name, "").strip()
         for name in ("PatientID", "ID", "LastName", "FirstNames", "Sex")
     )
     person_name = f"{last} {first}".strip()
     birth_date = _date(patient, "Birthdate/Date")
-    visit = next((date for study in root.iter("Study") if (date := _date(study, "StudyDate/Date"))), "")
+    studies = _around(root, "Study", series)
+    visit = next((date for study in studies if (date := _date(study, "StudyDate/Date"))), "")
     files, notes = _picture_files(path.parent, scans, images)
     pixels = _pixels(files)
     if "pictures_by_order" in notes:
