@@ -233,10 +233,19 @@ def test_a_head_is_compared_with_every_baseline() -> None:
             HeadPaired(reference=name, metric="dice", difference=low + 0.1, low=low, high=low + 0.2)
             for name, low in lows.items()
         )
-        results = SegmentationResult(  # the verdict reads nothing but the differences
-            metrics={}, checkpoint="", classes=(), encoder="", labelled={}, store="", chosen={}, paired=pairs,
-            rows=(), etdrs="", figure="",
-        )  # fmt: skip
+        results = SegmentationResult(
+            metrics={},
+            checkpoint="",
+            classes=(),
+            encoder="",
+            labelled={},
+            store="",
+            chosen={},
+            paired=pairs,
+            rows=(),
+            etdrs="",
+            figure="",
+        )
         return Contents(Path("head"), "segmentation", training=Training(Path("head"), {}, "", segmented=results))
 
     worse = head(untrained=0.02, intensity=-0.25, position_prior=0.15)

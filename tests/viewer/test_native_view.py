@@ -90,13 +90,16 @@ POSITIONS_MM = [0.0, 0.1, 0.2, 1.2, 2.2, 2.3]
 def test_positions_of_uneven_b_scans_are_sent(scans: Scans, monkeypatch: pytest.MonkeyPatch) -> None:
     name = min(scans.ids)
     scan = scans.native(name)
-    even = scans.native_about(name).slice_mm
-    np.testing.assert_allclose(even, slice_positions_mm(scan.volume), atol=5e-5)
-    falling = tuple(5.00001 - mm for mm in POSITIONS_MM)
+    even = scans.native_about(name)
+    assert isinstance(even, NativeFacts)
+    np.testing.assert_allclose(even.slice_mm, slice_positions_mm(scan.volume), atol=5e-5)
+    falling = 5.00001 - np.array(POSITIONS_MM)
     volume = replace(scan.volume, pixels=scan.volume.pixels[: len(falling)], slice_positions_mm=falling)
     uneven = replace(scan, volume=volume, surfaces=scan.surfaces[:, : len(falling)])
     monkeypatch.setattr(scans, "native", lambda _: uneven)
-    assert scans.native_about(name).slice_mm == POSITIONS_MM
+    about = scans.native_about(name)
+    assert isinstance(about, NativeFacts)
+    assert about.slice_mm == POSITIONS_MM
 
 
 # A pane whose canvases record what is drawn. Its face has 60 x 60 pixels: a B-scan is ten rows, 0.1 mm ten columns.

@@ -160,8 +160,8 @@ def test_results_of_an_older_version_have_no_spacing(
     remember_sources(tmp_path, [eyes], None, (0.24, 0.0058, 0.04))
     (note,) = (tmp_path / "cache").rglob("*.json")
     content = json.loads(note.read_text())
-    for spacings in ({str(eyes): "0.24"}, {str(eyes): [0.24, 0.0058]}, {str(eyes): [0.24, 0.0058, 1e9]}, []):
-        note.write_text(json.dumps({**content, "spacings_mm": spacings}))
+    for damaged in ("0.24", [0.24, 0.0058], [0.24, 0.0058, 1e9]):
+        note.write_text(json.dumps({**content, "spacings_mm": {str(eyes): damaged}}))
         assert spacings_of(tmp_path) == {str(eyes): None}
     note.write_text(json.dumps({"sources": content["sources"], "models": []}))
     assert spacings_of(tmp_path) == {str(eyes): None}

@@ -1,10 +1,9 @@
 """Remember on this machine which scans a store, or a folder of segmentations, was made from.
 
-In: a folder and the sources that its command was given. Out: these sources, as absolute paths or URLs, and options that
-the command was given for them. A store holds no
-path, because paths can name people and stores are passed on. The note is therefore in the cache folder of the user
-(OCTJEPA_CACHE), which only its owner can read, and the store stays without it. Without a note the user names the
-scans, as on another machine.
+In: a folder, the sources that its command was given, and the options for them. Out: these sources, as absolute paths or
+URLs, and the options. A store holds no path, because paths can name people and stores are passed on. The note is
+therefore in the cache folder of the user (OCTJEPA_CACHE), which only its owner can read, and the store stays without
+it. Without a note the user names the scans, as on another machine.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ def remember_sources(
     with suppress(OSError, OctjepaError):
         repeated = frozenset(named)
         earlier = [text for text in _texts(folder, "sources") if text not in repeated]
-        texts = [*earlier, *named][-_MOST:]
+        texts = dict.fromkeys([*earlier, *named][-_MOST:])  # in order, and fast to look up
         models = [] if model is None else [str(model.resolve())]
         stated = dict.fromkeys(named, None if spacing_mm == "file" else spacing_mm)
         spacings = {text: mm for text, mm in (spacings_of(folder) | stated).items() if mm is not None and text in texts}
-        write_json(_note(folder), {"sources": texts, "models": models, "spacings_mm": spacings})
+        write_json(_note(folder), {"sources": list(texts), "models": models, "spacings_mm": spacings})
 
 
 def sources_of(folder: str | Path) -> list[str]:
@@ -61,7 +60,7 @@ def model_of(folder: str | Path) -> Path | None:
 
 
 def spacings_of(folder: str | Path) -> dict[str, tuple[float, float, float] | None]:
-    """By source of `folder` the spacing that the user stated for it, None where there was none."""
+    """By source of `folder` the spacing that the user stated for it, or None."""
     with suppress(OSError, OctjepaError):
         noted = _noted(folder, "spacings_mm")
         stated = noted if isinstance(noted, dict) else {}

@@ -144,31 +144,31 @@ def _head(segmentation: Training | None) -> list[Headline]:
     pairs = [] if results is None else results.paired
     by_reference = {pair.reference: pair for pair in pairs if pair.reference in HEAD_OVER}
     smallest = min((pair.difference for pair in by_reference.values() if pair.difference is not None), default=None)
-    found = []
+    compared = []
     for reference, words in HEAD_OVER.items():
         pair = by_reference.get(reference)
         strongest = pair is not None and pair.difference is not None and pair.difference == smallest
-        found.append(replace(paired_headline(pair, words), over_strongest=strongest))
-    return found
+        compared.append(replace(paired_headline(pair, words), over_strongest=strongest))
+    return compared
 
 
 def _tuning(tuning: Training | None) -> list[Headline]:
     """For each target: tuned minus frozen, and minus the strongest baseline if one was measured for any target."""
     results = None if tuning is None else tuning.tuned
     pairs = [] if results is None else list(results.paired)
-    named = [] if results is None else [one.target for one in results.targets]
+    named = [] if results is None else [summary.target for summary in results.targets]
     targets = list(dict.fromkeys([*named, *(pair.target for pair in pairs)]))  # also those without a difference
     has_baselines = any(pair.against == "best_baseline" for pair in pairs)
-    found = []
+    compared = []
     for target in targets or [""]:
         against = {pair.against: pair for pair in pairs if pair.target == target}
         suffix = f", {target.replace('_', ' ')}" if len(targets) > 1 else ""
-        found.append(_tuned_headline(against.get("frozen"), TUNED, suffix))
+        compared.append(_tuned_headline(against.get("frozen"), TUNED, suffix))
         if has_baselines:
             best = against.get("best_baseline")
             headline = _tuned_headline(best, _over_best(best), suffix)
-            found.append(replace(headline, over_strongest=best is not None))
-    return found
+            compared.append(replace(headline, over_strongest=best is not None))
+    return compared
 
 
 def _tuned_headline(pair: TunedPaired | None, words: Contrast, suffix: str) -> Headline:

@@ -49,9 +49,9 @@ def opened_source(
     """The source as the viewer shows it, valid while the context is open.
 
     `spacing_mm` (slice, depth, column) takes precedence over the files, and over the spacing that `octjepa segment` was
-    given for the scans of its results. Files that are refused are listed on stderr,
-    and the notes name them for the page. Raises UsageError: none of the scans of `source` can be read, with the
-    reasons, or their place is unknown, or `spacing_mm` is given for a store or run.
+    given for the scans of its results. Files that are refused are listed on stderr, and the notes name them for the
+    page. Raises UsageError: none of the scans of `source` can be read, with the reasons, or their place is unknown, or
+    `spacing_mm` is given for a store or run.
     """
     named = scans_without_store(source, scans)
     if not named:
@@ -82,7 +82,7 @@ def _read_scans(groups: Sequence[tuple[SpacingOption, Sequence[str]]], store: Pa
 def _by_spacing(source: str | Path, named: Sequence[str]) -> list[tuple[SpacingOption, list[str]]]:
     """The scans `named`, by the spacing that `octjepa segment` was given for them, so that both measure the same.
 
-    Scans of another place than the remembered one have the spacing of all remembered ones, if there is only one.
+    Scans in another place than the remembered scans have the spacing of these, if all of these have the same.
     """
     remembered = spacings_of(source) if is_segmentation_folder(Path(source)) else {}
     shared = set(remembered.values())
