@@ -89,8 +89,8 @@ def _by_spacing(source: str | Path, named: Sequence[str]) -> list[tuple[SpacingO
     elsewhere = shared.pop() if len(shared) == 1 else None
     groups: dict[SpacingOption, list[str]] = {}
     for text in named:
-        place = text if is_remote(text) else str(Path(text).resolve())
-        groups.setdefault(remembered.get(place, elsewhere), []).append(text)
+        location = text if is_remote(text) else str(Path(text).resolve())
+        groups.setdefault(remembered.get(location, elsewhere), []).append(text)
     if len(groups) == 1:
         return list(groups.items())
     return [(mm or "file", texts) for mm, texts in groups.items()]  # None would keep the spacing of an earlier group
