@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from octjepa.cli.output import comparison_lines
 from octjepa.evaluate.results import Paired, ProbePaired, Row
 from octjepa.report.headlines import TRAINED, TUNED, paired_headline, pretext_headline, strongest_baseline_headline
+from octjepa.report.sections import learned_and_trivial_predictors
 
 BASELINES = {"val/baseline/constant": 0.3, "val/baseline/position_mean": 0.5, "val/baseline/copy_nearest": 0.4}
 
@@ -62,6 +64,13 @@ def test_few_test_people_conclude_nothing() -> None:
     assert (headline.verdict, headline.too_few_people) == ("open", True)
     assert "6 test people cannot show whether training helped" in headline.sentence
     assert paired_headline(replace(pair, n_people=20), TRAINED).verdict == "good"
+
+
+def test_a_predictor_that_diverged_has_no_bar_and_comes_last() -> None:
+    for diverged in (math.nan, math.inf, -math.inf):
+        values: dict[str, float] = {"val/cosine": diverged, **BASELINES, "val/baseline/constant": -0.2}
+        shown = [(row.name, row.share) for row in learned_and_trivial_predictors(values)]
+        assert shown == [("position_mean", 0.5), ("copy_nearest", 0.4), ("constant", 0.0), ("learned", 0.0)]
 
 
 def test_a_tie_is_not_reported_as_a_win() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from octjepa.evaluate.results import TunedPaired
+from octjepa.evaluate.results import HeadPaired, TargetSummary, TunedPaired
 from octjepa.metrics.findings import Fault
 from octjepa.report.cohort import summarise_cohort
 from octjepa.report.contents import Contents, Training
@@ -17,6 +18,7 @@ from octjepa.report.headlines import Headline, headlines
 from octjepa.report.verdict import overall_verdict
 from octjepa.store import Store
 from octjepa.tasks.finetune.result import FinetuneResult
+from octjepa.tasks.segment.result import SegmentationResult
 
 
 def line(update: int, **values: object) -> dict[str, object]:
@@ -74,7 +76,8 @@ def test_faults_alarms_and_a_loss_that_is_no_number_are_broken() -> None:
     [
         ([GOOD], "Yes."),
         ([BAD, OPEN], "Not shown."),
-        ([GOOD, BAD], "In part."),
+        ([GOOD, BAD], "In part. Some of the comparisons below hold."),
+        ([GOOD, NONE], "In part. What was measured holds; not measured: Trained minus none."),
         ([NONE], "Unknown."),
         ([replace(OPEN, too_few_people=True)], "Unknown. There are too few"),
     ],
@@ -86,12 +89,34 @@ def test_software_and_training_are_two_questions(results: list[Headline], answer
     software, training, following = verdict.answers
     assert following.answer.startswith("Embed the store")
     assert following.commands == ("octjepa embed run --store STORE --out run/embeddings.parquet",)
-    assert software.answer.startswith("Yes.")
+    assert not software.answer.startswith("No.")
     assert training.answer.startswith(answer)
     assert all("Files read" not in reason for reason in training.reasons)
     diverged = overall_verdict(contents({"update": 1, "train/loss": float("nan")}), [files, *results], [])
     assert diverged is not None
     assert diverged.answers[0].answer.startswith("No.")
+
+
+def test_every_stage_ran_only_if_no_part_is_missing_and_the_run_has_ended() -> None:
+    """A run that was stopped at update 3, without anything else, got "Every stage ran"."""
+
+    def software(of: Contents) -> str:
+        verdict = overall_verdict(of, [GOOD], [])
+        assert verdict is not None
+        return verdict.answers[0].answer
+
+    stopped = contents(line(3))
+    assert stopped.training is not None
+    assert software(stopped) == (
+        "No check found a problem, but not all stages ran or can be read. "
+        "Missing: the store, the end of the training, the embeddings, the probe."
+    )
+    read: dict[str, Any] = {"store": object(), "embeddings": object(), "probe": object()}
+    assert software(replace(stopped, **read)).endswith("Missing: the end of the training.")
+    ended = replace(stopped, training=replace(stopped.training, summary=object()), **read)  # type: ignore[arg-type]
+    assert software(ended) == "Yes. Every stage ran, and no check found a problem."
+    assert software(replace(ended, probe=None)).endswith("Missing: the probe.")
+    assert "Missing: the run" in software(replace(ended, kind="demo", training=None))
 
 
 def test_what_to_do_next_follows_from_what_was_measured() -> None:
@@ -106,6 +131,7 @@ def test_what_to_do_next_follows_from_what_was_measured() -> None:
     assert "octjepa probe run/embeddings.parquet" in following([NONE], **embedded)[1]
     assert following([replace(OPEN, too_few_people=True)], **measured)[0] == "Label"
     assert "octjepa leaderboard run" in following([GOOD], **measured)[1]
+    assert "octjepa leaderboard run" in following([GOOD, NONE], **measured)[1]
     assert "phantom-unet" in following([BAD], **measured)[1]
 
 
@@ -134,13 +160,25 @@ def test_a_small_test_set_is_too_small_and_not_broken() -> None:
     assert verdict.word == "broken"
 
 
-def test_a_fine_tuning_names_its_strongest_baseline() -> None:
-    def pair(against: str, low: float) -> TunedPaired:
-        ends = {"difference": low + 0.1, "low": low, "high": low + 0.2}
-        return TunedPaired(against=against, reference="covariates", metric="auroc", **ends)
+def tuning(*paired: TunedPaired, targets: tuple[TargetSummary, ...] = ()) -> Contents:
+    results = FinetuneResult("", (), paired, targets=targets)
+    return Contents(Path("tuned"), "tuning", training=Training(Path("tuned"), {}, "", tuned=results))
 
-    results = FinetuneResult("", (), (pair("frozen", 0.02), pair("best_baseline", -0.05)))
-    tuned = Contents(Path("tuned"), "tuning", training=Training(Path("tuned"), {}, "", tuned=results))
+
+def tuned_pair(against: str, low: float, target: str = "drusen") -> TunedPaired:
+    return TunedPaired(
+        target=target,
+        against=against,
+        reference="covariates",
+        metric="auroc",
+        difference=low + 0.1,
+        low=low,
+        high=low + 0.2,
+    )
+
+
+def test_a_fine_tuning_names_its_strongest_baseline() -> None:
+    tuned = tuning(tuned_pair("frozen", 0.02), tuned_pair("best_baseline", -0.05))
     found = headlines(tuned, None)
     assert [(one.title, one.verdict) for one in found] == [
         ("Tuned minus frozen", "good"),
@@ -149,6 +187,83 @@ def test_a_fine_tuning_names_its_strongest_baseline() -> None:
     verdict = overall_verdict(tuned, found, [])
     assert verdict is not None
     assert (verdict.word, verdict.reasons) == ("suspicious", ("Tuned minus covariates is not shown: +0.050",))
+
+
+def test_a_fine_tuning_is_healthy_only_if_every_target_holds() -> None:
+    """A second target that was worse than the frozen encoder had no headline, and the word was "healthy"."""
+    first = (tuned_pair("frozen", 0.02), tuned_pair("best_baseline", 0.03))
+    second = [tuned_pair("frozen", -0.3, "fluid_loss"), tuned_pair("best_baseline", 0.03, "fluid_loss")]
+    tuned = tuning(*first, *second)
+    found = headlines(tuned, None)
+    assert [(one.title, one.verdict) for one in found] == [
+        ("Tuned minus frozen, drusen", "good"),
+        ("Tuned minus covariates, drusen", "good"),
+        ("Tuned minus frozen, fluid loss", "bad"),
+        ("Tuned minus covariates, fluid loss", "good"),
+    ]
+    verdict = overall_verdict(tuned, found, [])
+    assert verdict is not None
+    assert (verdict.word, verdict.reasons) == ("suspicious", ("Tuned minus frozen, fluid loss fails: −0.200",))
+    unmeasured = tuning(*first, second[1], targets=(TargetSummary("fluid_loss", "binary", "h"),))
+    verdict = overall_verdict(unmeasured, headlines(unmeasured, None), [])
+    assert verdict is not None
+    assert (verdict.word, verdict.reasons) == ("not known", ("Tuned minus frozen, fluid loss",))
+    without_baseline = tuning(*first, tuned_pair("frozen", 0.02, "fluid_loss"))
+    verdict = overall_verdict(without_baseline, headlines(without_baseline, None), [])
+    assert verdict is not None
+    assert verdict.reasons == ("Tuned minus the strongest baseline, fluid loss",)
+
+
+def test_the_strongest_baseline_is_claimed_only_if_it_was_compared() -> None:
+    strongest = "including the comparison with the strongest baseline"
+    for tuned, claimed in (
+        (tuning(tuned_pair("frozen", 0.02)), False),
+        (tuning(tuned_pair("frozen", 0.02), tuned_pair("best_baseline", 0.03)), True),
+    ):
+        verdict = overall_verdict(tuned, headlines(tuned, None), [])
+        assert verdict is not None
+        assert (verdict.word, strongest in verdict.sentence) == ("healthy", claimed)
+
+
+def test_a_head_is_compared_with_every_baseline() -> None:
+    """A head that was worse than the same head on intensities was "healthy"."""
+
+    def head(**lows: float) -> Contents:
+        pairs = tuple(
+            HeadPaired(reference=name, metric="dice", difference=low + 0.1, low=low, high=low + 0.2)
+            for name, low in lows.items()
+        )
+        results = SegmentationResult(
+            metrics={},
+            checkpoint="",
+            classes=(),
+            encoder="",
+            labelled={},
+            store="",
+            chosen={},
+            paired=pairs,
+            rows=(),
+            etdrs="",
+            figure="",
+        )
+        return Contents(Path("head"), "segmentation", training=Training(Path("head"), {}, "", segmented=results))
+
+    worse = head(untrained=0.02, intensity=-0.25, position_prior=0.15)
+    found = headlines(worse, None)
+    verdict = overall_verdict(worse, found, [])
+    assert verdict is not None
+    assert (verdict.word, verdict.reasons) == ("suspicious", ("Head minus intensity fails: −0.150",))
+    assert [one.title for one in found if one.over_strongest] == ["Head minus intensity"]
+    assert "lower than the same head on intensities only by 0.150" in found[2].sentence
+    better = head(untrained=0.02, intensity=0.05, position_prior=0.15)
+    verdict = overall_verdict(better, headlines(better, None), [])
+    assert verdict is not None
+    assert verdict.word == "healthy"
+    assert verdict.sentence == "Every result holds, including the comparison with the strongest baseline."
+    incomplete = head(untrained=0.02, position_prior=0.15)
+    verdict = overall_verdict(incomplete, headlines(incomplete, None), [])
+    assert verdict is not None
+    assert (verdict.word, verdict.reasons) == ("not known", ("Head minus intensity",))
 
 
 def test_files_read_is_good_below_the_allowed_share_alone(made: Path) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-NODE = shutil.which("node")
-pytestmark = pytest.mark.skipif(NODE is None, reason="no node on this machine")
+import node_page
+
+pytestmark = pytest.mark.skipif(node_page.NODE is None, reason="no node on this machine")
 
 # A pane without a document: eight boundaries of four columns in B-scan 3, a thickness map, and a server that counts its
 # answers. A POST replaces the lines of the server once `answer()` is called; each picture is another object.
@@ -58,17 +55,7 @@ const answered = async () => { await later(); answer(); await later(); };
 
 def run_page(folder: Path, script: str) -> dict[str, Any]:
     """What `script` leaves in `made` after `PAGE`."""
-    static = files("octjepa.viewer").joinpath("static")
-    for file in static.iterdir():
-        if file.name.endswith(".js"):
-            (folder / file.name).write_text(file.read_text(encoding="utf-8").replace('from "/', 'from "./'))
-    (folder / "package.json").write_text('{"type": "module"}')
-    (folder / "page.js").write_text(f"{PAGE}\nconst made = {{}};\n{script}\nconsole.log(JSON.stringify(made));")
-    assert NODE is not None
-    run = subprocess.run([NODE, "page.js"], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
-    assert run.returncode == 0, run.stderr
-    made: dict[str, Any] = json.loads(run.stdout)
-    return made
+    return node_page.run_page(folder, f"{PAGE}\n{script}")
 
 
 def test_the_thickness_map_is_drawn_anew_after_saving(tmp_path: Path) -> None:

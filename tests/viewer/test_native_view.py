@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 from pydicom.uid import ExplicitVRLittleEndian, JPEG2000Lossless, RLELossless
 
+import node_page
 from oct_dicom import make_dataset, retina, save, use_syntax
 from octjepa import load_encoder
 from octjepa.checkpoint.boundary_unet import PACKAGED
@@ -32,6 +33,7 @@ from octjepa.store import Store
 from octjepa.tasks.labels.dicom_seg import write_segmentation
 from octjepa.tasks.nifti import write_nifti
 from octjepa.tasks.segmenter.retained_layers import LayerCache, RetainedLayers
+from octjepa.tasks.thickness import slice_positions_mm
 from octjepa.viewer.listing import MAX_PAGE, VolumeList
 from octjepa.viewer.live import Alarm, LiveRun
 from octjepa.viewer.scan_layers import LayerState, ScanLayers, measured, sectors
@@ -80,6 +82,98 @@ def test_planes_are_the_files_own_voxels(scans: Scans, folder: Path) -> None:
         with pytest.raises(KeyError):
             read(name, "other", 0)
     assert "person" not in json.dumps(about.to_json())
+
+
+POSITIONS_MM = [0.0, 0.1, 0.2, 1.2, 2.2, 2.3]
+
+
+def test_positions_of_uneven_b_scans_are_sent(scans: Scans, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = min(scans.ids)
+    scan = scans.native(name)
+    even = scans.native_about(name)
+    assert isinstance(even, NativeFacts)
+    np.testing.assert_allclose(even.slice_mm, slice_positions_mm(scan.volume), atol=5e-5)
+    falling = 5.00001 - np.array(POSITIONS_MM)
+    volume = replace(scan.volume, pixels=scan.volume.pixels[: len(falling)], slice_positions_mm=falling)
+    uneven = replace(scan, volume=volume, surfaces=scan.surfaces[:, : len(falling)])
+    monkeypatch.setattr(scans, "native", lambda _: uneven)
+    about = scans.native_about(name)
+    assert isinstance(about, NativeFacts)
+    assert about.slice_mm == POSITIONS_MM
+
+
+# A pane whose canvases record what is drawn. Its face has 60 x 60 pixels: a B-scan is ten rows, 0.1 mm ten columns.
+PANE = f"""
+globalThis.devicePixelRatio = 1;
+const lines = [];
+const pen = new Proxy({{}}, {{ get: (kept, name) => kept[name] ?? (() => {{}}), set: (kept, name, value) => {{
+  kept[name] = value;
+  return true;
+}} }});
+pen.beginPath = () => lines.push([]);
+pen.moveTo = pen.lineTo = (x, y) => lines.at(-1).push([x, y]);
+pen.ellipse = (x, y, a, b) => {{ for (let t = 0; t <= 144; t++) {{ // as the canvas draws it
+  lines.at(-1).push([x + a * Math.cos((t * Math.PI) / 72), y + b * Math.sin((t * Math.PI) / 72)]);
+}} }};
+const listeners = {{}};
+const canvas = () => ({{
+  clientWidth: 60, style: {{}}, getContext: () => pen, addEventListener: (name, act) => {{ listeners[name] ??= act; }},
+  getBoundingClientRect: () => ({{ left: 0, top: 0, width: 60, height: 60 }}),
+}});
+const {{ draw }} = await import("./native_drawing.js");
+const {{ pointers }} = await import("./native_pointers.js");
+const part = () => ({{ canvas: canvas(), caption: {{}} }});
+const pane = {{
+  facts: {{ shape: [6, 60, 6], spacing_mm: [0.1, 0.01, 0.1], slice_mm: {POSITIONS_MM},
+    etdrs: {{ centre: [2, 2.5], nasal: 1, has_rings: false }} }},
+  held: {{ face: {{ picture: {{}}, thick: null, kind: "face" }} }},
+  scan: part(), cross: part(), face: part(), readout: {{}}, body: {{ hidden: false }}, stretch: {{ value: "1" }},
+  etdrs: {{ checked: true }}, place: {{ slice: 0, depth: 0, column: 0 }}, flipped: false,
+  zoom: {{ scale: 1, x: 0, y: 0 }},
+}};
+pointers(pane);
+"""
+
+
+@pytest.mark.skipif(node_page.NODE is None, reason="no node on this machine")
+@pytest.mark.parametrize("flipped", [False, True])
+def test_etdrs_circles_follow_the_positions_of_uneven_b_scans(tmp_path: Path, flipped: bool) -> None:
+    """A circle of 0.5 mm was drawn as if all B-scans were 0.1 mm apart."""
+    made = node_page.run_page(
+        tmp_path,
+        f"""{PANE}
+pane.flipped = {str(flipped).lower()};
+draw(pane);
+made.circle = lines[0];
+""",
+    )
+    circle = np.array(made["circle"])
+    index = (60 - circle[:, 1] if flipped else circle[:, 1]) / 10 - 0.5
+    inside = (index >= 0) & (index <= 5)
+    across_mm = np.interp(index[inside], np.arange(6), POSITIONS_MM) - 0.2
+    along_mm = (circle[inside, 0] / 10 - 0.5 - 2.5) * 0.1
+    assert inside.sum() > 70
+    np.testing.assert_allclose(np.hypot(across_mm, along_mm), 0.5, atol=1e-6)
+    assert index.max() == pytest.approx(2.5)  # 0.5 mm are half of the wide gap
+    assert index.min() == pytest.approx(-3)  # before the first B-scan the usual spacing goes on
+
+
+@pytest.mark.skipif(node_page.NODE is None, reason="no node on this machine")
+def test_millimetres_under_the_cursor_are_those_of_uneven_b_scans(tmp_path: Path) -> None:
+    """The position across the B-scans was the index times the median gap."""
+    made = node_page.run_page(
+        tmp_path,
+        f"""{PANE}
+Object.assign(pane.held, {{ face: null, bscan: {{ slice: 3, lines: [] }}, levels: new Uint8Array(4 * 360) }});
+listeners.pointermove({{ clientX: 25, clientY: 20.5 }});
+made.whole = pane.readout.textContent;
+delete pane.facts.slice_mm; // the first B-scan, before the whole file is read
+listeners.pointermove({{ clientX: 25, clientY: 20.5 }});
+made.first = pane.readout.textContent;
+""",
+    )
+    assert made["whole"] == "slice 4, depth 21, column 3 · 1.20, 0.20, 0.20 mm · intensity 0"
+    assert made["first"] == "slice 4, depth 21, column 3 · –, 0.20, 0.20 mm · intensity 0"
 
 
 def test_the_first_b_scan_is_had_without_the_others(folder: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from oct_dicom import make_dataset, retina, save
 from octjepa import load_encoder
 from octjepa.errors import NothingReadError, UsageError
 from octjepa.ingest.build import build_store
-from octjepa.ingest.remembered_sources import remember_sources, sources_of
+from octjepa.ingest.remembered_sources import remember_sources, sources_of, spacings_of
 from octjepa.phantom import make_eye
 from octjepa.phantom.dicom import write_eye
+from octjepa.read.reader import SpacingOption
 from octjepa.viewer import server
 from octjepa.viewer.opened_source import opened_source, scans_without_store
 from octjepa.viewer.scans import Scans
@@ -105,7 +107,8 @@ def test_a_path_with_nothing_names_a_scan_among_the_sources(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_the_answers_of_segment_are_shown_with_their_scans(eyes: Path, tmp_path: Path) -> None:
-    outcome = call("segment", eyes / "OS.dcm", "--out", tmp_path / "answers", "--quiet", "--json")
+    options = ("--spacing", "0.24,0.0058,0.04", "--quiet", "--json")
+    outcome = call("segment", eyes / "OS.dcm", "--out", tmp_path / "answers", *options)
     assert outcome.code == 0, outcome.err
     with opened_source(tmp_path / "answers") as opened:
         scans = open_scans(opened.shown, opened.folders)
@@ -120,6 +123,49 @@ def test_the_answers_of_segment_are_shown_with_their_scans(eyes: Path, tmp_path:
         pass
     with opened_source(tmp_path / "elsewhere", [str(eyes)]) as opened:
         assert opened.folders == [str(eyes)]
+
+
+def spacings_shown(source: Path, *scans: Path, spacing_mm: SpacingOption = None) -> list[tuple[float, ...]]:
+    """The spacings of the scans as they came, in order of their files."""
+    with opened_source(source, list(map(str, scans)), spacing_mm) as opened:
+        shown = open_scans(opened.shown, opened.folders)
+        files = {shown.volumes.entry(name).file: shown.native(name).volume.spacing_mm for name in shown.ids}
+        return [files[name] for name in sorted(files)]
+
+
+def test_the_answers_of_segment_are_shown_with_the_spacing_that_segment_was_given(eyes: Path, tmp_path: Path) -> None:
+    """The viewer measured with the spacing of the file, and showed another thickness than segment wrote."""
+    for name in ("classes.json", "OD_boundaries.npz"):
+        (tmp_path / name).write_text("{}")
+    first, second = sorted(eyes.iterdir())
+    of_file = spacings_shown(eyes)
+    stated, another = (0.24, 0.0058, 0.04), (0.2, 0.005, 0.03)
+    remember_sources(tmp_path, [first], None, stated)
+    assert spacings_shown(tmp_path) == [stated]
+    assert spacings_shown(tmp_path, spacing_mm=another) == [another]
+    assert spacings_shown(tmp_path, spacing_mm="file") == of_file[:1]
+    assert spacings_shown(tmp_path, eyes) == [stated, stated]  # the same scans, named by the user
+    remember_sources(tmp_path, [second])
+    assert spacings_shown(tmp_path) == [stated, of_file[1]]
+    remember_sources(tmp_path, [second], None, another)
+    assert spacings_shown(tmp_path) == [stated, another]
+    remember_sources(tmp_path, [first, second], None, "file")
+    assert spacings_shown(tmp_path) == of_file
+
+
+def test_results_of_an_older_version_have_no_spacing(
+    eyes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OCTJEPA_CACHE", str(tmp_path / "cache"))
+    remember_sources(tmp_path, [eyes], None, (0.24, 0.0058, 0.04))
+    (note,) = (tmp_path / "cache").rglob("*.json")
+    content = json.loads(note.read_text())
+    for damaged in ("0.24", [0.24, 0.0058], [0.24, 0.0058, 1e9]):
+        note.write_text(json.dumps({**content, "spacings_mm": {str(eyes): damaged}}))
+        assert spacings_of(tmp_path) == {str(eyes): None}
+    note.write_text(json.dumps({"sources": content["sources"], "models": []}))
+    assert spacings_of(tmp_path) == {str(eyes): None}
+    assert sources_of(tmp_path) == [str(eyes)]
 
 
 def test_a_network_that_is_gone_is_reported(eyes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -266,8 +266,9 @@ def _segment_scans(
     from octjepa.report.segmented_scans import write_page
     from octjepa.tasks.segmenter.scan_segmentation import segment_sources
 
-    segmented = segment_sources(sources, out, forms, None if spacing is None else parse_spacing(spacing), model)
-    remember_sources(out, sources, model)  # so that `octjepa view OUT` finds the scans
+    spacing_mm = None if spacing is None else parse_spacing(spacing)
+    segmented = segment_sources(sources, out, forms, spacing_mm, model)
+    remember_sources(out, sources, model, spacing_mm)  # so that `octjepa view OUT` shows the same scans
     page = write_page(segmented, out)
     if as_json:
         print_result({**segmented.to_json(), "page": str(page)}, as_json)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from octjepa.errors import counted, counted_are
@@ -32,6 +32,7 @@ class Headline:
     """One result: its value as text, whether it holds, and a sentence that explains it.
 
     too_few_people: the test set has fewer than `FEWEST_TEST_PEOPLE` people, so that nothing is concluded.
+    over_strongest: it compares with the strongest of the baselines that were measured.
     """
 
     title: str
@@ -39,6 +40,7 @@ class Headline:
     verdict: Verdict
     sentence: str
     too_few_people: bool = False
+    over_strongest: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,20 +68,29 @@ TUNED = Contrast(
     "the tuned and the frozen encoder",
     "tuning",
 )
-HEAD_OVER_PRIOR = Contrast(
-    "Head minus position prior",
-    "The head has a Dice {0} than",
-    "the most frequent class of each position (it does not use the image)",
-    "the head and the position prior",
-    "looking at the scan",
-)
-HEAD_OVER_UNTRAINED = Contrast(
-    "Trained minus untrained",
-    "The head on this encoder has a Dice {0} than",
-    "the same head on it untrained",
-    "the heads on the trained and the untrained encoder",
-    "pretraining",
-)
+HEAD_OVER = {  # by baseline
+    "position_prior": Contrast(
+        "Head minus position prior",
+        "The head has a Dice {0} than",
+        "the most frequent class of each position (it does not use the image)",
+        "the head and the position prior",
+        "looking at the scan",
+    ),
+    "untrained": Contrast(
+        "Trained minus untrained",
+        "The head on this encoder has a Dice {0} than",
+        "the same head on it untrained",
+        "the heads on the trained and the untrained encoder",
+        "pretraining",
+    ),
+    "intensity": Contrast(
+        "Head minus intensity",
+        "The head on this encoder has a Dice {0} than",
+        "the same head on intensities only",
+        "the heads on the encoder and on intensities only",
+        "the encoder",
+    ),
+}
 
 
 def headlines(contents: Contents, cohort: Cohort | None) -> list[Headline]:
@@ -96,10 +107,7 @@ def headlines(contents: Contents, cohort: Cohort | None) -> list[Headline]:
     elif contents.kind == "tuning":
         result += _tuning(contents.training)
     elif contents.kind == "segmentation":
-        pairs = [] if contents.training is None else _pairs(contents.training)
-        for reference, contrast in (("position_prior", HEAD_OVER_PRIOR), ("untrained", HEAD_OVER_UNTRAINED)):
-            pair = next((pair for pair in pairs if pair.reference == reference), None)
-            result.append(paired_headline(pair, contrast))
+        result += _head(contents.training)
     return result
 
 
@@ -130,34 +138,54 @@ def _files(cohort: Cohort) -> Headline:
     return Headline("Files read", f"{cohort.volumes} of {cohort.files}", verdict, sentence)
 
 
-def _pairs(training: Training) -> list[Paired]:
-    """The paired differences of a fine-tuning or a segmentation."""
-    results = training.tuned or training.segmented
-    return [] if results is None else list(results.paired)
+def _head(segmentation: Training | None) -> list[Headline]:
+    """A segmentation head minus each of its baselines; the strongest of them leaves the smallest difference."""
+    results = None if segmentation is None else segmentation.segmented
+    pairs = [] if results is None else results.paired
+    by_reference = {pair.reference: pair for pair in pairs if pair.reference in HEAD_OVER}
+    smallest = min((pair.difference for pair in by_reference.values() if pair.difference is not None), default=None)
+    compared = []
+    for reference, words in HEAD_OVER.items():
+        pair = by_reference.get(reference)
+        strongest = pair is not None and pair.difference is not None and pair.difference == smallest
+        compared.append(replace(paired_headline(pair, words), over_strongest=strongest))
+    return compared
 
 
 def _tuning(tuning: Training | None) -> list[Headline]:
-    """The first target: tuned minus frozen, and minus the strongest baseline if one was measured."""
-    pairs = [] if tuning is None else [pair for pair in _pairs(tuning) if isinstance(pair, TunedPaired)]
+    """For each target: tuned minus frozen, and minus the strongest baseline if one was measured for any target."""
+    results = None if tuning is None else tuning.tuned
+    pairs = [] if results is None else list(results.paired)
+    named = [] if results is None else [summary.target for summary in results.targets]
+    targets = list(dict.fromkeys([*named, *(pair.target for pair in pairs)]))  # also those without a difference
+    has_baselines = any(pair.against == "best_baseline" for pair in pairs)
+    compared = []
+    for target in targets or [""]:
+        against = {pair.against: pair for pair in pairs if pair.target == target}
+        suffix = f", {target.replace('_', ' ')}" if len(targets) > 1 else ""
+        compared.append(_tuned_headline(against.get("frozen"), TUNED, suffix))
+        if has_baselines:
+            best = against.get("best_baseline")
+            headline = _tuned_headline(best, _over_best(best), suffix)
+            compared.append(replace(headline, over_strongest=best is not None))
+    return compared
 
-    def pair_against(against: str) -> TunedPaired | None:
-        return next((pair for pair in pairs if pair.against == against), None)
 
-    def headline(pair: TunedPaired | None, words: Contrast) -> Headline:
-        return paired_headline(pair, words, pair is not None and pair.metric in LOWER_IS_BETTER)
+def _tuned_headline(pair: TunedPaired | None, words: Contrast, suffix: str) -> Headline:
+    """The suffix of the title names the target."""
+    words = replace(words, title=words.title + suffix)
+    return paired_headline(pair, words, pair is not None and pair.metric in LOWER_IS_BETTER)
 
-    best = pair_against("best_baseline")
-    if best is None:
-        return [headline(pair_against("frozen"), TUNED)]
-    name = best.reference.replace("_", " ")
-    words = Contrast(
+
+def _over_best(best: TunedPaired | None) -> Contrast:
+    name = "the strongest baseline" if best is None else best.reference.replace("_", " ")
+    return Contrast(
         f"Tuned minus {name}",
         "The tuned encoder scores {0} than",
         f"{name}, the strongest baseline,",
         f"the tuned encoder and {name}, the strongest baseline,",
         "the tuned encoder",
     )
-    return [headline(pair_against("frozen"), TUNED), headline(best, words)]
 
 
 def _predicted(contents: Contents) -> str:
@@ -299,7 +327,7 @@ def strongest_baseline_headline(
             f"the trained encoder and {name}, the strongest baseline,",
             "the encoder",
         )
-        return [paired_headline(pair, words, sign < 0)]
+        return [replace(paired_headline(pair, words, sign < 0), over_strongest=True)]
     difference = _value(ours) - _value(best)
     beats = sign * difference > 0
     sentence = (
@@ -310,7 +338,7 @@ def strongest_baseline_headline(
         if beats
         else f"The encoder is not better than {name} on these people, and {name} needs no pretraining."
     )
-    return [Headline(title, signed(difference), "open" if beats else "bad", sentence)]
+    return [Headline(title, signed(difference), "open" if beats else "bad", sentence, over_strongest=True)]
 
 
 def faults(contents: Contents, cohort: Cohort | None) -> list[Fault]:

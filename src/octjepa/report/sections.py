@@ -199,25 +199,35 @@ def _training(contents: Contents) -> Built:
     ]
     if validations:
         last = validations[-1]
-        values |= {"predictors": _predictors(last), "rankme": last.get("val/rankme"), "update": last["update"]}
+        values |= {
+            "predictors": learned_and_trivial_predictors(last),
+            "rankme": last.get("val/rankme"),
+            "update": last["update"],
+        }
     return values, missing
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """The learned predictor or a trivial one in the last validation. share: length of its bar, of the longest."""
+    """The learned predictor or a trivial one in the last validation. share: length of its bar, of the longest.
+
+    cosine: None if it is not finite, as after a divergence.
+    """
 
     name: str
     ours: bool
-    cosine: float
+    cosine: float | None
     loss: float | None
     centred: float | None
     share: float
     sees: str
 
 
-def _predictors(validation: Mapping[str, Any]) -> list[Predictor]:
-    """The learned predictor and the trivial predictors, best first, with the share of the longest bar."""
+def learned_and_trivial_predictors(validation: Mapping[str, Any]) -> list[Predictor]:
+    """The learned predictor and the trivial predictors, best first, with the share of the longest bar.
+
+    One without a finite cosine comes last and has no bar.
+    """
     keys = {"learned": ("val/cosine", "val/loss", "val_centred/loss")}
     for name in PREDICTORS:
         keys[name] = (
@@ -228,18 +238,19 @@ def _predictors(validation: Mapping[str, Any]) -> list[Predictor]:
     rows = []
     for name, (cosine, loss, centred) in keys.items():
         if cosine in validation:
+            value = forest.finite(validation[cosine])
             rows.append(
                 Predictor(
                     name,
                     name == "learned",
-                    validation[cosine],
+                    value,
                     validation.get(loss),
                     validation.get(centred),
-                    max(0.0, min(1.0, validation[cosine])),
+                    0.0 if value is None else max(0.0, min(1.0, value)),
                     PREDICTORS.get(name, "the context tokens of this eye"),
                 )
             )
-    return sorted(rows, key=lambda row: -row.cosine)
+    return sorted(rows, key=lambda row: (row.cosine is None, -(row.cosine or 0.0)))
 
 
 @section("tokens", "Token maps", "the token maps", _PRETRAINED)

@@ -63,7 +63,8 @@ def overall_verdict(
     if contents.kind not in ("run", "demo"):
         return verdict
     return replace(
-        verdict, answers=(_software_answer(verdict), training, _next_answer(contents, verdict, training, headlines))
+        verdict,
+        answers=(_software_answer(contents, verdict), training, _next_answer(contents, verdict, training, headlines)),
     )
 
 
@@ -93,15 +94,28 @@ def _one_word(contents: Contents, headlines: Sequence[Headline], faults: Sequenc
     if unmeasured:
         sentence = "No measured result fails, but the following results are missing."
         return OverallVerdict("not known", sentence, tuple(check.title for check in unmeasured))
-    sentence = "Every result holds, including the comparison with the strongest baseline."
+    sentence = "Every result holds."
+    if any(headline.over_strongest for headline in headlines):
+        sentence = "Every result holds, including the comparison with the strongest baseline."
     return OverallVerdict("healthy", sentence, tuple(_reason(headline) for headline in headlines))
 
 
-def _software_answer(verdict: OverallVerdict) -> Answer:
+def _software_answer(contents: Contents, verdict: OverallVerdict) -> Answer:
     """Whether every stage ran correctly; what was learned plays no part."""
     question = "Did the software work?"
     if verdict.word == "broken":
         return Answer(question, "No. Do not use the results until the following problems are fixed.", verdict.reasons)
+    run = contents.run
+    stages = {
+        "the store": contents.store,
+        "the run" if run is None else "the end of the training": None if run is None else run.summary,
+        "the embeddings": contents.embeddings,
+        "the probe": contents.probe,
+    }
+    missing = [name for name, part in stages.items() if part is None]
+    if missing:  # parts that no check has seen
+        text = f"No check found a problem, but not all stages ran or can be read. Missing: {', '.join(missing)}."
+        return Answer(question, text)
     return Answer(question, "Yes. Every stage ran, and no check found a problem.")
 
 
@@ -118,6 +132,9 @@ def _training_answer(headlines: Sequence[Headline], faults: Sequence[Fault]) -> 
     if not measured:
         return Answer(question, "Unknown. It was not measured.", reasons)
     if all(check.verdict == "good" for check in measured):
+        if unmeasured := [result.title for result in results if result.verdict == "none"]:
+            text = f"In part. What was measured holds; not measured: {', '.join(unmeasured)}."
+            return Answer(question, text, reasons)
         return Answer(question, "Yes. Every comparison below holds.", reasons)
     if any(check.verdict == "good" for check in measured):
         return Answer(question, "In part. Some of the comparisons below hold.", reasons)
@@ -146,7 +163,7 @@ def _next_answer(
     if any(headline.too_few_people for headline in headlines):
         text = f"Label more people, until at least {FEWEST_TEST_PEOPLE} of them are test people."
         return Answer(question, text, (), ("octjepa split STORE --by stratified --shares 0.6,0.1,0.3",))
-    if training.answer.startswith("Yes"):
+    if verdict.word in ("healthy", "not known") and not training.answer.startswith("Unknown"):  # nothing fails
         commands = (f"octjepa leaderboard {run} phantom-unet --store STORE --labels LABELS --target TARGET",)
         return Answer(question, "Compare the encoder with others, or fine-tune it.", (), commands)
     text = "Train longer (train.max_updates) or on more people. The packaged encoder needs no training."

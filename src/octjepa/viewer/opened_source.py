@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from octjepa.config import load_recipe
-from octjepa.errors import UsageError, counted
+from octjepa.errors import NothingReadError, UsageError, counted
 from octjepa.ingest.build import build_store
-from octjepa.ingest.remembered_sources import sources_of
+from octjepa.ingest.remembered_sources import sources_of, spacings_of
 from octjepa.ingest.sources import discover
 from octjepa.read.reader import SpacingOption
 from octjepa.read.written_results import PAGE, TABLE, is_segmentation_folder
@@ -48,9 +48,10 @@ def opened_source(
 ) -> Iterator[OpenedSource]:
     """The source as the viewer shows it, valid while the context is open.
 
-    `spacing_mm` (slice, depth, column) takes precedence over the files. Files that are refused are listed on stderr,
-    and the notes name them for the page. Raises UsageError: none of the scans of `source` can be read, with the
-    reasons, or their place is unknown, or `spacing_mm` is given for a store or run.
+    `spacing_mm` (slice, depth, column) takes precedence over the files, and over the spacing that `octjepa segment` was
+    given for the scans of its results. Files that are refused are listed on stderr, and the notes name them for the
+    page. Raises UsageError: none of the scans of `source` can be read, with the reasons, or their place is unknown, or
+    `spacing_mm` is given for a store or run.
     """
     named = scans_without_store(source, scans)
     if not named:
@@ -62,9 +63,37 @@ def opened_source(
         return
     with tempfile.TemporaryDirectory(prefix="octjepa-view-") as folder:
         store = Path(folder) / "store"
+        groups = [(spacing_mm, named)] if spacing_mm is not None else _by_spacing(source, named)
         with _without_warnings():
-            build_store(named, store, load_recipe("tiny_cpu").preprocessing, spacing_mm=spacing_mm, max_lost=1.0)
+            _read_scans(groups, store)
         yield OpenedSource(store, named, _report_refused(Store.open(store).quarantine))
+
+
+def _read_scans(groups: Sequence[tuple[SpacingOption, Sequence[str]]], store: Path) -> None:
+    """Reads scans with their spacing into `store`. Raises NothingReadError if none of them can be read."""
+    for number, (spacing_mm, scans) in enumerate(groups, start=1):
+        try:
+            build_store(scans, store, load_recipe("tiny_cpu").preprocessing, spacing_mm=spacing_mm, max_lost=1.0)
+        except NothingReadError:  # the store is empty so far
+            if number == len(groups):
+                raise
+
+
+def _by_spacing(source: str | Path, named: Sequence[str]) -> list[tuple[SpacingOption, list[str]]]:
+    """The scans `named`, by the spacing that `octjepa segment` was given for them, so that both measure the same.
+
+    Scans in another place than the remembered scans have the spacing of these, if all of these have the same.
+    """
+    remembered = spacings_of(source) if is_segmentation_folder(Path(source)) else {}
+    shared = set(remembered.values())
+    elsewhere = shared.pop() if len(shared) == 1 else None
+    groups: dict[SpacingOption, list[str]] = {}
+    for text in named:
+        location = text if is_remote(text) else str(Path(text).resolve())
+        groups.setdefault(remembered.get(location, elsewhere), []).append(text)
+    if len(groups) == 1:
+        return list(groups.items())
+    return [(mm or "file", texts) for mm, texts in groups.items()]  # None would keep the spacing of an earlier group
 
 
 def _report_refused(quarantine: Sequence[Mapping[str, str]]) -> tuple[str, ...]:

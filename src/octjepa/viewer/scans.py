@@ -27,6 +27,7 @@ from octjepa.report.figures import eyes
 from octjepa.tasks.segmenter.measurement import Measurement
 from octjepa.tasks.segmenter.retained_layers import RetainedLayers
 from octjepa.tasks.segmenter.scan_picture import LINE_COLOURS
+from octjepa.tasks.thickness import slice_positions_mm
 from octjepa.viewer.corrections import Corrections
 from octjepa.viewer.listing import VolumeList
 from octjepa.viewer.live import LiveAnswer, LiveRun
@@ -99,12 +100,14 @@ class NoNativeScan(Record):
 class NativeFacts(Record):
     """The geometry of a scan as it came, and the layers that can be laid over it; `reason` is "".
 
+    `slice_mm` are the positions of the B-scans from the first, rising; their gaps may be uneven.
     `superior` is 1 if later B-scans are superior, `nasal` 1 if higher columns are nasal, else -1; `nasal` is 0 of an
     unknown eye. `vertical_known`: the file tells which B-scan is the lowest.
     """
 
     shape: tuple[int, ...]
     spacing_mm: tuple[float, ...]
+    slice_mm: list[float]
     notes: tuple[Note, ...]
     uncertain: tuple[str, ...]
     opening_slice: int
@@ -289,6 +292,7 @@ class Scans:
         return NativeFacts(
             shape=volume.shape,
             spacing_mm=volume.spacing_mm,
+            slice_mm=[round(float(mm), 4) for mm in slice_positions_mm(volume)],
             notes=volume.notes,
             uncertain=volume.uncertain,
             opening_slice=scan.opening_slice,

@@ -98,7 +98,7 @@ class ShownWith:
     `scans` are the folders that were ingested, `labels` a folder of label volumes, `encoder` that of a store or head,
     `predictions` the test predictions of a probe, `embeddings` a table for nearest neighbours, `corrections` the folder
     in which boundaries that are corrected by hand are saved, `spacing_mm` (slice, depth, column) the spacing of scans
-    that are read for the viewer.
+    that are read for the viewer; None for results of `octjepa segment` is what that command was given.
     """
 
     scans: Sequence[str] = ()

@@ -53,7 +53,12 @@ function drawFace(pane, slices, columns, dz, dx) {
   pen.restore();
   const [sx, sy] = [width / columns, height / slices];
   const toY = (index) => (pane.flipped ? height - (index + 0.5) * sy : (index + 0.5) * sy);
-  if (pane.etdrs.checked && etdrs && kind !== "depth") drawEtdrs(pen, etdrs, sx / dx, sy / dz, (etdrs.centre[1] + 0.5) * sx, toY(etdrs.centre[0]));
+  if (pane.etdrs.checked && etdrs && kind !== "depth") {
+    const { slice_mm: positions } = pane.facts;
+    const centre = mmAt(positions, etdrs.centre[0]);
+    const down = pane.flipped ? -1 : 1;
+    drawEtdrs(pen, etdrs, sx / dx, (u) => (etdrs.centre[1] + u / dx + 0.5) * sx, (v) => toY(indexAt(positions, centre + down * v, dz)));
+  }
   crosshair(pen, (pane.place.column + 0.5) * sx, toY(pane.place.slice), width, height);
   const range = thick ? ` Violet ${thick.low_um} µm, yellow ${thick.high_um} µm.` : "";
   const text = thick ? `thickness of ${thick.layer === "retina" ? "the retina" : plain(thick.layer)}` : PLANES.find(([name]) => name === kind)[1];
@@ -150,24 +155,37 @@ function crosshair(pen, x, y, width, height) {
   strokeLine(pen, [[x, 0], [x, height]]);
 }
 
-function drawEtdrs(pen, { nasal, has_rings: hasRings }, perMmX, perMmY, x, y) {
-  const ends = [0.5 / Math.SQRT2, 3 / Math.SQRT2];
+// Position in mm of a place between B-scans, by the `positions` of the B-scans.
+function mmAt(positions, index) {
+  const low = Math.floor(index);
+  return positions[low] + (index - low) * ((positions[low + 1] ?? positions[low]) - positions[low]);
+}
+
+// The place between B-scans at `mm`; before the first and after the last one with the usual spacing `dz`.
+function indexAt(positions, mm, dz) {
+  const next = positions.findIndex((position) => position > mm);
+  if (next < 0) return positions.length - 1 + (mm - positions.at(-1)) / dz;
+  if (next === 0) return (mm - positions[0]) / dz;
+  return next - 1 + (mm - positions[next - 1]) / (positions[next] - positions[next - 1]);
+}
+
+// `toX` and `toY` map mm from the centre to the picture. A row of it is a B-scan, so that a circle is drawn as it lies
+// on the B-scans, which may be at uneven distances.
+function drawEtdrs(pen, { nasal, has_rings: hasRings }, perMmX, toX, toY) {
+  const place = (radius, angle) => [toX(radius * Math.cos(angle)), toY(radius * Math.sin(angle))];
+  const share = (count) => Array.from({ length: count + 1 }, (_, number) => number / count);
   for (const [colour, width] of [["rgb(0 0 0 / .55)", 3.2], ["#fff", 1.2]]) { // dark below white: seen on any picture
     pen.strokeStyle = colour;
     pen.lineWidth = width;
-    for (const radius of hasRings ? [0.5, 1.5, 3] : [0.5]) {
-      pen.beginPath();
-      pen.ellipse(x, y, radius * perMmX, radius * perMmY, 0, 0, 2 * Math.PI);
-      pen.stroke();
-    }
-    for (const [u, v] of hasRings ? [[1, 1], [1, -1], [-1, 1], [-1, -1]] : []) strokeLine(pen, ends.map((mm) => [x + u * mm * perMmX, y + v * mm * perMmY]));
+    for (const radius of hasRings ? [0.5, 1.5, 3] : [0.5]) strokeLine(pen, share(144).map((part) => place(radius, 2 * Math.PI * part)));
+    for (const quarter of hasRings ? [1, 3, 5, 7] : []) strokeLine(pen, share(24).map((part) => place(0.5 + 2.5 * part, (quarter * Math.PI) / 4)));
   }
   if (!hasRings) return;
   const size = Math.round(Math.max(11, 0.5 * perMmX));
   const letters = [["S", 0, -1], ["I", 0, 1], ...(nasal ? [["N", nasal, 0], ["T", -nasal, 0]] : [])];
   Object.assign(pen, { font: `bold ${size}px system-ui, sans-serif`, textAlign: "center", textBaseline: "middle", fillStyle: "#fff", strokeStyle: "#000", lineWidth: 3, lineJoin: "round" });
   for (const [letter, u, v] of letters) {
-    const at = [x + u * 2.25 * perMmX, y + v * 2.25 * perMmY];
+    const at = [toX(2.25 * u), toY(2.25 * v)];
     pen.strokeText(letter, ...at);
     pen.fillText(letter, ...at);
   }

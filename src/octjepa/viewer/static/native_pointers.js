@@ -86,7 +86,7 @@ export function pointers(pane) {
 
 function tell(pane, { column, depth }) {
   const [, rows, columns] = pane.facts.shape;
-  const [dz, dy, dx] = pane.facts.spacing_mm;
+  const [, dy, dx] = pane.facts.spacing_mm;
   const [c, d, s] = [Math.round(column), Math.round(depth), pane.held.bscan.slice];
   if (c < 0 || d < 0 || c >= columns || d >= rows) return;
   if (!pane.held.levels) {
@@ -94,6 +94,7 @@ function tell(pane, { column, depth }) {
     copy.drawImage(pane.held.bscan.picture, 0, 0);
     pane.held.levels = copy.getImageData(0, 0, columns, rows).data;
   }
-  const mm = [s * dz, d * dy, c * dx].map((value) => value.toFixed(2)).join(", ");
+  const across = pane.facts.slice_mm?.[s]; // known once the whole file is read
+  const mm = [across, d * dy, c * dx].map((value) => value?.toFixed(2) ?? "–").join(", ");
   pane.readout.textContent = `slice ${s + 1}, depth ${d + 1}, column ${c + 1} · ${mm} mm · intensity ${pane.held.levels[4 * (d * columns + c)]}`;
 }
