@@ -41,6 +41,7 @@ class SourceFile:
     `location` is a local path or a url; `objects` are the objects of a url: a file and its companions
     (`formats.companion_names`), or the images of a folder. `member` is one of several scans in the same file, and part
     of `name` then ("eyes.e2e#2"). `series` names the files of a scan with a DICOM file per B-scan in a local folder.
+    `is_link`: a link that is not followed, whose key is not that of its target, which may be in the store.
     """
 
     location: Path | str
@@ -49,6 +50,7 @@ class SourceFile:
     objects: tuple[remote.RemoteObject, ...] = field(default=(), repr=False)
     member: str = ""
     series: tuple[str, ...] = field(default=(), repr=False)
+    is_link: bool = False
 
     @property
     def path(self) -> Path:
@@ -67,7 +69,12 @@ class SourceFile:
     @cached_property
     def key(self) -> str:
         """16 hex digits of a hash of the real path or url (and member): no path enters the store."""
-        location = self.location if isinstance(self.location, str) else os.path.realpath(self.location)
+        if isinstance(self.location, str):
+            location = self.location
+        elif self.is_link:
+            location = os.path.join(os.path.realpath(self.location.parent), self.location.name)
+        else:
+            location = os.path.realpath(self.location)
         location += f"#{self.member}" if self.member else ""
         return hashlib.sha256(os.fsencode(location)).hexdigest()[:16]
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from octjepa.errors import OctjepaError, UsageError, counted
 from octjepa.notes import read_notes
 from octjepa.parsing import parse_json_object, read_parquet
+from octjepa.reasons import REASONS
 from octjepa.record import Record
 
 if TYPE_CHECKING:
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 PARTICIPANT_COLUMNS = ("person_id", "clinical_site", "study_group", "age", "recommended_split")
 LABELS_FILE = "labels.tsv"
 _LABEL_KEYS = ("volume_id", "person_id", "eye")
-# Refusals that say nothing about the file's content: a volume made from it earlier stays valid.
-_NOT_READ = {"unreadable_file", "manifest_row_without_file"}
+_KEEPING_THE_VOLUME = {code for code, reason in REASONS.items() if reason.keeps_volume}
 _log = logging.getLogger(__name__)
 
 
@@ -268,7 +268,7 @@ class Index:
     def _refuse(self, refused: dict[str, str]) -> str:
         file = refused_file_key(refused)
         self.quarantine[file] = refused
-        return "" if refused["reason"] in _NOT_READ else self._remove_volume_of(file)
+        return "" if refused["reason"] in _KEEPING_THE_VOLUME else self._remove_volume_of(file)
 
     def _add(self, entry: IndexEntry) -> str:
         is_same = self._volume_by_file.get(entry.key) == entry.volume_id
