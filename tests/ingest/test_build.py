@@ -432,6 +432,27 @@ def test_stratified_split_is_by_person_and_stable(tmp_path: Path, tiny: Path) ->
     assert set(Store.open(tmp_path / "store").table["split"]) == {"test"}  # splits that are there are kept
 
 
+def test_a_file_that_is_cut_for_a_while_comes_back_into_its_split(tmp_path: Path) -> None:
+    """A copy was under way during the second ingest."""
+    from octjepa.ingest import build_store
+    from octjepa.store import Store
+
+    root, store = tmp_path / "in", tmp_path / "store"
+    for number in range(3):
+        scan = make_dataset(retina(seed=number))
+        scan.PatientID = f"P{number}"
+        save(scan, root / f"{number}.dcm")
+    build_store([root], store, PREPROCESSING)
+    Store.open(store).set_split(dict.fromkeys(("P0", "P1", "P2"), "test"))
+    whole = (root / "0.dcm").read_bytes()
+    (root / "0.dcm").write_bytes(whole[:20_000])
+    assert build_store([root], store, PREPROCESSING, max_lost=1).by_reason == {"truncated": 1}
+    (root / "0.dcm").write_bytes(whole)
+    summary = build_store([root], store, PREPROCESSING)
+    assert (summary.accepted, summary.split_by) == (1, {"kept": 3})
+    assert set(Store.open(store).table["split"]) == {"test"}
+
+
 @pytest.mark.data
 @pytest.mark.slow
 def test_real_scans_are_all_accepted(real_scans: Path, tmp_path: Path) -> None:

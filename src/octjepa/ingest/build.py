@@ -11,7 +11,7 @@ import shlex
 import shutil
 import time
 from collections import Counter
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -333,8 +333,7 @@ def _ingest(
     with bar("ingest", total, "files", done=total - count) as progress, closing(results):
         for file, result in results:
             if isinstance(result, PreparedVolume):
-                entry = replace(result.entry, split=splits.get(result.entry.person_id, ""))
-                result = replace(result, entry=entry)
+                result = replace(result, entry=_with_stored_split(store, splits, result.entry))
             names.learn(file.name, result.person)
             read.add(file.key)
             recorded = record_result(store, duplicates, file, result)
@@ -353,6 +352,11 @@ def _ingest(
     store.add_participants(_participants_under_pseudonyms(store))
     _take_sites(store)
     return [store.entry(volume_id) for volume_id in accepted], refusals
+
+
+def _with_stored_split(store: Store, splits: Mapping[str, str], entry: IndexEntry) -> IndexEntry:
+    """`entry` with the split of its person in the store, who may have no volume there at the moment; "" for none."""
+    return replace(entry, split=splits.get(entry.person_id) or store.index.past_split(entry.person_id))
 
 
 def _note_contradictions(store: Store, claims: PersonClaims, partly_known: Collection[str]) -> None:
