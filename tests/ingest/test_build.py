@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -454,6 +455,30 @@ def test_a_file_that_is_cut_for_a_while_comes_back_into_its_split(tmp_path: Path
 
 
 @pytest.mark.data
+def test_a_moved_data_set_without_person_ids_keeps_people_and_splits(tmp_path: Path) -> None:
+    from octjepa.ingest import build_store
+    from octjepa.store import Store
+
+    root, store, spacing_mm = tmp_path / "in", tmp_path / "store", (0.05, 0.0026, 0.0117)
+    root.mkdir()
+    for number in range(3):
+        np.save(root / f"{number}.npy", retina(seed=number))
+    build_store([root], store, PREPROCESSING, spacing_mm=spacing_mm)
+    made = Store.open(store)
+    people = {entry.file: f"unknown-{entry.file}" for entry in made.entries()}
+    with made.writing():  # as a store of before, which took the ids from the paths
+        for entry in list(made.entries()):
+            made.change(replace(entry, person_id=people[entry.file]))
+        made.set_split(dict.fromkeys(people.values(), "test"))
+        made.consolidate()
+    root.rename(tmp_path / "moved")
+    summary = build_store([tmp_path / "moved"], store, PREPROCESSING, spacing_mm=spacing_mm)
+    assert (summary.accepted, summary.people, summary.split_by) == (3, 3, {"kept": 3})
+    table = Store.open(store).table
+    assert dict(zip(table["file"], table["person_id"], strict=True)) == people
+    assert set(table["split"]) == {"test"}
+
+
 @pytest.mark.slow
 def test_real_scans_are_all_accepted(real_scans: Path, tmp_path: Path) -> None:
     from octjepa.ingest import build_store

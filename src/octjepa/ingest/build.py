@@ -355,7 +355,13 @@ def _ingest(
 
 
 def _with_stored_split(store: Store, splits: Mapping[str, str], entry: IndexEntry) -> IndexEntry:
-    """`entry` with the split of its person in the store, who may have no volume there at the moment; "" for none."""
+    """`entry` with the split of its person in the store, who may have no volume there at the moment; "" for none.
+
+    The same pixels of an unknown person keep the person id that they have: stores of before derived it from the path.
+    """
+    before = store.index.volumes.get(entry.volume_id)
+    if before and all("person_unknown" in read_notes(each.notes) for each in (before, entry)):
+        return replace(entry, person_id=before.person_id, visit=before.visit or entry.visit, split=before.split)
     return replace(entry, split=splits.get(entry.person_id) or store.index.past_split(entry.person_id))
 
 

@@ -256,7 +256,7 @@ def read_past_splits(folder: Path, location: str) -> dict[str, str]:
 
 
 def _key_of_past(person_id: str) -> str:
-    """The key of a person among past splits: the pseudonym, because a file read later may show that the id is a name."""
+    """The key of a person among past splits: the pseudonym, because a later file may show that the id is a name."""
     from octjepa.read.personal_data import pseudonym  # whoever only reads a store needs none of the readers
 
     return person_id if re.fullmatch("p-[0-9a-f]{12}", person_id) else pseudonym(person_id)
