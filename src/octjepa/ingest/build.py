@@ -366,6 +366,7 @@ def _with_stored_split(store: Store, splits: Mapping[str, str], entry: IndexEntr
 
 
 def _note_contradictions(store: Store, claims: PersonClaims, partly_known: Collection[str]) -> None:
+    _join_pseudonyms(store)
     """Notes the volumes of person ids under which files state different people, with the kinds of contradiction.
 
     Kinds that an earlier ingest noted stay for the ids `partly_known`, some of whose files this ingest did not look at.
@@ -451,6 +452,20 @@ def _take_sites(store: Store) -> None:
         site = sites.get(entry.person_id)
         if site and site != entry.site:
             store.change(replace(entry, site=site))
+
+def _join_pseudonyms(store: Store) -> None:
+    """Gives the ids whose pseudonym is also an id of the store that pseudonym: it is one person's.
+
+    Some of the person's files state a name that the id repeats, and others, perhaps in another folder, state none.
+    """
+    people = {entry.person_id for entry in store.entries()}
+    joined = {person: name for person in people if (name := pseudonym(person)) in people}
+    splits = {entry.person_id: entry.split for entry in store.entries() if entry.split}
+    for entry in [entry for entry in store.entries() if entry.person_id in joined]:
+        person_id = joined[entry.person_id]
+        notes = write_notes([*read_notes(entry.notes), "person_id_pseudonymised"])
+        store.change(replace(entry, person_id=person_id, split=splits.get(person_id, entry.split), notes=notes))
+
 
 
 def _warn_of_copies(store: Store, pairs: Sequence[tuple[str, str, int]], copies: int) -> None:
