@@ -171,7 +171,7 @@ class IngestSummary(Record):
     (`person_claims`). personal_data: this run's files by the field of personal data that they hold (it stays there).
     eyes_with_several_scans, people, eyes: of the store.
     skipped: files whose volume was there already. split_by: people by how they came to
-    their split. spacing_overridden: skipped volumes whose spacing an earlier run was given.
+    their split. spacing_overridden: files that keep the spacing that an earlier run was given.
     """
 
     accepted: int
@@ -233,12 +233,13 @@ def build_store(
     with opened.writing():
         record_ignored(opened.path, sources, discovery.ignored)
         known_files = opened.known_files()
+        stated_mm = {entry.key: stated for entry in opened.entries() if (stated := entry.stated_spacing_mm)}
         todo = [file for file in discovery.files if not is_done(file, known_files.get(file.key), spacing_mm)]
         read_now = {file.key for file in todo}
         opened.clear_refusals(file.key for file in discovery.files if file.key not in read_now)
         opened.clear_refusals(_settled_refusals(opened, discovery))
         overridden = sum(
-            known_files[file.key].user_spacing_mm is not None for file in discovery.files if file.key not in read_now
+            file.key in stated_mm for file in discovery.files if spacing_mm is None or file.key not in read_now
         )
         if overridden and spacing_mm is None:
             _log.warning(
@@ -252,6 +253,7 @@ def build_store(
             store=opened.path,
             preprocessing=preprocessing,
             spacing_mm=spacing_mm,
+            earlier_mm={key: stated for key, stated in stated_mm.items() if key in read_now},
             halves=opened.halves,
             bscan_slices=opened.bscan_slices,
         )
