@@ -290,9 +290,23 @@ def build_store(
 
 
 def _settled_refusals(store: Store, discovery: Discovery) -> list[str]:
-    """Keys of refused files that are now parts of a scan, and of refused folders in which files were found."""
+    """Keys of refusals whose cause is gone.
+
+    These are files that are now parts of a scan, files of which several scans were found, folders in which files were
+    found, and what an earlier search of the same sources refused unread and this one does not.
+    """
     refused = {key: entry["reason"] for key, entry in store.index.quarantine.items()}
-    settled: set[str] = set()
+    settled = {replace(file, member="").key for file in discovery.files if file.member}
+    again = {refusal.source.key for refusal in discovery.refused}
+    # Where a folder could not be listed, what was refused in it may still be there.
+    not_seen = {discovery.found_in[source.key] for source, reason, _ in discovery.refused if reason == _UNREADABLE}
+    searched = discovery.searched - not_seen
+    settled.update(
+        key for key, entry in store.index.quarantine.items() if entry.get("found_in") in searched and key not in again
+    )
+    # Stores of before list a link under the key of its target.
+    targets = {replace(refusal.source, is_link=False).key for refusal in discovery.refused if refusal.source.is_link}
+    settled.update(key for key in targets - again if refused.get(key) == "path_escapes")
     if set(refused.values()) & _OF_PARTS:
         settled.update(key for file in discovery.files for key in file.part_keys())
     if _UNREADABLE in refused.values():
@@ -346,11 +360,13 @@ def _ingest(
                 refusals.append(recorded.entry)
             progress.advance()
     for source, reason, detail in discovery.refused:
-        refusals.append(refused(source, "discover", reason, detail).entry)
+        entry = refused(source, "discover", reason, detail).entry
+        refusals.append({**entry, "found_in": discovery.found_in[source.key]})
         store.refuse(refusals[-1])
     partly_known = _learn_stored_people(store, discovery, names, claims, read)
     _note_contradictions(store, claims, partly_known)
     _mask_siblings(store, discovery, names)
+    _join_pseudonyms(store)
     store.add_participants(_participants_under_pseudonyms(store))
     _take_sites(store)
     return [store.entry(volume_id) for volume_id in accepted], refusals
@@ -368,7 +384,6 @@ def _with_stored_split(store: Store, splits: Mapping[str, str], entry: IndexEntr
 
 
 def _note_contradictions(store: Store, claims: PersonClaims, partly_known: Collection[str]) -> None:
-    _join_pseudonyms(store)
     """Notes the volumes of person ids under which files state different people, with the kinds of contradiction.
 
     Kinds that an earlier ingest noted stay for the ids `partly_known`, some of whose files this ingest did not look at.
@@ -438,6 +453,20 @@ def _mask_siblings(store: Store, discovery: Discovery, names: SiblingNames) -> N
             refusal["file"] = names.masked(source.name, refusal["file"])
 
 
+def _join_pseudonyms(store: Store) -> None:
+    """Gives the ids whose pseudonym is also an id of the store that pseudonym: it is one person's.
+
+    Some of the person's files state a name that the id repeats, and others, perhaps in another folder, state none.
+    """
+    people = {entry.person_id for entry in store.entries()}
+    joined = {person: name for person in people if (name := pseudonym(person)) in people}
+    splits = {entry.person_id: entry.split for entry in store.entries() if entry.split}
+    for entry in [entry for entry in store.entries() if entry.person_id in joined]:
+        person_id = joined[entry.person_id]
+        notes = write_notes([*read_notes(entry.notes), "person_id_pseudonymised"])
+        store.change(replace(entry, person_id=person_id, split=splits.get(person_id, entry.split), notes=notes))
+
+
 def _participants_under_pseudonyms(store: Store) -> list[dict[str, object]]:
     """The participants whose id became a pseudonym because files state it as a name, with the pseudonym as their id."""
     people = {entry.person_id for entry in store.entries()}
@@ -454,20 +483,6 @@ def _take_sites(store: Store) -> None:
         site = sites.get(entry.person_id)
         if site and site != entry.site:
             store.change(replace(entry, site=site))
-
-def _join_pseudonyms(store: Store) -> None:
-    """Gives the ids whose pseudonym is also an id of the store that pseudonym: it is one person's.
-
-    Some of the person's files state a name that the id repeats, and others, perhaps in another folder, state none.
-    """
-    people = {entry.person_id for entry in store.entries()}
-    joined = {person: name for person in people if (name := pseudonym(person)) in people}
-    splits = {entry.person_id: entry.split for entry in store.entries() if entry.split}
-    for entry in [entry for entry in store.entries() if entry.person_id in joined]:
-        person_id = joined[entry.person_id]
-        notes = write_notes([*read_notes(entry.notes), "person_id_pseudonymised"])
-        store.change(replace(entry, person_id=person_id, split=splits.get(person_id, entry.split), notes=notes))
-
 
 
 def _warn_of_copies(store: Store, pairs: Sequence[tuple[str, str, int]], copies: int) -> None:

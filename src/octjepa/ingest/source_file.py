@@ -230,6 +230,8 @@ class Discovery:
     """`files` sorted by name, each once; `refused` what goes to the quarantine before anything is read.
 
     `ignored` counts what was left out, by kind. `files_without_row` counts files that their manifest does not list.
+    `searched` has the names of the sources (`source_name`); `found_in` the name of its source by the key of a refused
+    file.
     """
 
     files: list[SourceFile] = field(default_factory=list)
@@ -237,6 +239,8 @@ class Discovery:
     refused: list[Refused] = field(default_factory=list)
     files_without_row: int = 0
     participants: list[dict[str, object]] = field(default_factory=list)
+    searched: set[str] = field(default_factory=set)
+    found_in: dict[str, str] = field(default_factory=dict)
 
     @property
     def missing(self) -> list[SourceFile]:
@@ -246,6 +250,12 @@ class Discovery:
     def refuse(self, location: Path | str, name: str, reason: str, detail: str) -> None:
         """Records a file that is not even opened."""
         self.refused.append(Refused(SourceFile(location, name), reason, detail))
+
+
+def source_name(source: str) -> str:
+    """16 hex digits of a hash of a source that the user named: no path enters the store."""
+    location = source if "://" in source else os.path.realpath(source)
+    return hashlib.sha256(os.fsencode(location)).hexdigest()[:16]
 
 
 def is_archive(name: str) -> bool:

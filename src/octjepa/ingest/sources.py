@@ -21,7 +21,7 @@ from octjepa import remote
 from octjepa.errors import OctjepaError, ResourceError, UsageError, VolumeRejected
 from octjepa.ingest.listing import IMAGES, BScanListing, BucketListing, LocalListing, suffix_of
 from octjepa.ingest.search import Search
-from octjepa.ingest.source_file import Discovery, SourceFile, printable
+from octjepa.ingest.source_file import Discovery, SourceFile, printable, source_name
 from octjepa.progress import bar
 from octjepa.read import formats
 from octjepa.reasons import REASONS, error_origin
@@ -59,10 +59,13 @@ def discover(sources: Sequence[str | Path], single_bscans: bool = False) -> Disc
     disk, objects = Search(BScanListing() if single_bscans else LocalListing(), discovery), BucketListing()
     bucket = Search(objects, discovery)
     for source in map(str, sources):
+        known = len(discovery.refused)
         if suffix_of(source) in _LISTS:
             _add_list(source, disk, bucket, objects)
         else:
             (bucket if remote.is_remote(source) else disk).add(source)
+        discovery.searched.add(source_name(source))
+        discovery.found_in |= {refusal.source.key: source_name(source) for refusal in discovery.refused[known:]}
     _sort(discovery)
     discovery.files = _split_multi_scan_files(discovery.files)
     _report(sources, discovery, single_bscans)

@@ -244,7 +244,10 @@ class Store:
 
     @property
     def quarantine(self) -> list[dict[str, str]]:
-        """Entries {file, hash, stage, reason, detail, when, file_key}, sorted by file."""
+        """Entries {file, hash, stage, reason, detail, when, file_key}, sorted by file.
+
+        Those of the stage "discover" also have `found_in`, the hashed name of the source that was searched.
+        """
         return sorted(self.index.quarantine.values(), key=lambda entry: (entry["file"], refused_file_key(entry)))
 
     def entries(self) -> Iterable[IndexEntry]:
