@@ -292,7 +292,7 @@ def build_store(
 def _settled_refusals(store: Store, discovery: Discovery) -> list[str]:
     """Keys of refusals whose cause is gone.
 
-    These are files that are now parts of a scan, files of which several scans were found, folders in which files were
+    These are files that are now parts of a scan or were found to hold several scans, folders in which files were
     found, and what an earlier search of the same sources refused unread and this one does not.
     """
     refused = {key: entry["reason"] for key, entry in store.index.quarantine.items()}
@@ -304,7 +304,7 @@ def _settled_refusals(store: Store, discovery: Discovery) -> list[str]:
     settled.update(
         key for key, entry in store.index.quarantine.items() if entry.get("found_in") in searched and key not in again
     )
-    # Stores of before list a link under the key of its target.
+    # Stores of earlier versions list a link under the key of its target.
     targets = {replace(refusal.source, is_link=False).key for refusal in discovery.refused if refusal.source.is_link}
     settled.update(key for key in targets - again if refused.get(key) == "path_escapes")
     if set(refused.values()) & _OF_PARTS:
@@ -375,7 +375,7 @@ def _ingest(
 def _with_stored_split(store: Store, splits: Mapping[str, str], entry: IndexEntry) -> IndexEntry:
     """`entry` with the split of its person in the store, who may have no volume there at the moment; "" for none.
 
-    The same pixels of an unknown person keep the person id that they have: stores of before derived it from the path.
+    The same pixels of an unknown person keep the person id that they have: earlier versions derived it from the path.
     """
     before = store.index.volumes.get(entry.volume_id)
     if before and all("person_unknown" in read_notes(each.notes) for each in (before, entry)):

@@ -59,13 +59,15 @@ def discover(sources: Sequence[str | Path], single_bscans: bool = False) -> Disc
     disk, objects = Search(BScanListing() if single_bscans else LocalListing(), discovery), BucketListing()
     bucket = Search(objects, discovery)
     for source in map(str, sources):
-        known = len(discovery.refused)
+        refused_before = len(discovery.refused)
         if suffix_of(source) in _LISTS:
             _add_list(source, disk, bucket, objects)
         else:
             (bucket if remote.is_remote(source) else disk).add(source)
         discovery.searched.add(source_name(source))
-        discovery.found_in |= {refusal.source.key: source_name(source) for refusal in discovery.refused[known:]}
+        discovery.found_in |= {
+            refusal.source.key: source_name(source) for refusal in discovery.refused[refused_before:]
+        }
     _sort(discovery)
     discovery.files = _split_multi_scan_files(discovery.files)
     _report(sources, discovery, single_bscans)

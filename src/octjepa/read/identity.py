@@ -194,7 +194,7 @@ def with_person(volume: OCTVolume, header: HeaderFields) -> OCTVolume:
 def identify(header: HeaderFields, path: PurePath, row: ManifestRow | None) -> Identity:
     """Person (`_person_ids`), eye (as most sources say), device (manifest first), protocol and region.
 
-    The person id is "" where nothing but the pixels tells the scan from others: `with_person` fills it in.
+    The person id is "" if only the pixels tell the scan from others: `with_person` fills it in.
     """
     notes: list[str] = []
     header = _without_personal_texts(header, notes)
