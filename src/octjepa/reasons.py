@@ -22,15 +22,19 @@ _HOLDS_ADVICE: Final = re.compile(
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a file is refused, what the user can do, and whether the refusal counts as a lost scan."""
+    """Why a file is refused, what the user can do, and whether the refusal counts as a lost scan.
+
+    `keeps_volume`: the refusal says nothing about the file's content. A volume made from it earlier stays in the store.
+    """
 
     meaning: str
     action: str
     lost: bool = True
+    keeps_volume: bool = False
 
 
 REASONS: dict[str, Reason] = {
-    "unreadable_file": Reason("the file cannot be opened", "check permissions and the disk"),
+    "unreadable_file": Reason("the file cannot be opened", "check permissions and the disk", keeps_volume=True),
     "empty_file": Reason("zero bytes", "copy or download it again"),
     "unknown_format": Reason(
         "neither DICOM nor another format that octjepa reads", "see docs/formats.md; export it as one of those"
@@ -61,7 +65,9 @@ REASONS: dict[str, Reason] = {
         "rows, columns, depth or number of frames in the header are not those of the pixel data", "export it again"
     ),
     "no_decoder": Reason(
-        "no installed library reads this transfer syntax or format", "install octjepa with the extra that is named"
+        "no installed library reads this transfer syntax or format",
+        "install octjepa with the extra that is named",
+        keeps_volume=True,
     ),
     "unsupported_pixels": Reason(
         "values that are not the intensities of one scan", "export the scan itself, as intensities"
@@ -88,7 +94,9 @@ REASONS: dict[str, Reason] = {
     "spacing_unknown": Reason(
         "no source gives a plausible spacing on some axis", "give --spacing, or add a manifest.tsv with it"
     ),
-    "size_implausible": Reason("its size in memory is beyond the limit", "check the spacing and the frame count"),
+    "size_implausible": Reason(  # the limit depends on the memory of the machine and on the number of workers
+        "its size in memory is beyond the limit", "check the spacing and the frame count", keeps_volume=True
+    ),
     "blank": Reason("most B-scans are empty or constant", "none: the scan failed"),
     "burned_in_text": Reason(
         "painted text or lines cover the retina or fill the B-scans", "export the scan without its overlays"
@@ -108,23 +116,30 @@ REASONS: dict[str, Reason] = {
         "a manifest or list of files names a file that is not there",
         "finish the download, or correct the list",
         lost=False,
+        keeps_volume=True,
     ),
     "manifest_disagrees": Reason("rows of the manifest for this file contradict each other", "correct the manifest"),
     "path_escapes": Reason(
         "a path or link that leads out of the data set; it is not followed",
         "correct the manifest, or name the file itself as a source or in a list (.txt)",
+        keeps_volume=True,
     ),
     "archive_not_expanded": Reason(
-        "an archive: the scans in it are not read", "run `octjepa expand` and ingest its result"
+        "an archive: the scans in it are not read", "run `octjepa expand` and ingest its result", keeps_volume=True
     ),
-    "unreadable_folder": Reason("a folder whose files cannot be listed", "check permissions and the disk"),
+    "unreadable_folder": Reason(
+        "a folder whose files cannot be listed", "check permissions and the disk", keeps_volume=True
+    ),
     "reader_failed": Reason("the reader failed on unexpected content", "report it with the detail"),
     "worker_died": Reason(
-        "the process that read it crashed or was killed, twice", "ingest it alone (memory?), then report it"
+        "the process that read it crashed or was killed, twice",
+        "ingest it alone (memory?), then report it",
+        keeps_volume=True,
     ),
     "timed_out": Reason(
         "it was not read within the time for one file",
         "raise --seconds-per-file of ingest, or copy the file to a faster disk",
+        keeps_volume=True,
     ),
 }
 

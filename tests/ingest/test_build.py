@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -193,7 +194,8 @@ def test_bad_files_duplicates_and_absent_rows_are_listed(phantom_cohort: Path, t
     assert (summary.accepted, summary.quarantined, summary.lost) == (6, 4, 2)
     assert summary.files_without_row == 2
     rows = Store.open(tmp_path / "store").quarantine
-    assert all(set(row) == {"file", "hash", "stage", "reason", "detail", "when", "file_key"} for row in rows)
+    fields = {"file", "hash", "stage", "reason", "detail", "when", "file_key"}
+    assert all(set(row) - {"found_in"} == fields for row in rows)
     assert next(row for row in rows if row["reason"] == "not_dicom")["hash"]
 
     shutil.copy(files_of(phantom_cohort)[7], files[7])  # the download is finished: its row leaves the ledger
@@ -430,6 +432,51 @@ def test_stratified_split_is_by_person_and_stable(tmp_path: Path, tiny: Path) ->
     assert set(Store.open(tmp_path / "store").table["split"]) == {"test"}
     build_store([tiny], tmp_path / "store", PREPROCESSING)
     assert set(Store.open(tmp_path / "store").table["split"]) == {"test"}  # splits that are there are kept
+
+
+def test_a_file_that_is_cut_for_a_while_comes_back_into_its_split(tmp_path: Path) -> None:
+    """A copy was under way during the second ingest."""
+    from octjepa.ingest import build_store
+    from octjepa.store import Store
+
+    root, store = tmp_path / "in", tmp_path / "store"
+    for number in range(3):
+        scan = make_dataset(retina(seed=number))
+        scan.PatientID = f"P{number}"
+        save(scan, root / f"{number}.dcm")
+    build_store([root], store, PREPROCESSING)
+    Store.open(store).set_split(dict.fromkeys(("P0", "P1", "P2"), "test"))
+    whole = (root / "0.dcm").read_bytes()
+    (root / "0.dcm").write_bytes(whole[:20_000])
+    assert build_store([root], store, PREPROCESSING, max_lost=1).by_reason == {"truncated": 1}
+    (root / "0.dcm").write_bytes(whole)
+    summary = build_store([root], store, PREPROCESSING)
+    assert (summary.accepted, summary.split_by) == (1, {"kept": 3})
+    assert set(Store.open(store).table["split"]) == {"test"}
+
+
+def test_a_moved_data_set_without_person_ids_keeps_people_and_splits(tmp_path: Path) -> None:
+    from octjepa.ingest import build_store
+    from octjepa.store import Store
+
+    root, store, spacing_mm = tmp_path / "in", tmp_path / "store", (0.05, 0.0026, 0.0117)
+    root.mkdir()
+    for number in range(3):
+        np.save(root / f"{number}.npy", retina(seed=number))
+    build_store([root], store, PREPROCESSING, spacing_mm=spacing_mm)
+    made = Store.open(store)
+    people = {entry.file: f"unknown-{entry.file}" for entry in made.entries()}
+    with made.writing():  # as a store of before, which took the ids from the paths
+        for entry in list(made.entries()):
+            made.change(replace(entry, person_id=people[entry.file]))
+        made.set_split(dict.fromkeys(people.values(), "test"))
+        made.consolidate()
+    root.rename(tmp_path / "moved")
+    summary = build_store([tmp_path / "moved"], store, PREPROCESSING, spacing_mm=spacing_mm)
+    assert (summary.accepted, summary.people, summary.split_by) == (3, 3, {"kept": 3})
+    table = Store.open(store).table
+    assert dict(zip(table["file"], table["person_id"], strict=True)) == people
+    assert set(table["split"]) == {"test"}
 
 
 @pytest.mark.data

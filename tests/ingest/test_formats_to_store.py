@@ -92,6 +92,20 @@ def test_a_spacing_by_hand_is_reported_and_taken_back(tmp_path: Path, caplog: py
     assert ingest(folder).skipped == 1
 
 
+def test_a_changed_file_keeps_the_spacing_that_was_given(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "scans"
+    folder.mkdir()
+    np.savez(folder / "scan.npz", oct_bscans=EYES[0].pixels)
+    ingest(folder, SPACING)
+    np.savez(folder / "scan.npz", oct_bscans=EYES[0].pixels, laterality="OD")
+    again = ingest(folder)
+    assert (again.accepted, again.spacing_overridden) == (1, 1)
+    assert [record for record in caplog.records if "1 volumes keep the spacing" in record.message]
+    (entry,) = Store.open(tmp_path / "store").entries()
+    assert (entry.eye, entry.stated_spacing_mm) == ("OD", SPACING)
+    assert ingest(folder).skipped == 1
+
+
 def test_an_absurd_spacing_is_warned_of(scans: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = ingest(scans, (0.002, 0.004, 0.002))
     result = [record for record in caplog.records if "extent_implausible" in record.message]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import NoReturn
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -21,8 +23,10 @@ from octjepa.read.manifest import find_row
 from octjepa.read.personal_data import StatedPerson
 from octjepa.read.reader import read_volume
 from octjepa.read.written_results import CONVERTED
+from octjepa.reasons import rejection
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store
+from vendor_files import e2e_bytes
 
 
 def scan(path: Path, content: bytes = bytes(128) + b"DICM") -> Path:
@@ -321,3 +325,124 @@ def test_a_folder_that_can_be_listed_again_leaves_the_quarantine(
     with pytest.raises(NothingReadError):
         build_store([tmp_path / "set"], store, contract)
     assert [entry["file"] for entry in Store.open(store).quarantine] == ["a.dcm", "locked/below/b.dcm"]
+
+
+# -- refusals that say nothing about a file's content --
+
+SMALL = Preprocessing(image_size=(16, 32, 32))
+
+
+def volumes_at(store: Path) -> list[str]:
+    """The files of the volumes in a store whose chunks are there."""
+    made = Store.open(store)
+    return sorted(entry.file for entry in made.entries() if made.has_files(entry.volume_id))
+
+
+def test_a_refused_link_leaves_the_volume_of_its_target(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    for seed, name in enumerate("ab"):
+        save(make_dataset(retina(seed=seed)), tmp_path / name / f"{name}.dcm")
+    build_store([tmp_path / "a"], store, SMALL)
+    (tmp_path / "b" / "link.dcm").symlink_to("../a/a.dcm")
+    assert build_store([tmp_path / "b"], store, SMALL, max_lost=1).by_reason == {"path_escapes": 1}
+    assert volumes_at(store) == ["a.dcm", "b.dcm"]
+    assert build_store([tmp_path / "a"], store, SMALL).skipped == 1
+    assert [entry["file"] for entry in Store.open(store).quarantine] == ["link.dcm"]  # a is no cause to forget it
+
+
+@pytest.mark.parametrize("reason", ["timed_out", "no_decoder", "worker_died", "size_implausible"])
+def test_a_file_that_this_machine_cannot_read_keeps_its_volume(
+    reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, store = tmp_path / "set" / "a.dcm", tmp_path / "store"
+    save(make_dataset(retina()), path)
+    build_store([path.parent], store, SMALL)
+    os.utime(path, (1, 1))
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise rejection(reason, "")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("octjepa.ingest.one_file.read_volume", fail)
+        assert build_store([path.parent], store, SMALL, max_lost=1).by_reason == {reason: 1}
+    assert volumes_at(store) == ["a.dcm"]
+    build_store([path.parent], store, SMALL)
+    assert Store.open(store).quarantine == []
+
+
+def test_a_folder_of_images_that_cannot_be_listed_keeps_its_volume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, folder = tmp_path / "store", tmp_path / "set" / "eye"
+    folder.mkdir(parents=True)
+    for number, pixels in enumerate(retina(10)):
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    save(make_dataset(retina(seed=1)), tmp_path / "set" / "b.dcm")
+    spacing_mm = (0.05, 0.0026, 0.0117)
+    build_store([tmp_path / "set"], store, SMALL, spacing_mm=spacing_mm)
+    really = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path).endswith("eye"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return really(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refuse)  # root, who runs many tests, may list everything
+        summary = build_store([tmp_path / "set"], store, SMALL, spacing_mm=spacing_mm, max_lost=1)
+    assert summary.by_reason == {"unreadable_folder": 1}
+    assert volumes_at(store) == ["b.dcm", "eye"]
+
+
+def listed_in(store: Path) -> dict[str, str]:
+    return {entry["file"]: entry["reason"] for entry in Store.open(store).quarantine}
+
+
+def test_what_the_search_refused_leaves_the_quarantine_when_it_is_corrected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, store = tmp_path / "set", tmp_path / "store"
+    save(make_dataset(retina()), root / "a.dcm")
+    manifest(root, "1\ta.dcm\tR", "2\t../b.dcm\tR", "3\tgone.dcm\tL")
+    (root / "link.dcm").symlink_to(scan(tmp_path / "elsewhere.dcm"))
+    for folder in (root, tmp_path / "other"):
+        scan(folder / "more.zip", b"PK")
+    save(make_dataset(retina(seed=1)), tmp_path / "other" / "c.dcm")
+    build_store([root, tmp_path / "other"], store, SMALL, max_lost=1)
+    expected = {
+        "../b.dcm": "path_escapes",
+        "gone.dcm": "manifest_row_without_file",
+        "link.dcm": "path_escapes",
+        "more.zip": "archive_not_expanded",
+    }
+    assert listed_in(store) == expected
+    assert len(Store.open(store).quarantine) == 5  # there are two archives
+    (root / "more.zip").unlink()
+    (root / "link.dcm").unlink()
+    manifest(root, "1\ta.dcm\tR")
+    (root / "locked").mkdir()
+    really = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return really(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refuse)
+        build_store([root], store, SMALL, max_lost=1)  # what is in the locked folder is not known
+        assert listed_in(store) == {**expected, "locked": "unreadable_folder"}
+    build_store([root], store, SMALL)
+    assert listed_in(store) == {"more.zip": "archive_not_expanded"}  # that of the other source, which was not searched
+
+
+def test_a_file_in_which_scans_are_found_leaves_the_quarantine(tmp_path: Path) -> None:
+    path, store = tmp_path / "set" / "eyes.e2e", tmp_path / "store"
+    scan(path, b"x")
+    save(make_dataset(retina(seed=1)), tmp_path / "set" / "b.dcm")
+    build_store([path.parent], store, SMALL, max_lost=1)
+    assert list(listed_in(store)) == ["eyes.e2e"]
+    linear = np.maximum(retina(12).astype(np.float32) / 255, 1e-12)
+    path.write_bytes(e2e_bytes([linear, linear[::-1]]))
+    build_store([path.parent], store, SMALL, max_lost=1)
+    assert "eyes.e2e" not in listed_in(store)

@@ -10,7 +10,7 @@ import pytest
 from oct_dicom import make_dataset, retina, save
 from octjepa.ingest import build_store
 from octjepa.ingest.sibling_names import SiblingNames
-from octjepa.read.personal_data import StatedPerson
+from octjepa.read.personal_data import StatedPerson, pseudonym
 from octjepa.recipe import Preprocessing
 from octjepa.store import Store
 
@@ -69,3 +69,20 @@ def cleaned_copy() -> object:
     ds = make_dataset(retina(seed=3))
     ds.PatientName, ds.PatientBirthDate, ds.PatientID = "", "", "P-1"
     return ds
+
+
+def test_an_id_that_is_a_name_elsewhere_is_one_person_in_one_split(tmp_path: Path) -> None:
+    """Only the export of the first visit holds the name that the id repeats."""
+    store = tmp_path / "store"
+    for number, (visit, name) in enumerate({"visit1": "Miller^Jo", "visit2": "", "visit3": ""}.items()):
+        ds = make_dataset(retina(seed=number))
+        ds.PatientID, ds.PatientName, ds.PatientBirthDate = "MILLERF", name, ""
+        save(ds, tmp_path / visit / "0" / "x.dcm")
+    build_store([tmp_path / "visit2"], store, SMALL)
+    Store.open(store).set_split({"MILLERF": "test"})
+    build_store([tmp_path / "visit1"], store, SMALL)
+    summary = build_store([tmp_path / "visit2", tmp_path / "visit3"], store, SMALL)
+    assert summary.people == 1
+    assert {(entry.person_id, entry.split) for entry in Store.open(store).entries()} == {(pseudonym("MILLERF"), "test")}
+    for path in store.rglob("*"):
+        assert not path.is_file() or b"miller" not in path.read_bytes().lower(), path

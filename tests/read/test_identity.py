@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from pydicom.dataset import Dataset
 
 from oct_dicom import make_dataset, retina, save
 from octjepa.read.reader import read_volume
+from octjepa.read.single_bscan import read_bscan_volume
 from octjepa.volume import OCTVolume
 
 PIXELS = retina(frames=4)
@@ -251,3 +255,27 @@ def test_a_row_of_another_scan_is_noticed(tmp_path: Path) -> None:
     )
     notes = read_volume(path).notes
     assert {"manifest_uid_disagrees", "manifest_frames_disagree", "manifest_spacing_disagrees"} <= set(notes)
+
+
+@pytest.mark.parametrize("suffix", ["npy", "png"])
+def test_an_unknown_person_is_told_by_the_pixels_wherever_the_file_lies(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = []
+    for folder, seed in ((b"anna", 1), (b"M\xfcnchen", 1), (b"ben", 2)):  # the second is no UTF-8
+        home = tmp_path / os.fsdecode(folder)
+        home.mkdir()
+        monkeypatch.chdir(home)
+        pixels = retina(seed=seed)
+        if suffix == "npy":
+            np.save("scan.npy", pixels)
+            volume = read_volume("scan.npy", spacing_mm=(0.05, 0.0026, 0.0117))
+        else:
+            Image.fromarray(pixels[0]).save("scan.png")
+            volume = read_bscan_volume(Path("scan.png"))
+            assert volume.visit
+        assert "person_unknown" in volume.notes
+        ids.append((volume.person_id, volume.visit))
+    assert ids[0] == ids[1]
+    assert ids[0][0] != ids[2][0]
+    assert ids[0][0].startswith("unknown-")

@@ -12,12 +12,14 @@ import pandas as pd
 import pytest
 
 from octjepa.config import load_recipe
-from octjepa.errors import OctjepaError
+from octjepa.errors import OctjepaError, UsageError
 from octjepa.evaluate.labels import read_labels
 from octjepa.files import Journal
+from octjepa.read.personal_data import pseudonym
 from octjepa.store import Store
 from octjepa.store.index import (
     COLUMNS,
+    PAST_SPLITS_FILE,
     IndexChange,
     IndexEntry,
     decode_labels,
@@ -169,3 +171,34 @@ def test_a_blank_of_a_later_table_leaves_what_is_stored(tmp_path: Path, caplog: 
 
 def rows_of(people: pd.DataFrame) -> list[tuple[object, ...]]:
     return list(people.itertuples(index=False, name=None))
+
+
+def test_a_split_outlives_the_last_volume_of_its_person(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    store = Store.create(path, load_recipe("tiny_cpu").preprocessing)
+    with store.writing():
+        for name, person in (("a", "Muster_Erika"), ("b", "P2"), ("c", "P2")):
+            store.add(replace(entry(name, person, "OD"), file_key=name, split="test"))
+        store.consolidate()
+    assert not (path / PAST_SPLITS_FILE).exists()
+    with store.writing():
+        for key in "ab":
+            store.refuse({"file": "x", "file_key": key, "reason": "truncated", "detail": ""})
+        killed = Store.open(path)  # before the index is written, from the journal
+        assert killed.index.past_split("Muster_Erika") == "test"
+        store.consolidate()
+    later = Store.open(path)
+    assert [later.index.past_split(p) for p in ("Muster_Erika", pseudonym("Muster_Erika"), "P3")] == [
+        "test",
+        "test",
+        "",
+    ]
+    assert json.loads((path / PAST_SPLITS_FILE).read_text()) == {pseudonym("Muster_Erika"): "test"}  # P2 has a volume
+    with later.writing():
+        later.add(replace(entry("a", "Muster_Erika", "OD"), file_key="a", split="val"))
+        later.set_split({"P2": "train"})
+        later.consolidate()
+    assert json.loads((path / PAST_SPLITS_FILE).read_text()) == {}
+    (path / PAST_SPLITS_FILE).write_text("{")
+    with pytest.raises(UsageError, match=r"past_splits.json of the store .* is damaged"):
+        Store.open(path)

@@ -11,7 +11,7 @@ import shlex
 import shutil
 import time
 from collections import Counter
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -171,7 +171,7 @@ class IngestSummary(Record):
     (`person_claims`). personal_data: this run's files by the field of personal data that they hold (it stays there).
     eyes_with_several_scans, people, eyes: of the store.
     skipped: files whose volume was there already. split_by: people by how they came to
-    their split. spacing_overridden: skipped volumes whose spacing an earlier run was given.
+    their split. spacing_overridden: files that keep the spacing that an earlier run was given.
     """
 
     accepted: int
@@ -233,12 +233,13 @@ def build_store(
     with opened.writing():
         record_ignored(opened.path, sources, discovery.ignored)
         known_files = opened.known_files()
+        stated_mm = {entry.key: stated for entry in opened.entries() if (stated := entry.stated_spacing_mm)}
         todo = [file for file in discovery.files if not is_done(file, known_files.get(file.key), spacing_mm)]
         read_now = {file.key for file in todo}
         opened.clear_refusals(file.key for file in discovery.files if file.key not in read_now)
         opened.clear_refusals(_settled_refusals(opened, discovery))
         overridden = sum(
-            known_files[file.key].user_spacing_mm is not None for file in discovery.files if file.key not in read_now
+            file.key in stated_mm for file in discovery.files if spacing_mm is None or file.key not in read_now
         )
         if overridden and spacing_mm is None:
             _log.warning(
@@ -252,6 +253,7 @@ def build_store(
             store=opened.path,
             preprocessing=preprocessing,
             spacing_mm=spacing_mm,
+            earlier_mm={key: stated for key, stated in stated_mm.items() if key in read_now},
             halves=opened.halves,
             bscan_slices=opened.bscan_slices,
         )
@@ -288,9 +290,23 @@ def build_store(
 
 
 def _settled_refusals(store: Store, discovery: Discovery) -> list[str]:
-    """Keys of refused files that are now parts of a scan, and of refused folders in which files were found."""
+    """Keys of refusals whose cause is gone.
+
+    These are files that are now parts of a scan or were found to hold several scans, folders in which files were
+    found, and what an earlier search of the same sources refused unread and this one does not.
+    """
     refused = {key: entry["reason"] for key, entry in store.index.quarantine.items()}
-    settled: set[str] = set()
+    settled = {replace(file, member="").key for file in discovery.files if file.member}
+    again = {refusal.source.key for refusal in discovery.refused}
+    # Where a folder could not be listed, what was refused in it may still be there.
+    not_seen = {discovery.found_in[source.key] for source, reason, _ in discovery.refused if reason == _UNREADABLE}
+    searched = discovery.searched - not_seen
+    settled.update(
+        key for key, entry in store.index.quarantine.items() if entry.get("found_in") in searched and key not in again
+    )
+    # Stores of earlier versions list a link under the key of its target.
+    targets = {replace(refusal.source, is_link=False).key for refusal in discovery.refused if refusal.source.is_link}
+    settled.update(key for key in targets - again if refused.get(key) == "path_escapes")
     if set(refused.values()) & _OF_PARTS:
         settled.update(key for file in discovery.files for key in file.part_keys())
     if _UNREADABLE in refused.values():
@@ -333,8 +349,7 @@ def _ingest(
     with bar("ingest", total, "files", done=total - count) as progress, closing(results):
         for file, result in results:
             if isinstance(result, PreparedVolume):
-                entry = replace(result.entry, split=splits.get(result.entry.person_id, ""))
-                result = replace(result, entry=entry)
+                result = replace(result, entry=_with_stored_split(store, splits, result.entry))
             names.learn(file.name, result.person)
             read.add(file.key)
             recorded = record_result(store, duplicates, file, result)
@@ -345,14 +360,27 @@ def _ingest(
                 refusals.append(recorded.entry)
             progress.advance()
     for source, reason, detail in discovery.refused:
-        refusals.append(refused(source, "discover", reason, detail).entry)
+        entry = refused(source, "discover", reason, detail).entry
+        refusals.append({**entry, "found_in": discovery.found_in[source.key]})
         store.refuse(refusals[-1])
     partly_known = _learn_stored_people(store, discovery, names, claims, read)
     _note_contradictions(store, claims, partly_known)
     _mask_siblings(store, discovery, names)
+    _join_pseudonyms(store)
     store.add_participants(_participants_under_pseudonyms(store))
     _take_sites(store)
     return [store.entry(volume_id) for volume_id in accepted], refusals
+
+
+def _with_stored_split(store: Store, splits: Mapping[str, str], entry: IndexEntry) -> IndexEntry:
+    """`entry` with the split of its person in the store, who may have no volume there at the moment; "" for none.
+
+    The same pixels of an unknown person keep the person id that they have: earlier versions derived it from the path.
+    """
+    before = store.index.volumes.get(entry.volume_id)
+    if before and all("person_unknown" in read_notes(each.notes) for each in (before, entry)):
+        return replace(entry, person_id=before.person_id, visit=before.visit or entry.visit, split=before.split)
+    return replace(entry, split=splits.get(entry.person_id) or store.index.past_split(entry.person_id))
 
 
 def _note_contradictions(store: Store, claims: PersonClaims, partly_known: Collection[str]) -> None:
@@ -423,6 +451,20 @@ def _mask_siblings(store: Store, discovery: Discovery, names: SiblingNames) -> N
         source = sources.get(refused_file_key(refusal))
         if source is not None:
             refusal["file"] = names.masked(source.name, refusal["file"])
+
+
+def _join_pseudonyms(store: Store) -> None:
+    """Gives the ids whose pseudonym is also an id of the store that pseudonym: it is one person's.
+
+    Some of the person's files state a name that the id repeats, and others, perhaps in another folder, state none.
+    """
+    people = {entry.person_id for entry in store.entries()}
+    joined = {person: name for person in people if (name := pseudonym(person)) in people}
+    splits = {entry.person_id: entry.split for entry in store.entries() if entry.split}
+    for entry in [entry for entry in store.entries() if entry.person_id in joined]:
+        person_id = joined[entry.person_id]
+        notes = write_notes([*read_notes(entry.notes), "person_id_pseudonymised"])
+        store.change(replace(entry, person_id=person_id, split=splits.get(person_id, entry.split), notes=notes))
 
 
 def _participants_under_pseudonyms(store: Store) -> list[dict[str, object]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,13 +61,17 @@ def ingest_one(
     spacing_mm: Spacing = None,
     halves: bool = False,
     bscan_slices: int = 0,
+    earlier_mm: Mapping[str, tuple[float, float, float]] | None = None,
 ) -> Result:
     """Reads, canonicalises and stages one file; with `bscan_slices` a single B-scan, which fills so many slices.
 
+    `earlier_mm`, by file key, is the spacing that an earlier ingest was given; it counts where `spacing_mm` is None.
     The parent renames the hidden folder once it knows that the file is not a second copy of another.
     Raises OctjepaError, OSError: the disk is full or the store cannot be written.
     """
     stage = "read"
+    if spacing_mm is None and earlier_mm:
+        spacing_mm = earlier_mm.get(source.key)
     people: list[StatedPerson] = []
     try:
         before = state(source, spacing_mm)

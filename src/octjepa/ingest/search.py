@@ -282,7 +282,8 @@ class Search:
 
     def _refuse_link(self, path: str, name: str) -> None:
         """A link in a folder from another person would name any file of the user's, so it is not followed."""
-        self._refuse(path, name, "path_escapes", LINK_OUT)
+        link = SourceFile(self._listing.location(path), printable(name), is_link=True)
+        self._found.refused.append(Refused(link, "path_escapes", LINK_OUT))
 
     def _refuse(self, path: str, name: str, reason: str, detail: str) -> None:
         self._found.refuse(self._listing.location(path), printable(name), reason, detail)

@@ -41,6 +41,7 @@ class SourceFile:
     `location` is a local path or a url; `objects` are the objects of a url: a file and its companions
     (`formats.companion_names`), or the images of a folder. `member` is one of several scans in the same file, and part
     of `name` then ("eyes.e2e#2"). `series` names the files of a scan with a DICOM file per B-scan in a local folder.
+    `is_link`: a link that is not followed, whose key is not that of its target, which may be in the store.
     """
 
     location: Path | str
@@ -49,6 +50,7 @@ class SourceFile:
     objects: tuple[remote.RemoteObject, ...] = field(default=(), repr=False)
     member: str = ""
     series: tuple[str, ...] = field(default=(), repr=False)
+    is_link: bool = False
 
     @property
     def path(self) -> Path:
@@ -67,7 +69,12 @@ class SourceFile:
     @cached_property
     def key(self) -> str:
         """16 hex digits of a hash of the real path or url (and member): no path enters the store."""
-        location = self.location if isinstance(self.location, str) else os.path.realpath(self.location)
+        if isinstance(self.location, str):
+            location = self.location
+        elif self.is_link:
+            location = os.path.join(os.path.realpath(self.location.parent), self.location.name)
+        else:
+            location = os.path.realpath(self.location)
         location += f"#{self.member}" if self.member else ""
         return hashlib.sha256(os.fsencode(location)).hexdigest()[:16]
 
@@ -223,6 +230,8 @@ class Discovery:
     """`files` sorted by name, each once; `refused` what goes to the quarantine before anything is read.
 
     `ignored` counts what was left out, by kind. `files_without_row` counts files that their manifest does not list.
+    `searched` has the names of the sources (`source_name`); `found_in` the name of its source by the key of a refused
+    file.
     """
 
     files: list[SourceFile] = field(default_factory=list)
@@ -230,6 +239,8 @@ class Discovery:
     refused: list[Refused] = field(default_factory=list)
     files_without_row: int = 0
     participants: list[dict[str, object]] = field(default_factory=list)
+    searched: set[str] = field(default_factory=set)
+    found_in: dict[str, str] = field(default_factory=dict)
 
     @property
     def missing(self) -> list[SourceFile]:
@@ -239,6 +250,12 @@ class Discovery:
     def refuse(self, location: Path | str, name: str, reason: str, detail: str) -> None:
         """Records a file that is not even opened."""
         self.refused.append(Refused(SourceFile(location, name), reason, detail))
+
+
+def source_name(source: str) -> str:
+    """16 hex digits of a hash of a source that the user named: no path enters the store."""
+    location = source if "://" in source else os.path.realpath(source)
+    return hashlib.sha256(os.fsencode(location)).hexdigest()[:16]
 
 
 def is_archive(name: str) -> bool:

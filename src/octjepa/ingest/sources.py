@@ -20,8 +20,8 @@ from pathlib import Path
 from octjepa import remote
 from octjepa.errors import OctjepaError, ResourceError, UsageError, VolumeRejected
 from octjepa.ingest.listing import IMAGES, BScanListing, BucketListing, LocalListing, suffix_of
-from octjepa.ingest.search import LINK_OUT, Search
-from octjepa.ingest.source_file import Discovery, SourceFile, printable
+from octjepa.ingest.search import Search
+from octjepa.ingest.source_file import Discovery, SourceFile, printable, source_name
 from octjepa.progress import bar
 from octjepa.read import formats
 from octjepa.reasons import REASONS, error_origin
@@ -59,10 +59,15 @@ def discover(sources: Sequence[str | Path], single_bscans: bool = False) -> Disc
     disk, objects = Search(BScanListing() if single_bscans else LocalListing(), discovery), BucketListing()
     bucket = Search(objects, discovery)
     for source in map(str, sources):
+        refused_before = len(discovery.refused)
         if suffix_of(source) in _LISTS:
             _add_list(source, disk, bucket, objects)
         else:
             (bucket if remote.is_remote(source) else disk).add(source)
+        discovery.searched.add(source_name(source))
+        discovery.found_in |= {
+            refusal.source.key: source_name(source) for refusal in discovery.refused[refused_before:]
+        }
     _sort(discovery)
     discovery.files = _split_multi_scan_files(discovery.files)
     _report(sources, discovery, single_bscans)
@@ -123,7 +128,11 @@ def _sort(discovery: Discovery) -> None:
         two_names = os.path.abspath(first.location) != os.path.abspath(file.location)
         discovery.ignored["link to a file that is read"] += two_names
         unique[file.key] = max(first, file, key=lambda entry: (entry.row is not None, not is_link(entry)))
-    read_by_path = [entry for entry in discovery.refused if entry.detail == LINK_OUT and entry.source.key in unique]
+    read_by_path = [
+        entry
+        for entry in discovery.refused
+        if entry.source.is_link and replace(entry.source, is_link=False).key in unique
+    ]
     discovery.ignored["link to a file that is read"] += len(read_by_path)
     discovery.refused = [entry for entry in discovery.refused if entry not in read_by_path]
     discovery.ignored = +discovery.ignored  # without the kinds of which there are none

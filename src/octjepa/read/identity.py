@@ -28,7 +28,7 @@ from octjepa.read.personal_data import (
 from octjepa.read.protocols import field_in_text
 from octjepa.read.raw_scan import HeaderFields
 from octjepa.recipe import DEVICES
-from octjepa.volume import Laterality
+from octjepa.volume import Laterality, OCTVolume
 
 _RIGHT, _LEFT = ("R", "RIGHT", "OD", "RE", "RECHTS"), ("L", "LEFT", "OS", "LE", "LINKS")
 _EYES: dict[str, Laterality] = {**dict.fromkeys(_RIGHT, "OD"), **dict.fromkeys(_LEFT, "OS")}
@@ -181,8 +181,24 @@ def visit_pseudonym(person_id: str, visit: str) -> str:
     return "v-" + hashlib.sha256(f"{person_id} {visit}".encode()).hexdigest()[:12]
 
 
+def _unknown_person(scan: str) -> str:
+    """The person id of a scan that names no person; `scan` tells it from others wherever its file lies."""
+    return UNKNOWN_PERSON + hashlib.sha256(scan.encode()).hexdigest()[:12]
+
+
+def with_person(volume: OCTVolume, header: HeaderFields) -> OCTVolume:
+    """`volume`, which `identify` gave no person id, as that of an unknown person, by its pixels."""
+    if volume.person_id:
+        return volume
+    person = _unknown_person(volume.content_hash)
+    return replace(volume, person_id=person, visit=visit_pseudonym(person, header.visit) if header.visit else "")
+
+
 def identify(header: HeaderFields, path: PurePath, row: ManifestRow | None) -> Identity:
-    """Person (`_person_ids`), eye (as most sources say), device (manifest first), protocol and region."""
+    """Person (`_person_ids`), eye (as most sources say), device (manifest first), protocol and region.
+
+    The person id is "" if only the pixels tell the scan from others: `with_person` fills it in.
+    """
     notes: list[str] = []
     header = _without_personal_texts(header, notes)
     name = _FILE_NAME.match(path.stem)
@@ -196,7 +212,7 @@ def identify(header: HeaderFields, path: PurePath, row: ManifestRow | None) -> I
         person = person_ids[0]
     else:
         notes.append("person_unknown")
-        person = UNKNOWN_PERSON + hashlib.sha256((uid or str(path)).encode()).hexdigest()[:12]
+        person = _unknown_person(uid) if uid else ""
 
     eye, eye_source = _pick_eye(
         {

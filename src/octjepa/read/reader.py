@@ -21,7 +21,7 @@ from octjepa.read.devices import check_images_retina, describe_device
 from octjepa.read.formats import is_experimental, read_scan, recognise
 from octjepa.read.formats.sequence import IMAGE_SUFFIXES, MIN_FRAMES
 from octjepa.read.geometry import Geometry, SpacingSources, is_plausible, resolve_geometry, stated_spacing_fault
-from octjepa.read.identity import identify
+from octjepa.read.identity import identify, with_person
 from octjepa.read.manifest import ManifestRow, find_row
 from octjepa.read.orientation import (
     MAX_LOCALIZERS,
@@ -150,7 +150,7 @@ def assemble(
     notes += _manifest_contradictions(scan, row, geometry)
     pixels = _sort_frames(pixels, geometry)
     estimated = [axis for axis in scan.uncertain if geometry.provenance[axis] != "option"]
-    return OCTVolume(
+    volume = OCTVolume(
         pixels=pixels,
         spacing_mm=geometry.spacing_mm,
         provenance=geometry.provenance,
@@ -173,6 +173,7 @@ def assemble(
         localizer=scan.localizer,
         source=mask_path(dataset_path.as_posix(), scan.header.person_name, scan.header.birth_date),
     )
+    return with_person(volume, scan.header)
 
 
 def _drop_localizers(scan: RawScan, notes: list[str]) -> tuple[RawScan, FrameGeometry]:

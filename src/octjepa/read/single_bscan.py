@@ -27,7 +27,7 @@ from octjepa.read.formats import recognise
 from octjepa.read.formats.images import read_image, without_masks
 from octjepa.read.formats.sequence import IMAGE_SUFFIXES, PICTURE_FORMATS, natural_key
 from octjepa.read.geometry import is_plausible, stated_spacing_fault
-from octjepa.read.identity import identify
+from octjepa.read.identity import identify, with_person
 from octjepa.read.links import leads_out
 from octjepa.read.manifest import ManifestRow, find_row
 from octjepa.read.orientation import is_upside_down
@@ -147,7 +147,7 @@ def read_bscan_volume(
     source, spacing = next((name, spacing) for name, spacing in sources.items() if spacing is not None)
     is_assumed = source == "assumed"
     implausible = ["spacing_implausible_manifest"] if fault else []
-    return OCTVolume(
+    volume = OCTVolume(
         pixels=bscan.pixels[None],
         spacing_mm=(SLICE_MM, *spacing),
         provenance={"slice": "assumed", "depth": source, "column": source},
@@ -167,6 +167,7 @@ def read_bscan_volume(
         notes=unique_notes([*identity.notes, *bscan.notes, *([*implausible, ASSUMED_NOTE] if is_assumed else [])]),
         source=mask_path(dataset_path.as_posix(), header.person_name, header.birth_date),
     )
+    return with_person(volume, header)
 
 
 def parse_bscan_spacing(text: str) -> tuple[float, float]:

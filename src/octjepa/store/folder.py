@@ -4,6 +4,7 @@
     volumes.parquet       an entry per volume        quarantine.jsonl   a line per refused file
     participants.parquet  person, site, group, age, recommended split
     labels.tsv            labels that came in the files, a line per volume that has any
+    past_splits.json      split by pseudonym of people whose volumes have left, if there are any
     journal.jsonl         what the running (or killed) ingest added since the last two were written; in a bucket
                           a file journal-<number>.jsonl each time
     chunks/aa/<id>/       pixels.npy (memory-mapped), geometry.npz
@@ -30,7 +31,7 @@ import numpy as np
 
 from octjepa.config import science_hash
 from octjepa.errors import ContractError, UsageError
-from octjepa.files import Journal, write_atomic
+from octjepa.files import Journal, write_atomic, write_json
 from octjepa.notes import read_codes
 from octjepa.recipe import Preprocessing
 from octjepa.record import Record
@@ -39,6 +40,7 @@ from octjepa.store.contract import check_same_contract, contract_text, read_cont
 from octjepa.store.index import (
     COLUMNS,
     LABELS_FILE,
+    PAST_SPLITS_FILE,
     FileState,
     Index,
     IndexChange,
@@ -48,6 +50,7 @@ from octjepa.store.index import (
     merge_participants,
     people_unknown,
     read_change,
+    read_past_splits,
     read_people,
     read_refusal,
     read_volumes,
@@ -146,7 +149,7 @@ class Store:
         self._moments = np.empty((0, 2))
         refused = folder / "quarantine.jsonl"
         entries = [read_refusal(entry, str(refused)) for entry in Journal(refused).read()]
-        self.index = Index(read_volumes(folder, self.location), entries)
+        self.index = Index(read_volumes(folder, self.location), entries, read_past_splits(folder, self.location))
         self.shards = ShardTable.read(folder)
         for journal in (*map(Journal, self._journal_parts()), self._journal):
             for line in journal.read():
@@ -241,7 +244,10 @@ class Store:
 
     @property
     def quarantine(self) -> list[dict[str, str]]:
-        """Entries {file, hash, stage, reason, detail, when, file_key}, sorted by file."""
+        """Entries {file, hash, stage, reason, detail, when, file_key}, sorted by file.
+
+        Those of the stage "discover" also have `found_in`, the hashed name of the source that was searched.
+        """
         return sorted(self.index.quarantine.values(), key=lambda entry: (entry["file"], refused_file_key(entry)))
 
     def entries(self) -> Iterable[IndexEntry]:
@@ -475,7 +481,8 @@ class Store:
         with self.writing():
             table = self.table
             chosen = table["person_id"].map(dict(splits))
-            self.index = Index(table.assign(split=chosen.where(chosen.notna(), table["split"])), self.quarantine)
+            table = table.assign(split=chosen.where(chosen.notna(), table["split"]))
+            self.index = Index(table, self.quarantine, self.index.past_splits)
             self._table = None
             if not is_within:
                 self.consolidate()
@@ -497,6 +504,9 @@ class Store:
         if self._journalled:
             self.writer.settle(self._changes_of_journalled())
         lines = "".join(json.dumps(entry) + "\n" for entry in self.quarantine)
+        self.index.forget_present()
+        if self.index.past_splits or (self.path / PAST_SPLITS_FILE).is_file():
+            write_json(self.path / PAST_SPLITS_FILE, self.index.past_splits)  # before the volumes leave
         write_atomic(self.path / "volumes.parquet", lambda file: table.to_parquet(file, index=False))
         write_atomic(self.path / "quarantine.jsonl", lambda file: file.write(lines.encode()))
         self.shards.write(self.path)

@@ -2,7 +2,8 @@
 
 `volumes.parquet` has an entry per volume with the fields of `IndexEntry`; `quarantine.jsonl` has an entry per refused
 file; `participants.parquet` has one per person; `labels.tsv` lists the labels that came inside the files, for
-`octjepa probe`, with the columns volume_id, person_id, eye and one per label.
+`octjepa probe`, with the columns volume_id, person_id, eye and one per label. `past_splits.json` has the split of each
+person whose volumes have all left the store: a file that was refused and is accepted again comes back into its split.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache, cached_property
@@ -18,7 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from octjepa.errors import OctjepaError, UsageError, counted
 from octjepa.notes import read_notes
-from octjepa.parsing import parse_json_object, read_parquet
+from octjepa.parsing import parse_json_object, read_object, read_parquet
+from octjepa.reasons import REASONS
 from octjepa.record import Record
 
 if TYPE_CHECKING:
@@ -26,9 +29,9 @@ if TYPE_CHECKING:
 
 PARTICIPANT_COLUMNS = ("person_id", "clinical_site", "study_group", "age", "recommended_split")
 LABELS_FILE = "labels.tsv"
+PAST_SPLITS_FILE = "past_splits.json"
 _LABEL_KEYS = ("volume_id", "person_id", "eye")
-# Refusals that say nothing about the file's content: a volume made from it earlier stays valid.
-_NOT_READ = {"unreadable_file", "manifest_row_without_file"}
+_KEEPING_THE_VOLUME = {code for code, reason in REASONS.items() if reason.keeps_volume}
 _log = logging.getLogger(__name__)
 
 
@@ -235,14 +238,42 @@ def read_people(folder: Path, location: str) -> pd.DataFrame:
         ) from None
 
 
+def read_past_splits(folder: Path, location: str) -> dict[str, str]:
+    """The past splits of the store in `folder`; empty if no person left it, and for a store from before this file.
+
+    Raises UsageError: the file is damaged.
+    """
+    path = folder / PAST_SPLITS_FILE
+    if not path.is_file():
+        return {}
+    try:
+        return {person: str(split) for person, split in read_object(path).items()}
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{PAST_SPLITS_FILE} of the store {location} is damaged ({error}): restore it from a copy, or remove it; "
+            "then people whose files were refused get a new split when these are accepted again"
+        ) from None
+
+
+def _key_of_past(person_id: str) -> str:
+    """The key of a person among past splits: the pseudonym, because a later file may show that the id is a name."""
+    from octjepa.read.personal_data import pseudonym  # whoever only reads a store needs none of the readers
+
+    return person_id if re.fullmatch("p-[0-9a-f]{12}", person_id) else pseudonym(person_id)
+
+
 class Index:
     """Entries in memory: `volumes` by volume id, `quarantine` by file key. A file is in one of the two.
 
+    `past_splits` also holds splits of people who still have volumes; `forget_present` removes these.
     `table` holds the volumes as they were read. Their entries, eight times as large, are made when the first is needed.
     """
 
-    def __init__(self, table: pd.DataFrame, quarantine: Iterable[dict[str, str]]) -> None:
+    def __init__(
+        self, table: pd.DataFrame, quarantine: Iterable[dict[str, str]], past_splits: Mapping[str, str] | None = None
+    ) -> None:
         self._table = table
+        self.past_splits = dict(past_splits or {})
         self.quarantine = {refused_file_key(entry): entry for entry in quarantine}
 
     @property
@@ -268,7 +299,7 @@ class Index:
     def _refuse(self, refused: dict[str, str]) -> str:
         file = refused_file_key(refused)
         self.quarantine[file] = refused
-        return "" if refused["reason"] in _NOT_READ else self._remove_volume_of(file)
+        return "" if refused["reason"] in _KEEPING_THE_VOLUME else self._remove_volume_of(file)
 
     def _add(self, entry: IndexEntry) -> str:
         is_same = self._volume_by_file.get(entry.key) == entry.volume_id
@@ -276,6 +307,7 @@ class Index:
         self.quarantine.pop(entry.key, None)
         if replaced := self.volumes.get(entry.volume_id):
             self._volume_by_file.pop(replaced.key, None)
+            self._remember_split(replaced)
         self.volumes[entry.volume_id] = entry
         self._volume_by_file[entry.key] = entry.volume_id
         return removed
@@ -283,8 +315,23 @@ class Index:
     def _remove_volume_of(self, file: str) -> str:
         """Removes the volume that came from a file and returns its id, "" if there is none."""
         removed = self._volume_by_file.pop(file, "")
-        self.volumes.pop(removed, None)
+        if entry := self.volumes.pop(removed, None):
+            self._remember_split(entry)
         return removed
+
+    def _remember_split(self, entry: IndexEntry) -> None:
+        if entry.split:
+            self.past_splits[_key_of_past(entry.person_id)] = entry.split
+
+    def past_split(self, person_id: str) -> str:
+        """The split of a person whose volumes have left; "" for none."""
+        return self.past_splits.get(_key_of_past(person_id), "") if self.past_splits else ""
+
+    def forget_present(self) -> None:
+        """Removes the past splits of people who have volumes: theirs is in the entries."""
+        if self.past_splits:
+            for person_id in {entry.person_id for entry in self.volumes.values()}:
+                self.past_splits.pop(_key_of_past(person_id), None)
 
 
 _REFUSAL_TEXTS = ("file", "reason", "detail")
