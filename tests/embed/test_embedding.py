@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from narrow_encoder import SIZE
 from octjepa.checkpoint.folder import write_folder
-from octjepa.embed import embedding, shard
+from octjepa.embed import embedding, shard, token_folder
 from octjepa.embed.embedding import Division, embed_store
 from octjepa.embed.shard import intensity_histogram
 from octjepa.embed.table import Embeddings, read_embeddings
@@ -240,6 +240,24 @@ def test_a_damaged_part_and_a_folder_in_the_way_are_reported(run, tmp_path, monk
         UsageError, match="no pool sum: known are mean, mean_std_max, mean_std_max_min, tissue_mean, layers, zones"
     ):
         embed_store(run, store_of(), tmp_path / "e.parquet", pools=["sum"])
+
+
+def test_arrays_of_the_user_in_the_folder_of_tokens_stay(run, tmp_path):
+    mine, tokens = tmp_path / "mine", tmp_path / "tokens"
+    mine.mkdir()
+    np.save(mine / "hand_labels.npy", np.arange(5))
+    with pytest.raises(UsageError, match=r"holds hand_labels\.npy"):
+        embed_store(run, store_of(), tmp_path / "e.parquet", ["mean"], mine)
+    assert [path.name for path in mine.iterdir()] == ["hand_labels.npy"]
+    embed_store(run, store_of(), tmp_path / "e.parquet", ["mean"], tokens)
+    before = {path.name for path in tokens.glob("*.npy")}
+    for name in ("hand_labels.npy", ".hand_labels.npy.tmp"):  # put there while another embedding ran
+        (tokens / name).touch()
+    token_folder.write_index(tokens, {}, {})
+    assert len(before) == 4
+    left = {path.name for path in tokens.iterdir()}
+    assert {"hand_labels.npy", ".hand_labels.npy.tmp"} <= left
+    assert not before & left
 
 
 def test_missing_parts_of_other_processes_are_waited_for_and_then_named(run, tmp_path, monkeypatch):
