@@ -11,9 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from octjepa.encoders import PretrainedEncoder
+from octjepa.encoders.export import export_encoder
 from octjepa.encoders.external import is_external, load_external
 from octjepa.encoders.external.folders import from_architecture
 from octjepa.errors import CheckpointError, UsageError, install_command
+from octjepa.model import VJEPA3D
+from synthetic import TEST_SIZE, small_recipe
 
 VIEW = np.random.default_rng(0).integers(0, 255, size=(6, 32, 32), dtype=np.uint8)
 
@@ -217,6 +221,15 @@ def test_the_untrained_twin_is_always_the_same_and_leaves_chance_alone(vit):
     assert torch.equal(torch.get_rng_state(), before)
     assert np.array_equal(first.tokens(VIEW), second.tokens(VIEW))
     assert not np.allclose(first.tokens(VIEW), encoder.tokens(VIEW))
+
+
+def test_our_own_export_for_transformers_is_not_taken_for_an_encoder_of_another_project(tmp_path):
+    """Its images would be normalised otherwise, and the record of its training volumes would be lost."""
+    recipe = small_recipe(model={**TEST_SIZE, "positions": "rope_tiled"})
+    encoder = PretrainedEncoder(VJEPA3D.from_recipe(recipe).target_encoder, recipe, "mine", {"a"})
+    export_encoder(encoder, "hf", tmp_path / "hf")
+    with pytest.raises(UsageError, match="was exported by octjepa for transformers.* --format safetensors"):
+        load_external(tmp_path / "hf")
 
 
 def test_a_pickle_is_never_read(vit):

@@ -19,6 +19,7 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from octjepa.checkpoint.tensor_file import check_weights, read_safetensors
@@ -62,11 +63,15 @@ class FolderEncoder(ExternalEncoder):
 
     @classmethod
     def load(cls, folder: Path | None) -> Self:
-        """The encoder of `folder` with its weights. Raises UsageError: no folder is given, or it describes none."""
+        """The encoder of `folder` with its weights.
+
+        Raises UsageError: no folder is given, or it describes none, or octjepa exported it for transformers.
+        """
         if folder is None or folder_format(folder) is None:
             raise UsageError(
                 f"{folder or 'no path'} holds neither {CONFIG} nor {MONAI_CONFIG}: it is not a known encoder"
             )
+        _refuse_ours(folder)
         return cls.build(folder, trained=True)
 
     @classmethod
@@ -251,6 +256,25 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         reason = (error.strerror or "") if isinstance(error, OSError) else str(error)
         raise UsageError(f"{path} cannot be read as a JSON object: {reason}") from None
+
+
+def _refuse_ours(folder: Path) -> None:
+    """Raises UsageError where octjepa wrote `folder` for transformers.
+
+    As another project's encoder it would get images normalised otherwise than in its training, and the record of its
+    training volumes would be lost, by which leaks are found.
+    """
+    try:
+        check_safetensors(folder / WEIGHTS[0])
+        with safe_open(folder / WEIGHTS[0], framework="pt") as file:
+            is_ours = "octjepa" in (file.metadata() or {})
+    except (OSError, Malformed, SafetensorError):
+        return  # whoever reads the weights next reports what is wrong
+    if is_ours:
+        raise UsageError(
+            f"{folder} was exported by octjepa for transformers, and octjepa does not read this form: export the same "
+            "encoder with --format safetensors"
+        )
 
 
 def _check_weights(folder: Path) -> None:
