@@ -53,6 +53,18 @@ def check_folder(folder: Path) -> None:
         folder.mkdir(exist_ok=True)
 
 
+def half_precision(features: Float[np.ndarray, "k dim"], volume_id: str) -> Float16[np.ndarray, "k dim"]:
+    """Features as they are stored. Raises OctjepaError: one that is not finite, or is beyond half precision."""
+    with np.errstate(over="ignore"):
+        halves = features.astype(np.float16)
+    if not np.isfinite(halves).all():
+        raise OctjepaError(
+            f"a token of volume {volume_id} has a feature of size {np.abs(features).max():.3g}, and half precision "
+            f"ends at {np.finfo(np.float16).max:,.0f}; check the checkpoint"
+        )
+    return halves
+
+
 def write_part(folder: Path, part: str, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes `vector`, `untrained`, `positions` and `counts` of one part, each atomically."""
     for name, array in arrays.items():
