@@ -325,6 +325,18 @@ def test_tensors_that_do_not_fit_are_named(layouts, tmp_path):
         narrow("retfound").load(saved(tmp_path / "more.pth", more))
 
 
+@pytest.mark.parametrize("text", ["version https://git-lfs.github.com/spec/v1\n", "person_id\tage\n1\t60\n", "hello"])
+def test_a_text_file_is_refused_without_the_words_of_torch(tmp_path, text):
+    (tmp_path / "weights.pth").write_text(text)
+    with pytest.raises(CheckpointError, match="is a text file and no checkpoint: fetch the weights") as caught:
+        load_external(f"retfound:{tmp_path / 'weights.pth'}")
+    assert len(str(caught.value).splitlines()) == 1
+    (tmp_path / "weights.pth").write_bytes(b"\x80\x02}q\xffno pickle")
+    with pytest.raises(CheckpointError, match=r"weights\.pth") as caught:
+        load_external(f"retfound:{tmp_path / 'weights.pth'}")
+    assert "file an issue" not in str(caught.value)
+
+
 class Malicious:
     """Unpickled without `weights_only`, it writes a file."""
 
