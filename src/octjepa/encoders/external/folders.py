@@ -57,9 +57,13 @@ def folder_format(folder: Path) -> str | None:
 
 
 class FolderEncoder(ExternalEncoder):
-    """An encoder that a folder describes. files: content of its JSON files by name, if no folder holds them."""
+    """An encoder that a folder describes. files: content of its JSON files by name, if no folder holds them.
+
+    version: counts up whenever the same folder gives other features. A tuned encoder keeps that of its tuning.
+    """
 
     files: Mapping[str, Any] | None = None
+    version: int = 1
 
     @classmethod
     def load(cls, folder: Path | None) -> Self:
@@ -80,7 +84,9 @@ class FolderEncoder(ExternalEncoder):
         """The network described in `folder`, with its weights or untrained."""
 
     def initial(self) -> Self:
-        return self.from_files(self.architecture()["files"])
+        twin = self.from_files(self.architecture()["files"])
+        twin.version = self.version
+        return twin
 
     @classmethod
     def from_files(cls, files: Mapping[str, Any]) -> Self:
@@ -95,14 +101,15 @@ class FolderEncoder(ExternalEncoder):
         return network
 
     def architecture(self) -> dict[str, Any]:
-        if self.files is not None:
-            return {"files": dict(self.files)}
         paths = [self.path / name for name in (CONFIG, MONAI_CONFIG, *PREPROCESSORS)]
-        return {"files": {path.name: _read_json(path) for path in paths if path.is_file()}}
+        files = self.files or {path.name: _read_json(path) for path in paths if path.is_file()}
+        return {"files": dict(files), **({"version": self.version} if self.version > 1 else {})}
 
 
 class FrameEncoder(FolderEncoder):
     """A 2D vision model of transformers on every B-scan: all patch tokens (or map positions) of all B-scans.
+
+    Class and register tokens, which come first, are left out where config.json states the size of a patch.
 
     B-scans are resized to the model's image size, repeated over its channels, and normalised as its
     preprocessor_config.json says (not at all if `do_normalize` is false), or to mean 0.5 and spread 0.5 if it says
@@ -110,12 +117,15 @@ class FrameEncoder(FolderEncoder):
     """
 
     reads_bscans = True
+    version = 2  # 1 had class and register tokens among the patches
 
     @classmethod
     def build(cls, folder: Path, trained: bool) -> Self:
         network, config = _load_transformers(folder, "AutoModel", trained)
         images = _image_format(folder, config, "image_size", ((0.5,), (0.5,)))
-        return cls(network, {"images": images, "shuffles": config.model_type == "vit_mae"}, folder)
+        patches = _patch_count(images.size, getattr(config, "patch_size", None))
+        about = {"images": images, "shuffles": config.model_type == "vit_mae", "patches": patches}
+        return cls(network, about, folder)
 
     def features(self, view: Float[Tensor, "d h w"]) -> Float[Tensor, "k dim"]:
         return self.about["images"].encode(view, self._encode)
@@ -126,8 +136,10 @@ class FrameEncoder(FolderEncoder):
             count: int = self.network.embeddings.patch_embeddings.num_patches  # type: ignore[union-attr,assignment]
             options["noise"] = torch.arange(count, device=images.device).expand(len(images), -1)
         last: Tensor = self.network(pixel_values=images, **options).last_hidden_state
-        # [n, tokens, dim] of a transformer, [n, dim, height, width] of a convolutional network
-        return last if last.ndim == 3 else last.flatten(2).movedim(1, -1)
+        if last.ndim == 4:  # [n, dim, height, width] of a convolutional network
+            return last.flatten(2).movedim(1, -1)
+        patches = self.about["patches"] if self.version > 1 else 0
+        return last[:, -patches:] if 0 < patches < last.shape[1] else last  # [n, tokens, dim]
 
 
 class VideoEncoder(FolderEncoder):
@@ -160,6 +172,8 @@ class MonaiEncoder(FolderEncoder):
     monai.json: {"network": one of MONAI_NETWORKS, "arguments": {...}, "input_size": [D, H, W]}. Tokens are the
     positions of the encoder's last feature map.
     """
+
+    version = 2  # 1 shrank volumes without a low-pass
 
     @classmethod
     def build(cls, folder: Path, trained: bool) -> Self:
@@ -204,8 +218,11 @@ class MonaiEncoder(FolderEncoder):
     def _output(self, view: Float[Tensor, "d h w"]) -> Float[Tensor, "1 ..."]:
         """The last feature map `[1, dim, d, h, w]`, or tokens `[1, T, dim]`. Raises UsageError: it takes no volume."""
         volume = ((view - view.mean()) / view.std().clamp_min(1e-6))[None, None]
-        if self.about.get("input_size"):
-            volume = F.interpolate(volume, tuple(self.about["input_size"]), mode="trilinear", align_corners=False)
+        if size := self.about.get("input_size"):
+            if self.version > 1:  # means over areas where an axis shrinks: interpolation would skip voxels
+                smaller = tuple(map(min, volume.shape[2:], size))
+                volume = F.interpolate(volume, smaller, mode="area")
+            volume = F.interpolate(volume, tuple(size), mode="trilinear", align_corners=False)
         try:
             return self._encode(volume)
         except (RuntimeError, ValueError) as error:
@@ -247,7 +264,9 @@ def from_architecture(kind: str, stored: Mapping[str, Any]) -> FolderEncoder:
 
     Raises KeyError, TypeError, ValueError: it describes none; UsageError: a library is absent.
     """
-    return _FORMATS[kind].from_files(stored["files"])
+    encoder = _FORMATS[kind].from_files(stored["files"])
+    encoder.version = int(stored.get("version", 1))
+    return encoder
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -397,6 +416,15 @@ def _image_format(folder: Path, config: Any, size_key: str, normalisation: tuple
     channels = getattr(config, "num_channels", None) or getattr(config, "in_chans", None) or 3
     _check_sides([channels], 1, 1024, f"{folder / CONFIG}: the number of channels")
     return ImageFormat((int(height), int(width)), int(channels), mean, std)
+
+
+def _patch_count(size: tuple[int, int], patch_size: object) -> int:
+    """The number of patches in an image of this size; 0 if it is not known."""
+    sides = patch_size if isinstance(patch_size, list | tuple) else (patch_size, patch_size)
+    if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides):
+        return 0
+    (height, width), (rows, columns) = size, sides
+    return 0 if height % rows or width % columns else (height // rows) * (width // columns)
 
 
 def _check_sides(sides: object, count: int, largest: int, what: str) -> None:
