@@ -360,7 +360,11 @@ def test_code_in_a_checkpoint_is_never_run(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "is damaged"), (b"no weights", "none of its code was run|is damaged")],
+    [
+        (b"", "is damaged"),
+        (b"no weights", "is a text file"),
+        (b"\x00no weights", "none of its code was run|is damaged"),
+    ],
 )
 def test_damaged_files_are_refused(tmp_path, content, words):
     (tmp_path / "weights.pth").write_bytes(content)
