@@ -112,6 +112,9 @@ def test_a_key_that_the_rest_makes_necessary_is_requested(
         ),
         ("model.width=100", "model.width 100 over model.heads 6: a head needs a whole, even number of features"),
         ("model.heads=5", "model.width 192 over model.heads 5"),
+        ("model.depth=257", "model.depth: Input should be less than or equal to 256"),
+        ("model.predictor_depth=257", "model.predictor_depth: Input should be less than or equal to 256"),
+        ("model.width=1000000", "model.width: Input should be less than or equal to 65536"),
         ("model.rope_base=1", "model.rope_base: Input should be greater than 1"),
         ("model.predictor_width=64", "model.predictor_width 64 over model.predictor_heads 3"),
         ("train.betas=[0.9]", "train.betas.1: missing"),
@@ -132,6 +135,13 @@ def test_a_key_that_the_rest_makes_necessary_is_requested(
 )
 def test_a_wrong_type_or_value_is_refused_by_key(minimal: Path, override: str, message_text: str) -> None:
     assert message_text in refused(minimal, override)
+
+
+def test_a_last_learning_rate_is_refused_where_the_rate_is_constant(minimal: Path, tmp_path: Path) -> None:
+    message = refused(minimal, "train.schedule=constant", "train.min_lr_ratio=0.5")
+    assert "train.min_lr_ratio is unused by the schedule constant" in message
+    constant = load_recipe(minimal, ["train.schedule=constant"])
+    assert load_recipe(written(tmp_path, to_yaml(constant))) == constant
 
 
 @pytest.mark.parametrize("override", ["train.seed=true", "train.base_lr=yes", "preprocessing.image_size=[16, on, 128]"])

@@ -336,7 +336,7 @@ def _without_dictionaries(table: pa.Table, budget: int) -> pa.Table:
     for index, name in enumerate(table.column_names):
         parts = []
         for part in table.column(index).chunks:
-            is_list = pa.types.is_list(part.type)
+            is_list = pa.types.is_list(part.type) or pa.types.is_large_list(part.type)
             values = part.values if is_list else part
             if pa.types.is_nested(values.type):
                 raise Malformed(f"column {shown(name)} holds nested values")
@@ -346,7 +346,7 @@ def _without_dictionaries(table: pa.Table, budget: int) -> pa.Table:
                 if taken > budget:
                     raise Malformed(f"its texts would take more than {budget / 2**20:,.0f} MiB of memory")
                 values = values.cast(values.type.value_type)
-                part = pa.ListArray.from_arrays(part.offsets, values, mask=part.is_null()) if is_list else values
+                part = type(part).from_arrays(part.offsets, values, mask=part.is_null()) if is_list else values
             parts.append(part)
         kind = None if parts else _plain(table.field(index).type)
         table = table.set_column(index, name, pa.chunked_array(parts, kind))
@@ -358,6 +358,8 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
     if pa.types.is_list(kind):
         return pa.list_(_plain(kind.value_type))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_plain(kind.value_type))
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 

@@ -67,6 +67,14 @@ def test_both_encoders_start_from_the_video_weights(shards: bool, tmp_path: Path
     assert torch.allclose(kernel[:, 3], intensity[:, 1] / 2)
 
 
+def test_a_run_that_starts_from_our_export_for_transformers_knows_its_training_volumes(tmp_path: Path) -> None:
+    recipe = small_recipe(model={**TEST_SIZE, "positions": "rope_tiled"})
+    encoder = PretrainedEncoder(VJEPA3D.from_recipe(recipe).target_encoder, recipe, "mine", {"a", uid_key("1.2")})
+    export_encoder(encoder, "hf", tmp_path / "hf")
+    second = small_recipe(model={**TEST_SIZE, "positions": "rope_tiled", "warm_start": str(tmp_path / "hf")})
+    assert warm_start(VJEPA3D.from_recipe(second), second) == {"a", uid_key("1.2")}
+
+
 @pytest.mark.slow
 def test_a_run_trains_on_from_one_of_ours(tmp_path: Path) -> None:
     first = small_recipe(train={"max_updates": 2, "global_batch": 4})

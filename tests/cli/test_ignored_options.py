@@ -66,10 +66,13 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("view SCAN --scans FOLDER", "--scans is for a store, a run or a result of segment, and SCAN is a scan"),
         ("view FOLDER --scans FOLDER", "and FOLDER is a folder of scans"),
         ("export phantom-tiny --format safetensors --out OUT --public", "--public is about a repository"),
+        ("embed phantom-tiny --store STORE --out OUT.parquet --workers 2", "--workers is for --engine ray"),
+        ("predict FOLDER --store STORE --out OUT --workers 1", "--workers is for scans that are read"),
+        ("predict FOLDER --store STORE --out OUT --max-lost 0.2", "--max-lost is for scans that are read"),
     ],
 )
 def test_an_option_without_effect_is_refused(paths: dict[str, Path], tmp_path: Path, words: str, message: str) -> None:
-    positions = {**paths, "OUT": tmp_path / "out"}
+    positions = {**paths, "OUT": tmp_path / "out", "OUT.parquet": tmp_path / "out.parquet"}
     for name, path in paths.items():
         message = message.replace(name, str(path))
     outcome = call(*(positions.get(word, word) for word in words.split()))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,12 +21,13 @@ from safetensors.torch import save_file
 
 from narrow_encoder import SIZE
 from octjepa.checkpoint.folder import write_folder
-from octjepa.embed import embedding, shard
+from octjepa.embed import embedding, shard, token_folder
 from octjepa.embed.embedding import Division, embed_store
 from octjepa.embed.shard import intensity_histogram
 from octjepa.embed.table import Embeddings, read_embeddings
 from octjepa.embed.token_folder import TokenFolder
-from octjepa.encoders import load_encoder, pooling
+from octjepa.encoders import PretrainedEncoder, load_encoder, pooling
+from octjepa.encoders.locate import current_checkpoint
 from octjepa.errors import ContractError, OctjepaError, UsageError, WrongCheckpointError
 from octjepa.evaluate.probe import run_probes
 from octjepa.model import VJEPA3D
@@ -242,6 +245,24 @@ def test_a_damaged_part_and_a_folder_in_the_way_are_reported(run, tmp_path, monk
         embed_store(run, store_of(), tmp_path / "e.parquet", pools=["sum"])
 
 
+def test_arrays_of_the_user_in_the_folder_of_tokens_stay(run, tmp_path):
+    mine, tokens = tmp_path / "mine", tmp_path / "tokens"
+    mine.mkdir()
+    np.save(mine / "hand_labels.npy", np.arange(5))
+    with pytest.raises(UsageError, match=r"holds hand_labels\.npy"):
+        embed_store(run, store_of(), tmp_path / "e.parquet", ["mean"], mine)
+    assert [path.name for path in mine.iterdir()] == ["hand_labels.npy"]
+    embed_store(run, store_of(), tmp_path / "e.parquet", ["mean"], tokens)
+    before = {path.name for path in tokens.glob("*.npy")}
+    for name in ("hand_labels.npy", ".hand_labels.npy.tmp"):  # put there while another embedding ran
+        (tokens / name).touch()
+    token_folder.write_index(tokens, {}, {})
+    assert len(before) == 4
+    left = {path.name for path in tokens.iterdir()}
+    assert {"hand_labels.npy", ".hand_labels.npy.tmp"} <= left
+    assert not before & left
+
+
 def test_missing_parts_of_other_processes_are_waited_for_and_then_named(run, tmp_path, monkeypatch):
     monkeypatch.setattr(embedding, "_STALLED_SECONDS", 0.0)
     monkeypatch.setattr(shard.Embedder, "write", lambda *_: None)
@@ -375,6 +396,51 @@ def test_the_true_cause_of_a_worker_of_ray_is_reported() -> None:
     assert "failed with TaskError: a task of Ray failed" in str(findings(None))
     ours = ContractError("the store was prepared otherwise")
     assert findings(ours) is ours
+
+
+def test_workers_of_ray_open_the_checkpoint_that_was_the_newest_at_the_start(tmp_path, monkeypatch):
+    from octjepa.embed import ray_tasks
+
+    recipe, jobs = small_recipe(), []
+    about = {"recipe": recipe.model_dump(mode="json"), "trained_on": []}
+    for update in (1, 2):
+        torch.manual_seed(update)
+        state = VJEPA3D.from_recipe(recipe).target_encoder.state_dict()
+        tensors = {f"target_encoder.{name}": value for name, value in state.items()}
+        step = write_folder(tmp_path / "steps", update, {"model.safetensors": tensors}, about)
+
+    def stopped(job, *_):
+        jobs.append(job)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ray_tasks, "embed_on_ray", stopped)
+    monkeypatch.setattr(ray_tasks.Store, "open", lambda _: store_of())
+    monkeypatch.setattr(ray_tasks, "_worker_state", None)
+    with pytest.raises(KeyboardInterrupt):
+        embed_store(tmp_path / "steps", store_of(), tmp_path / "e.parquet", ["mean"], division=Division(engine="ray"))
+    (job,) = jobs
+    assert job.checkpoint == str(step)
+    assert ray_tasks.embed_on_machine((0, ["volume0001"]), job) == (0, "")
+    monkeypatch.setattr(ray_tasks, "_worker_state", None)
+    other = replace(job, checkpoint=str(tmp_path / "steps" / "step-00000001"))
+    with pytest.raises(OctjepaError, match="changed after the embedding began: run the same command again"):
+        ray_tasks.embed_on_machine((0, ["volume0001"]), other)
+    for name in ("phantom-tiny", tmp_path / "e.safetensors"):  # no run
+        assert current_checkpoint(name) == name
+
+
+@pytest.mark.parametrize("size", [7e4, np.nan])
+def test_tokens_beyond_half_precision_are_an_error(run, tmp_path, monkeypatch, size):
+    encode = PretrainedEncoder.encode_tokens
+
+    def large(encoder, selected):
+        tokens = encode(encoder, selected)
+        tokens[0].features[0, 0] = size
+        return tokens
+
+    monkeypatch.setattr(PretrainedEncoder, "encode_tokens", large)
+    with pytest.raises(OctjepaError, match=re.escape(f"a token of volume volume0000 has a feature of size {size:.3g}")):
+        embed_store(run, store_of(), tmp_path / "e.parquet", ["mean"], tmp_path / "tokens")
 
 
 @pytest.mark.slow

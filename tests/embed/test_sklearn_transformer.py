@@ -51,6 +51,13 @@ def eyes(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], Store]:
     return sorted(folder.rglob("*.dcm")), Store.open(folder / "store")
 
 
+def test_a_scan_of_another_pattern_is_named_by_its_number(small: PretrainedEncoder) -> None:
+    about = {"provenance": {}, "person_id": "1", "device": "topcon_triton", "source": "eye.dcm"}
+    scan = octjepa.OCTVolume(np.zeros((4, 32, 32), np.uint8), (0.05, 0.004, 0.01), **about, pattern="circle")
+    with pytest.raises(UsageError, match=r"scan 0: the pattern of eye\.dcm is circle: the encoder knows raster"):
+        VolumeEmbedder(small).fit().transform([scan])
+
+
 @pytest.mark.slow
 def test_paths_volumes_and_ids_of_a_store_give_the_features_of_embed(eyes: tuple[list[Path], Store]) -> None:
     paths, store = eyes

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from octjepa.embed import table as table_module
 from octjepa.embed.table import TableFacts, read_embeddings, write_embeddings
 from octjepa.errors import OctjepaError, UsageError
 
@@ -32,6 +33,20 @@ def test_round_trip_and_metadata(tmp_path: Path, cohort: Cohort) -> None:
     assert schema.metadata[b"octjepa.dim"] == b"16"
     assert schema.field("vector").type == pa.list_(pa.float32())
     assert [entry.name for entry in tmp_path.iterdir()] == ["e.parquet"]
+
+
+def test_a_table_beyond_the_offsets_of_32_bits(tmp_path: Path, cohort: Cohort, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame, _ = cohort(people=5)
+    small = read_embeddings(write_embeddings(tmp_path / "small.parquet", frame, TableFacts(16, "octjepa", "abc")))
+    monkeypatch.setattr(table_module, "_LIST_VALUES", 200)  # of vector and untrained 480, of histogram 80
+    path = write_embeddings(tmp_path / "large.parquet", frame, TableFacts(16, "octjepa", "abc"))
+    schema = pq.read_schema(path)
+    assert schema.field("vector").type == schema.field("untrained").type == pa.large_list(pa.float32())
+    assert schema.field("histogram").type == pa.list_(pa.float32())
+    large = read_embeddings(path)
+    for name in ("vector", "untrained", "histogram"):
+        assert np.array_equal(getattr(large, name), getattr(small, name))
+    assert large.frame.equals(small.frame)
 
 
 def test_pools_and_views(tmp_path: Path, cohort: Cohort) -> None:

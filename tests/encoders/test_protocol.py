@@ -18,6 +18,7 @@ from octjepa.encoders.locate import open_encoder, prepare_external
 from octjepa.encoders.pooling import POOL_WIDTHS
 from octjepa.errors import UsageError
 from octjepa.recipe import Preprocessing
+from octjepa.volume import OCTVolume
 from synthetic import MemoryStore
 
 ENCODER = "phantom-tiny"
@@ -53,6 +54,18 @@ def test_an_encoder_of_any_project_has_the_protocol(whose: str, preprocessing: P
     assert twin.weights_hash() == encoder.untrained().weights_hash()
     assert (encoder.origin is None) == (whose == "ours")
     assert bool(encoder.recorded_training) == (whose == "ours")
+
+
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+def test_scans_of_another_pattern_are_refused(whose: str, preprocessing: Preprocessing) -> None:
+    """As `octjepa embed` leaves them out: slices of a radial scan do not lie next to each other."""
+    encoder = open_encoder(ENCODER) if whose == "ours" else theirs(preprocessing)
+    spacing = (0.05, 0.004, 0.01)
+    about = {"provenance": {}, "person_id": "1", "device": "topcon_triton"}
+    scan = OCTVolume(np.zeros((4, 32, 32), np.uint8), spacing, **about, pattern="radial", source="eye.dcm")
+    for use in (encoder.prepare, encoder.tokens, encoder.embed):
+        with pytest.raises(UsageError, match=r"the pattern of eye\.dcm is radial: the encoder knows raster"):
+            use(scan)
 
 
 def test_a_weight_changes_the_hash(preprocessing: Preprocessing) -> None:

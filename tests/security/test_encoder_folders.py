@@ -22,7 +22,7 @@ from octjepa.encoders import load_encoder
 from octjepa.encoders.external import load_external
 from octjepa.encoders.external.architecture import offline
 from octjepa.encoders.external.state_dict import read_state_dict
-from octjepa.errors import CheckpointError, OctjepaError, UsageError
+from octjepa.errors import CheckpointError, OctjepaError, RecipeError, UsageError
 from octjepa.model import VJEPA3D
 from synthetic import small_recipe
 
@@ -212,10 +212,9 @@ def test_a_hub_that_was_offline_stays_offline(variables: dict[str, str]) -> None
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"width": 3 * 2**16, "heads": 2}, "do not fit the encoder of their recipe: .* expected"),
-        ({"depth": 1000}, "2 blocks, the recipe has 1,000"),
-        ({"predictor_depth": 1000}, "1,000 in the predictor"),
-        ({"predictor_width": 3 * 2**16, "predictor_heads": 2}, "more than half of this machine's"),
+        ({"width": 2**16, "heads": 2}, "do not fit the encoder of their recipe: .* expected"),
+        ({"depth": 256}, "2 blocks, the recipe has 256"),
+        ({"predictor_width": 2**16, "predictor_heads": 2}, "more than half of this machine's"),
     ],
 )
 def test_a_small_file_of_ours_builds_no_huge_network(tmp_path: Path, changed: dict[str, int], words: str) -> None:
@@ -226,6 +225,16 @@ def test_a_small_file_of_ours_builds_no_huge_network(tmp_path: Path, changed: di
     about = {"octjepa": json.dumps({"schema": 1, "recipe": described, "trained_on": []})}
     save_file({f"target_encoder.{name}": value for name, value in weights.items()}, tmp_path / "w.safetensors", about)
     with pytest.raises(CheckpointError, match=words):
+        load_encoder(tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize("key", ["depth", "width", "predictor_depth", "predictor_width"])
+def test_a_small_file_of_ours_builds_no_network_beyond_the_limits_of_a_recipe(tmp_path: Path, key: str) -> None:
+    described = small_recipe().model_dump(mode="json")
+    described["model"][key] = 10**9
+    about = {"octjepa": json.dumps({"schema": 1, "recipe": described, "trained_on": []})}
+    save_file({"target_encoder.norm.weight": torch.zeros(2)}, tmp_path / "w.safetensors", about)
+    with pytest.raises(RecipeError, match=rf"model\.{key}.* less than or equal to"):
         load_encoder(tmp_path / "w.safetensors")
 
 

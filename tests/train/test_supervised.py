@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from octjepa import keys
+from octjepa.checkpoint.folder import write_folder
 from octjepa.distributed.adamw import adamw
 from octjepa.distributed.runtime import Runtime
 from octjepa.errors import OctjepaError, WrongCheckpointError
@@ -79,6 +80,12 @@ def test_a_training_that_was_interrupted_resumes_to_the_same_weights_and_journal
     assert [path.name for path in sorted((tmp_path / "whole" / STATES).iterdir())] == ["step-00000008", "step-00000012"]
     with pytest.raises(WrongCheckpointError, match="another recipe, encoder, store, precision or labels"):
         trained(ToyTask(), learner(), tmp_path / "whole", fingerprint="another")
+
+
+def test_the_folder_of_another_kind_of_run_is_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path / "run" / STATES, 3, {"model.safetensors": {"a": torch.zeros(1)}}, {"recipe": {}})
+    with pytest.raises(WrongCheckpointError, match="belongs to another kind of run: give --out a new folder"):
+        trained(ToyTask(), learner(), tmp_path / "run")
 
 
 @pytest.mark.parametrize("updates", [6, 20])

@@ -16,7 +16,7 @@ from octjepa.errors import CheckpointError, UsageError
 from octjepa.model import VJEPA3D
 from octjepa.model.positions import Rope
 from octjepa.model.vjepa2 import from_vjepa2
-from octjepa.parsing import read_object
+from octjepa.parsing import parse_json_object, read_object
 from octjepa.recipe import ROPE_BASE, Recipe
 from octjepa.store.contract import contract_differences
 
@@ -75,8 +75,9 @@ def warm_start(model: VJEPA3D, recipe: Recipe) -> frozenset[str]:
     trained_on: frozenset[str] = frozenset()
     path = Path(recipe.model.warm_start)
     if (path / "config.json").is_file():
+        tensors, trained_on = _read_folder(path)
         try:
-            weights = from_vjepa2(_read_folder(path), recipe.tokens.patch_size)
+            weights = from_vjepa2(tensors, recipe.tokens.patch_size)
         except (ValueError, KeyError) as error:
             raise UsageError(f"model.warm_start {path}: {error}") from None
         heads, source_recipe = _heads(path), {"positions": "rope_tiled", "position_unit": "index"}
@@ -153,8 +154,11 @@ def _heads(folder: Path) -> int:
     return heads
 
 
-def _read_folder(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a Hugging Face folder, in one file or in shards."""
+def _read_folder(folder: Path) -> tuple[dict[str, Tensor], frozenset[str]]:
+    """All tensors of a Hugging Face folder, in one file or in shards, and what it records of its training volumes.
+
+    Only `octjepa export --format hf` writes such a record, into the metadata of the weights.
+    """
     try:
         if (folder / _INDEX).is_file():
             index = read_object(folder / _INDEX)["weight_map"]
@@ -162,11 +166,15 @@ def _read_folder(folder: Path) -> dict[str, Tensor]:
         else:
             names = ["model.safetensors"]
         weights: dict[str, Tensor] = {}
+        trained_on: set[str] = set()
         for name in names:
-            weights |= read_safetensors(folder / name)[0]
+            tensors, metadata = read_safetensors(folder / name)
+            weights |= tensors
+            if "octjepa" in metadata:
+                trained_on.update(parse_json_object(metadata["octjepa"])["trained_on"])
         check_weights(weights, str(folder))
     except FileNotFoundError:
         raise UsageError(f"{folder} holds a config.json, but no model.safetensors: fetch the weights as well") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder} cannot be read as weights in Hugging Face form: {error}") from None
-    return weights
+    return weights, frozenset(trained_on)

@@ -62,6 +62,8 @@ def embed(
         return
     if scans:
         raise UsageError("only biomarkers read the scans themselves: leave out --scans, the store has their volumes")
+    if workers is not None and engine != "ray":
+        raise UsageError("--workers is for --engine ray: start other processes by torchrun, or leave it out")
     if (per_bscan or engine != "local") and is_external(checkpoint):
         raise ours_alone(checkpoint)
     embedded = embed_store(checkpoint, Store.open(store), out, pool or (), tokens, per_bscan, Division(engine, workers))

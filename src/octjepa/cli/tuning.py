@@ -20,6 +20,7 @@ from octjepa.cli.options import (
     StorePath,
     Subgroups,
     Workers,
+    used_options,
 )
 from octjepa.cli.output import check_output_folder, is_verbose, print_result, print_subgroups
 from octjepa.cli.root import app
@@ -80,6 +81,7 @@ def finetune(
 
 @app.command()
 def predict(
+    context: typer.Context,
     tuned: Annotated[str, typer.Argument(help="Folder of a fine-tuned model or a segmentation head.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the table of predictions.")],
     sources: Annotated[
@@ -137,6 +139,8 @@ def predict(
             raise UsageError("--spacing is for scans that are read: those of a --store have their spacing")
         if images:
             raise UsageError("--images is for scans that are read: a --store knows what it holds")
+        if unused := used_options(context, "workers", "max_lost"):
+            raise UsageError(f"{unused[0]} is for scans that are read: a --store holds scans that were read")
         print_result(predict_store(tuned, Store.open(store), out, level).to_json(), as_json)
         return
     from octjepa.read.reader import parse_spacing

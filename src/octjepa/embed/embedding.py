@@ -31,7 +31,7 @@ from octjepa.embed.table import FEATURE_COLUMNS, UNPOOLED, TableFacts, write_bsc
 from octjepa.encoders.base import FrozenEncoder, GridEncoder
 from octjepa.encoders.external import ExternalEncoder
 from octjepa.encoders.external.prepared import PreparedExternal
-from octjepa.encoders.locate import open_encoder, prepare_external
+from octjepa.encoders.locate import current_checkpoint, open_encoder, prepare_external
 from octjepa.errors import ContractError, OctjepaError, UsageError
 from octjepa.progress import bar
 from octjepa.record import Record
@@ -126,7 +126,9 @@ def embed_store(
     contents = [" ".join(row) for row in zip(*(rows[name] for name in hashes), strict=True)]
     weights = encoder.weights_hash()
     key = job_key(weights, science_hash(store.preprocessing), contents, options, division.part)
-    job = Job(_absolute(where), _absolute(store.location), parts_folder(out, key), key, options)
+    # Workers of Ray open the checkpoint later, when a run that is still training has a newer one.
+    checkpoint = current_checkpoint(where) if division.engine == "ray" else where
+    job = Job(_absolute(checkpoint), _absolute(store.location), parts_folder(out, key), key, options, weights)
     leaked = count_leaked_people(rows, recorded_training_set(encoder.recorded_training, encoder.location))
     ids = rows["volume_id"].tolist()
     parts = [ids[start : start + division.part] for start in range(0, len(ids), division.part)]

@@ -74,6 +74,10 @@ def embed_on_machine(part: Part, job: Job) -> tuple[int, str]:
         with allow_outside():  # whoever sent the job has opened the same checkpoint
             store = Store.open(job.store)
             encoder = open_encoder(job.checkpoint, store.preprocessing)
+        if encoder.weights_hash() != job.weights:  # its part would be taken for one of the job's weights
+            raise OctjepaError(
+                f"the weights at {job.checkpoint} changed after the embedding began: run the same command again"
+            )
         _worker_state = job.key, Embedder(encoder, job.options, Runtime("fp32").device), store
     _, worker, store = _worker_state
     worker.write(job, number, store, volume_ids)

@@ -45,13 +45,17 @@ class EmbeddingOptions:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that a worker on any machine needs. `folder` is where parts go; all machines see it."""
+    """Everything that a worker on any machine needs. `folder` is where parts go; all machines see it.
+
+    weights: hash of the weights that `checkpoint` holds.
+    """
 
     checkpoint: str
     store: str
     folder: Path
     key: str
     options: EmbeddingOptions
+    weights: str
 
     def file(self, number: int) -> Path:
         """Where part `number` is written."""
@@ -79,7 +83,7 @@ class Embedder:
     def write(self, job: Job, number: int, store: Store, volume_ids: Sequence[str]) -> None:
         """Computes part `number` and writes it; `job.file(number)`, renamed into place last, marks it as done.
 
-        Raises OctjepaError: features that are not finite, or the disk refuses.
+        Raises OctjepaError: features that are not finite, tokens beyond half precision, or the disk refuses.
         """
         batches: dict[str, list[np.ndarray]] = {}
         token_batches: dict[str, list[np.ndarray]] = {}
@@ -94,7 +98,8 @@ class Embedder:
                 batches.setdefault(name, []).append(np.stack(features))
             if self.options.tokens:
                 for name, volume_tokens in tokens.items():
-                    halves = (volume.features.astype(np.float16) for volume in volume_tokens)
+                    named = zip(volume_tokens, volume_ids[start : start + self.options.batch], strict=True)
+                    halves = [token_folder.half_precision(volume.features, volume_id) for volume, volume_id in named]
                     token_batches.setdefault(name, []).extend(halves)
                 positions = [volume.grid_index.astype(np.int32) for volume in tokens["vector"]]
                 token_batches.setdefault("positions", []).extend(positions)

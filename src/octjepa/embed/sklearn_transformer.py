@@ -85,8 +85,9 @@ class VolumeEmbedder(TransformerMixin, BaseEstimator):
     def transform(self, X: Any) -> Float[np.ndarray, "n features"]:
         """Returns one float32 row of features per scan of `X`, in the order of `X`.
 
-        Raises NotFittedError before `fit`, UsageError (an empty `X`, an item that is not a scan, an id that the store
-        lacks), VolumeRejected (a file that cannot be read or made canonical, which the message names).
+        Raises NotFittedError before `fit`, UsageError (an empty `X`, an item that is not a scan or has a pattern that
+        the encoder does not read, an id that the store lacks), VolumeRejected (a file that cannot be read or made
+        canonical, which the message names).
         """
         check_is_fitted(self, "encoder_")
         scans = _listed(X)
@@ -121,6 +122,8 @@ class VolumeEmbedder(TransformerMixin, BaseEstimator):
         except VolumeRejected as error:
             where = scan.source or "an OCTVolume" if isinstance(scan, OCTVolume) else scan
             raise VolumeRejected(error.reason, f"scan {number} ({where}): {error.detail}") from None
+        except UsageError as error:
+            raise UsageError(f"scan {number}: {error}") from None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -42,6 +42,7 @@ NUMERIC_COLUMNS = ("age", "quality")
 SPLITS = ("train", "val", "test")
 TOKENS = ("tissue", "all")  # all that hold tissue; the whole grid
 SCHEMA = 1  # of the table
+_LIST_VALUES = 2**31 - 1  # in a list column whose offsets have 32 bits
 _METADATA = ("dim", "encoder", "contract", "leaked", "pools", "weights", "tokens", "store")
 
 
@@ -192,8 +193,10 @@ def write_embeddings(path: str | Path, frame: pd.DataFrame, facts: TableFacts) -
         for name in (*KEY_COLUMNS, *OPTIONAL_COLUMNS)
     }
     for name, block in blocks.items():
-        ends = np.arange(len(block) + 1, dtype=np.int32) * block.shape[1]
-        columns[name] = pa.ListArray.from_arrays(pa.array(ends), pa.array(np.ascontiguousarray(block).reshape(-1)))
+        is_large = block.size > _LIST_VALUES
+        ends = np.arange(len(block) + 1, dtype=np.int64 if is_large else np.int32) * block.shape[1]
+        lists = pa.LargeListArray if is_large else pa.ListArray
+        columns[name] = lists.from_arrays(pa.array(ends), pa.array(np.ascontiguousarray(block).reshape(-1)))
     values = {name: getattr(table, name) for name in _METADATA} | {"pools": ",".join(table.pools), "schema": SCHEMA}
     content = pa.table(columns).replace_schema_metadata(
         {f"octjepa.{name}": str(value) for name, value in values.items()}
@@ -348,6 +351,7 @@ def write_bscan_table(
     columns["tokens"] = pa.array(counts.reshape(-1).astype(np.int32))
     vectors = means.reshape(-1, means.shape[2])  # [volumes * slices, dim]
     finite = [vector if np.isfinite(vector).all() else None for vector in vectors]
-    columns["vector"] = pa.array(finite, pa.list_(pa.float32()))
+    list_type = pa.large_list if vectors.size > _LIST_VALUES else pa.list_
+    columns["vector"] = pa.array(finite, list_type(pa.float32()))
     metadata = {"octjepa.dim": str(encoder.dim), "octjepa.encoder": encoder.name}
     write_atomic(path, lambda file: pq.write_table(pa.table(columns).replace_schema_metadata(metadata), file))

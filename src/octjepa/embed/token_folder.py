@@ -12,6 +12,7 @@ that is damaged.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +30,9 @@ from octjepa.views.tokens import grid_coordinates
 
 INDEX = "tokens.json"
 VIEWS = ("vector", "untrained")
+# Files of a part called `shard.Job.name`, and what a kill leaves of one: any other array in the folder is the user's.
+_PART_FILE = re.compile(r"[0-9a-f]{12}-\d{6,}\.(vector|untrained|positions|counts)\.npy")
+_LEFT_OVER = re.compile(rf"\.({_PART_FILE.pattern}|{re.escape(INDEX)})\.tmp")
 
 
 def check_folder(folder: Path) -> None:
@@ -37,7 +41,9 @@ def check_folder(folder: Path) -> None:
         strange = [
             path.name
             for path in folder.iterdir()
-            if path.name not in (INDEX, LOCK) and not path.name.endswith((".npy", ".npy.tmp", f"{INDEX}.tmp"))
+            if path.name not in (INDEX, LOCK)
+            and not _PART_FILE.fullmatch(path.name)
+            and not _LEFT_OVER.fullmatch(path.name)
         ]
         if strange:
             raise UsageError(f"{folder} holds {strange[0]} and more: give --tokens a new folder or one of tokens")
@@ -45,6 +51,18 @@ def check_folder(folder: Path) -> None:
         raise UsageError(f"{folder} cannot be made: give --tokens a new folder in one that exists")
     else:
         folder.mkdir(exist_ok=True)
+
+
+def half_precision(features: Float[np.ndarray, "k dim"], volume_id: str) -> Float16[np.ndarray, "k dim"]:
+    """Features as they are stored. Raises OctjepaError: one that is not finite, or is beyond half precision."""
+    with np.errstate(over="ignore"):
+        halves = features.astype(np.float16)
+    if not np.isfinite(halves).all():
+        raise OctjepaError(
+            f"a token of volume {volume_id} has a feature of size {np.abs(features).max():.3g}, and half precision "
+            f"ends at {np.finfo(np.float16).max:,.0f}; check the checkpoint"
+        )
+    return halves
 
 
 def write_part(folder: Path, part: str, arrays: Mapping[str, np.ndarray]) -> None:
@@ -56,11 +74,10 @@ def write_part(folder: Path, part: str, arrays: Mapping[str, np.ndarray]) -> Non
 def write_index(folder: Path, parts: Mapping[str, Sequence[str]], about: Mapping[str, Any]) -> None:
     """Writes the index over `parts` {name: volume ids} and removes what an earlier embedding left there."""
     write_json(folder / INDEX, {**about, "parts": [{"name": n, "volumes": list(v)} for n, v in sorted(parts.items())]})
-    for file in folder.glob("*.npy"):
-        if file.name.split(".")[0] not in parts:
+    for file in list(folder.iterdir()):
+        is_of_others = _PART_FILE.fullmatch(file.name) and file.name.split(".")[0] not in parts
+        if is_of_others or _LEFT_OVER.fullmatch(file.name):  # by an earlier embedding, or a killed one
             file.unlink()
-    for left in folder.glob(".*.npy.tmp"):  # by a killed embedding of other volumes
-        left.unlink()
 
 
 class PaddedTokens(NamedTuple):

@@ -28,6 +28,7 @@ from octjepa.encoders.pooling import (
     pool_tokens,
     tissue_layers,
 )
+from octjepa.errors import UsageError
 from octjepa.recipe import Preprocessing, Recipe
 from octjepa.volume import CanonicalVolume, OCTVolume
 
@@ -122,6 +123,11 @@ class EncoderBase(ABC, Generic[Input]):
     def preprocessing(self) -> Preprocessing:
         """By which its volumes are prepared."""
 
+    @property
+    @abstractmethod
+    def patterns(self) -> Collection[str]:
+        """The scan patterns that it reads."""
+
     @abstractmethod
     def select_tokens(self, volume: CanonicalVolume) -> Input:
         """The encoder's input for a prepared volume."""
@@ -153,14 +159,21 @@ class EncoderBase(ABC, Generic[Input]):
         """Returns `volume` with the encoder's preprocessing: spacing, size, orientation and flattening.
 
         volume: a path, an OCTVolume, or a CanonicalVolume, which is returned unchanged. Raises VolumeRejected for a
-        file that cannot be read.
+        file that cannot be read, UsageError for a scan of a pattern that the encoder does not read.
         """
-        return prepare_volume(volume, self.preprocessing)
+        from octjepa.read.reader import read_volume
+
+        native = read_volume(volume) if isinstance(volume, str | Path) else volume
+        if isinstance(native, OCTVolume) and native.pattern not in self.patterns:
+            where = volume if isinstance(volume, str | Path) else native.source or "the scan"
+            known = ", ".join(self.patterns)
+            raise UsageError(f"the pattern of {where} is {native.pattern}: the encoder knows {known}")
+        return prepare_volume(native, self.preprocessing)
 
     def tokens(self, volume: Scan) -> TokenFeatures:
         """Returns the features of the tokens of `volume`, `[K, dim]` in fp32, with their positions.
 
-        Ours are all tokens that contain tissue. Raises VolumeRejected for a file that cannot be read.
+        Ours are all tokens that contain tissue. Raises as `prepare`.
         """
         return self.encode_volumes([self.prepare(volume)])[0]
 
@@ -172,8 +185,7 @@ class EncoderBase(ABC, Generic[Input]):
         """Returns the embedding of `volume`: its tokens, pooled to one float32 vector.
 
         pool: a name of `octjepa.encoders.pooling.POOL_WIDTHS`; the vector has `POOL_WIDTHS[pool] * dim` values.
-        Raises UsageError for another name, or one that needs positions which the tokens do not have; VolumeRejected for
-        a file that cannot be read.
+        Raises UsageError for another name, or one that needs positions which the tokens do not have; and as `prepare`.
         """
         self.check_pools([pool])
         prepared = self.prepare(volume)
@@ -200,11 +212,6 @@ class GridEncoder(EncoderBase[Input]):
     default_pools = DEFAULT_POOLS
     origin: Mapping[str, str] | None = None
     location: Location | None = None  # what it was loaded from
-
-    @property
-    @abstractmethod
-    def patterns(self) -> Collection[str]:
-        """The scan patterns that it reads."""
 
     @property
     @abstractmethod

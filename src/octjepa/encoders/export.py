@@ -250,6 +250,9 @@ def card(encoder: PretrainedEncoder, how: str) -> str:
 Features of retinal OCT volumes, for research. Not a medical device: no decision about a patient may rest on it. Their
 quality has to be shown by probes on held-out people of your data, next to an untrained encoder
 (`octjepa probe`). Volumes must be prepared by the contract above; `octjepa` refuses others.
+
+The objective and the tokens are those of the recipe that the encoder was pretrained by. The weights do not record what
+it learned from afterwards: the labels of a fine-tuning, the truth of phantoms, the tokens of a teacher.
 """
 
 

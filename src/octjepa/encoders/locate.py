@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from octjepa.checkpoint.location import parse_location
+from octjepa.checkpoint.weights import newest_checkpoint
 from octjepa.encoders.base import FrozenEncoder
 from octjepa.encoders.external.base import ExternalEncoder, check_address, is_external, load_external
 from octjepa.encoders.external.prepared import PreparedExternal
 from octjepa.encoders.pretrained import load_encoder
-from octjepa.errors import UsageError
+from octjepa.errors import OctjepaError, UsageError
 from octjepa.recipe import Preprocessing
-from octjepa.shipped import is_segmenter
+from octjepa.shipped import is_segmenter, shipped
 
 
 def open_encoder(location: str | Path, preprocessing: Preprocessing | None = None) -> FrozenEncoder:
@@ -28,6 +30,19 @@ def open_encoder(location: str | Path, preprocessing: Preprocessing | None = Non
         check_address(location)
         return load_encoder(location)
     return prepare_external(load_external(location), preprocessing)
+
+
+def current_checkpoint(location: str | Path) -> str | Path:
+    """The step folder that is the newest of the run at `location` now; anything else that can be opened stays.
+
+    A run that is still training has another newest checkpoint later.
+    """
+    if shipped(location) is not None:
+        return location
+    try:
+        return newest_checkpoint(parse_location(location))
+    except OctjepaError:  # no run; whoever opens it reports what is wrong
+        return location
 
 
 def prepare_external(external: ExternalEncoder, preprocessing: Preprocessing | None) -> PreparedExternal:

@@ -12,6 +12,9 @@ from octjepa.recipe.objectives import FACTS, OBJECTIVES, TRUTH, TRUTH_HINT, obje
 
 SUB_PATCH = (2, 4, 4)  # voxels of a sub-patch of the non-linear stem
 ROPE_BASE = 10_000.0  # of RoFormer and V-JEPA 2
+# Beyond all networks of today: a plan builds the network, and each block takes time.
+Width = Annotated[int, Field(gt=0, le=65_536)]
+Depth = Annotated[int, Field(gt=0, le=256)]
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,8 @@ class ModelRecipe(Section):
     """
 
     size: Literal["test", "reference", "small", "base", "large"] = "test"
-    width: Positive | None = None
-    depth: Positive | None = None
+    width: Width | None = None
+    depth: Depth | None = None
     heads: Positive | None = None
     positions: Literal["rope", "rope_tiled", "sincos"] = "rope"  # tiled: as the released V-JEPA 2 weights
     position_unit: Literal["index", "mm"] = "index"
@@ -51,8 +54,8 @@ class ModelRecipe(Section):
     # a number b: b ** (-i / n) radians a unit of position on every axis
     rope_base: Annotated[float, Field(gt=1)] | None = None
     stem: Literal["linear", "patch_mlp"] = "linear"  # from a patch's voxels to its token; patch_mlp: by its sub-patches
-    predictor_width: Positive | None = None
-    predictor_depth: Positive | None = None
+    predictor_width: Width | None = None
+    predictor_depth: Depth | None = None
     predictor_heads: Positive | None = None
     warm_start: Directory = None  # weights of V-JEPA 2 in Hugging Face form, or of octjepa; null: random
 
@@ -225,4 +228,11 @@ class TrainRecipe(Section):
     def _one_length(self) -> TrainRecipe:
         if (self.max_updates is None) == (self.epochs is None):
             raise ValueError("give exactly one of train.max_updates and train.epochs (the other null)")
+        return self
+
+    @model_validator(mode="after")
+    def _min_lr_ratio_is_used(self) -> TrainRecipe:
+        # A stored recipe states every key, so that the default says nothing of what the user wrote.
+        if self.schedule == "constant" and self.min_lr_ratio != type(self).model_fields["min_lr_ratio"].default:
+            raise ValueError("train.min_lr_ratio is unused by the schedule constant: drop it")
         return self

@@ -158,6 +158,8 @@ def load_state(folder: Path, learner: Learner, fingerprint: str) -> int:
 def _load_state(location: Location, learner: Learner, fingerprint: str) -> int:
     """Fills `learner` from a saved state and returns its update. Raises WrongCheckpointError: of another training."""
     about = read_manifest(location)
+    if "fingerprint" not in about:
+        raise WrongCheckpointError(f"{location} belongs to another kind of run: give --out a new folder")
     if about["fingerprint"] != fingerprint:
         raise WrongCheckpointError(
             f"{location} was begun with another recipe, encoder, store, precision or labels: give what it was begun "

@@ -11,9 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from octjepa.encoders import PretrainedEncoder
+from octjepa.encoders.export import export_encoder
 from octjepa.encoders.external import is_external, load_external
 from octjepa.encoders.external.folders import from_architecture
 from octjepa.errors import CheckpointError, UsageError, install_command
+from octjepa.model import VJEPA3D
+from synthetic import TEST_SIZE, small_recipe
 
 VIEW = np.random.default_rng(0).integers(0, 255, size=(6, 32, 32), dtype=np.uint8)
 
@@ -66,8 +70,8 @@ def _monai(folder: Path, network: str, arguments: dict, **more: object) -> Path:
 def test_a_vision_transformer_sees_every_b_scan(vit):
     encoder = load_external(vit)
     tokens = encoder.tokens(VIEW)
-    assert tokens.shape == (6 * 5, 16)  # 6 B-scans of 4 patches and the class token
-    assert encoder.grid(VIEW.shape) is None  # a class token has no position
+    assert tokens.shape == (6 * 4, 16)  # 6 B-scans of 4 patches, without the class token
+    assert encoder.grid(VIEW.shape) is None
     assert np.array_equal(encoder.embed(VIEW), tokens.mean(axis=0))
     assert encoder.embed(VIEW, "mean_std_max").shape == (48,)
     # As the library itself computes it, B-scan by B-scan.
@@ -76,7 +80,30 @@ def test_a_vision_transformer_sees_every_b_scan(vit):
     image = torch.from_numpy(VIEW[3] / 255.0).float().expand(1, 3, 32, 32) - 0.4
     with torch.inference_mode():
         expected = ViTModel.from_pretrained(vit).eval()(pixel_values=image).last_hidden_state[0]
-    assert np.allclose(tokens[15:20], expected.numpy(), atol=1e-5)
+    assert np.allclose(tokens[12:16], expected.numpy()[1:], atol=1e-5)
+    stored = {"files": encoder.architecture()["files"]}  # of an encoder that an earlier version tuned
+    earlier = from_architecture("transformers", stored)
+    earlier.network.load_state_dict(encoder.network.state_dict())
+    assert np.allclose(earlier.tokens(VIEW)[15:20], expected.numpy(), atol=1e-5)
+    assert earlier.architecture() == stored
+    assert earlier.untrained().tokens(VIEW).shape == (6 * 5, 16)
+
+
+@pytest.mark.parametrize("registers", [0, 3])
+def test_class_and_register_tokens_are_not_pooled_with_patches(tmp_path, registers):
+    """As the same weights give them by NAME:PATH."""
+    from transformers import Dinov2WithRegistersConfig, Dinov2WithRegistersModel
+
+    config = Dinov2WithRegistersConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        patch_size=16,
+        image_size=32,
+        num_register_tokens=registers,
+    )
+    Dinov2WithRegistersModel(config).save_pretrained(tmp_path / "dino")
+    assert load_external(tmp_path / "dino").tokens(VIEW).shape == (6 * 4, 16)
 
 
 def test_images_are_not_normalised_where_the_folder_says_so(vit):
@@ -98,14 +125,14 @@ def test_a_masked_autoencoder_sees_every_patch_in_order(tmp_path):
     ViTMAEModel(config).save_pretrained(tmp_path / "mae")
     encoder = load_external(tmp_path / "mae")
     tokens = encoder.tokens(VIEW)
-    assert tokens.shape == (6 * 17, 16)
+    assert tokens.shape == (6 * 16, 16)
     assert np.array_equal(tokens, encoder.tokens(VIEW))
     assert encoder.untrained().tokens(VIEW).shape == tokens.shape
     plain = ViTModel.from_pretrained(tmp_path / "mae").eval()  # the same layers without masks
     image = (torch.from_numpy(VIEW[3] / 255.0).float().expand(1, 3, 32, 32) - 0.5) / 0.5
     with torch.inference_mode():
         expected = plain(pixel_values=image).last_hidden_state[0]
-    assert np.allclose(tokens[3 * 17 : 4 * 17], expected.numpy(), atol=1e-5)
+    assert np.allclose(tokens[3 * 16 : 4 * 16], expected.numpy()[1:], atol=1e-5)
 
 
 def test_a_convolutional_network_gives_the_positions_of_its_map(tmp_path):
@@ -209,6 +236,21 @@ def test_a_network_of_monai_that_takes_no_volume_is_refused_in_one_line(tmp_path
             use(VIEW)
 
 
+def test_a_volume_shrinks_by_means_and_no_voxel_is_skipped(tmp_path):
+    arguments = {"spatial_dims": 3, "n_input_channels": 1, "num_classes": 2, "widen_factor": 0.125}
+    encoder = load_external(_monai(tmp_path / "net", "resnet10", arguments, input_size=[8, 32, 32]))
+    volume = np.random.default_rng(1).integers(0, 255, (6, 96, 96), dtype=np.uint8)
+    moved = volume.copy()
+    moved[:, 0::3], moved[:, 2::3] = volume[:, 2::3], volume[:, 0::3]  # a third of the rows is between the others
+    one, other = encoder.tokens(volume), encoder.tokens(moved)
+    assert np.allclose(one, other, atol=1e-5)
+    moved[:, 0::3] = 255 - moved[:, 0::3]
+    assert not np.allclose(one, encoder.tokens(moved), atol=1e-3)
+    earlier = from_architecture("monai", {"files": encoder.architecture()["files"]})
+    earlier.network.load_state_dict(encoder.network.state_dict())
+    assert not np.allclose(earlier.tokens(volume), one, atol=1e-3)
+
+
 def test_the_untrained_twin_is_always_the_same_and_leaves_chance_alone(vit):
     encoder = load_external(vit)
     torch.manual_seed(3)
@@ -217,6 +259,15 @@ def test_the_untrained_twin_is_always_the_same_and_leaves_chance_alone(vit):
     assert torch.equal(torch.get_rng_state(), before)
     assert np.array_equal(first.tokens(VIEW), second.tokens(VIEW))
     assert not np.allclose(first.tokens(VIEW), encoder.tokens(VIEW))
+
+
+def test_our_own_export_for_transformers_is_not_taken_for_an_encoder_of_another_project(tmp_path):
+    """Its images would be normalised otherwise, and the record of its training volumes would be lost."""
+    recipe = small_recipe(model={**TEST_SIZE, "positions": "rope_tiled"})
+    encoder = PretrainedEncoder(VJEPA3D.from_recipe(recipe).target_encoder, recipe, "mine", {"a"})
+    export_encoder(encoder, "hf", tmp_path / "hf")
+    with pytest.raises(UsageError, match=r"was exported by octjepa for transformers.* --format safetensors"):
+        load_external(tmp_path / "hf")
 
 
 def test_a_pickle_is_never_read(vit):

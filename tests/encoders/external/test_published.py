@@ -325,6 +325,18 @@ def test_tensors_that_do_not_fit_are_named(layouts, tmp_path):
         narrow("retfound").load(saved(tmp_path / "more.pth", more))
 
 
+@pytest.mark.parametrize("text", ["version https://git-lfs.github.com/spec/v1\n", "person_id\tage\n1\t60\n", "hello"])
+def test_a_text_file_is_refused_without_the_words_of_torch(tmp_path, text):
+    (tmp_path / "weights.pth").write_text(text)
+    with pytest.raises(CheckpointError, match="is a text file and no checkpoint: fetch the weights") as caught:
+        load_external(f"retfound:{tmp_path / 'weights.pth'}")
+    assert len(str(caught.value).splitlines()) == 1
+    (tmp_path / "weights.pth").write_bytes(b"\x80\x02}q\xffno pickle")
+    with pytest.raises(CheckpointError, match=r"weights\.pth") as caught:
+        load_external(f"retfound:{tmp_path / 'weights.pth'}")
+    assert "file an issue" not in str(caught.value)
+
+
 class Malicious:
     """Unpickled without `weights_only`, it writes a file."""
 
@@ -348,7 +360,11 @@ def test_code_in_a_checkpoint_is_never_run(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "is damaged"), (b"no weights", "none of its code was run|is damaged")],
+    [
+        (b"", "is damaged"),
+        (b"no weights", "is a text file"),
+        (b"\x00no weights", "none of its code was run|is damaged"),
+    ],
 )
 def test_damaged_files_are_refused(tmp_path, content, words):
     (tmp_path / "weights.pth").write_bytes(content)

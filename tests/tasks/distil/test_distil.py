@@ -16,7 +16,7 @@ from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.encoders.external.published import PUBLISHED
 from octjepa.encoders.locate import prepare_external
 from octjepa.encoders.pooling import TokenFeatures
-from octjepa.errors import UsageError
+from octjepa.errors import OctjepaError, UsageError
 from octjepa.files import read_json_lines
 from octjepa.model import VJEPA3D
 from octjepa.recipe import Preprocessing
@@ -124,7 +124,9 @@ def test_a_batch_is_a_function_of_its_update_and_the_teacher_is_read_at_the_crop
     assert torch.allclose(first.taught[first.known].mean(-1), torch.zeros(int(first.known.sum())), atol=1e-4)
 
 
-def test_teachers_that_cannot_teach_are_refused_in_one_line(layouts, tmp_path: Path) -> None:
+def test_teachers_that_cannot_teach_are_refused_in_one_line(
+    layouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, teacher = MemoryStore(STUDENT), teacher_of("retfound", layouts, tmp_path)
     without = teacher_of("retfound", layouts, tmp_path)
     without.__dict__["grid"] = None
@@ -141,6 +143,14 @@ def test_teachers_that_cannot_teach_are_refused_in_one_line(layouts, tmp_path: P
     unrelated.table["volume_id"] = "other"
     with pytest.raises(UsageError, match="share no scan of split train"):
         Pairs(store, RECIPE, prepare_external(teacher.external, FINE), unrelated).ids("train")
+    monkeypatch.setattr(type(teacher), "encode_volumes", lambda *_: [position_tokens(STUDENT, (2, 4, 4))])
+    assert np.isfinite(Pairs(store, RECIPE, teacher).read("volume0001")[1].features).all()
+    large = position_tokens(STUDENT, (2, 4, 4))
+    large.features[0] = 7e4
+    monkeypatch.setattr(type(teacher), "encode_volumes", lambda *_: [large])
+    with pytest.raises(OctjepaError, match=r"volume0001 has a feature of size 7e\+04, and half precision"):
+        Pairs(store, RECIPE, teacher).read("volume0001")
+    monkeypatch.undo()
     finer = Pairs(store, RECIPE, prepare_external(teacher.external, FINE), MemoryStore(FINE))
     assert len(finer.ids("val")) == 8
     assert finer.read("volume0001")[1].grid == (16, 2, 2)

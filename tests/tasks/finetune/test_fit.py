@@ -15,6 +15,7 @@ import pytest
 from command_line import call
 from octjepa.checkpoint.folder import read_manifest, write_folder
 from octjepa.cohort.recorded_scans import uid_key
+from octjepa.embed.table import read_embeddings
 from octjepa.encoders import load_encoder
 from octjepa.errors import ContractError, UsageError, WrongCheckpointError
 from octjepa.evaluate.subgroups import parse_subgroups
@@ -23,10 +24,12 @@ from octjepa.record import plain
 from octjepa.report import write_report
 from octjepa.report.html import number, signed
 from octjepa.store import Store
+from octjepa.tasks.finetune import fit
 from octjepa.tasks.finetune.fit import FinetuneInputs, finetune_store, finetune_with_fewer_labels
 from octjepa.tasks.finetune.predict import load_tuned
 from octjepa.tasks.finetune.recipe import load_recipe
 from planted import QUICK, RECIPE, PlantedStore, write_encoder, write_labels
+from synthetic import TEST_SIZE, small_recipe
 
 pytestmark = pytest.mark.slow
 
@@ -236,6 +239,21 @@ def test_few_people_to_choose_by_are_a_fault_that_says_what_was_done(done) -> No
     assert "chosen on them all the same, which is noisy" in fault["what"]
     assert "The frozen rows next to it choose by cross-validation inside train" in fault["what"]
     assert {one["by"] for one in message["choices"] if one["probe"] == "linear"} == {"cv"}
+
+
+def test_the_frozen_row_is_of_the_weights_that_were_tuned(tune, tmp_path, monkeypatch) -> None:
+    """A run that is still training writes newer weights in the meantime."""
+    start = write_encoder(tmp_path / "encoder.safetensors")
+    weights, honest = load_encoder(start).weights_hash(), fit.tune
+
+    def tuned_while_others_train(*given):
+        learner = honest(*given)
+        write_encoder(start, small_recipe(model=TEST_SIZE))
+        return learner
+
+    monkeypatch.setattr(fit, "tune", tuned_while_others_train)
+    tune(tmp_path / "out", "stages.head=1", "stages.last=1", "stages.all=1", checkpoint=start)
+    assert read_embeddings(tmp_path / "out" / "frozen.parquet").weights == weights
 
 
 def test_what_is_no_encoder_is_refused_by_name(tune, done, tmp_path) -> None:

@@ -23,6 +23,7 @@ from octjepa.encoders.external import load_external
 from octjepa.errors import RecipeError, UsageError
 from octjepa.files import read_json_lines
 from octjepa.tasks.finetune.external import load_start, tuned_network
+from octjepa.tasks.finetune.folder import check_folder
 from octjepa.tasks.finetune.inference import predict_store
 from octjepa.tasks.finetune.lora import add_adapters
 from octjepa.tasks.finetune.network import TunedNetwork
@@ -103,6 +104,13 @@ def test_without_peft_the_message_names_what_to_install(tune, tmp_path, monkeypa
     with pytest.raises(UsageError, match=r"lora\.rank needs peft: pip install .*(lora|peft)"):
         tune(tmp_path / "out", *LORA)
     assert not (tmp_path / "out" / "run.json").exists()
+
+
+def test_a_typing_error_in_the_targets_leaves_the_folder_free(tune, tmp_path) -> None:
+    """The corrected command was refused with and without --resume."""
+    with pytest.raises(UsageError, match=r"lora\.targets: the encoder has no linear layer 'qvk'"):
+        tune(tmp_path / "out", *LORA, "lora.targets=[qvk]")
+    check_folder(tmp_path / "out", resume=False)
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from octjepa.checkpoint.tensor_file import check_weights, read_safetensors
@@ -56,17 +57,25 @@ def folder_format(folder: Path) -> str | None:
 
 
 class FolderEncoder(ExternalEncoder):
-    """An encoder that a folder describes. files: content of its JSON files by name, if no folder holds them."""
+    """An encoder that a folder describes. files: content of its JSON files by name, if no folder holds them.
+
+    version: counts up whenever the same folder gives other features. A tuned encoder keeps that of its tuning.
+    """
 
     files: Mapping[str, Any] | None = None
+    version: int = 1
 
     @classmethod
     def load(cls, folder: Path | None) -> Self:
-        """The encoder of `folder` with its weights. Raises UsageError: no folder is given, or it describes none."""
+        """The encoder of `folder` with its weights.
+
+        Raises UsageError: no folder is given, or it describes none, or octjepa exported it for transformers.
+        """
         if folder is None or folder_format(folder) is None:
             raise UsageError(
                 f"{folder or 'no path'} holds neither {CONFIG} nor {MONAI_CONFIG}: it is not a known encoder"
             )
+        _refuse_ours(folder)
         return cls.build(folder, trained=True)
 
     @classmethod
@@ -75,7 +84,9 @@ class FolderEncoder(ExternalEncoder):
         """The network described in `folder`, with its weights or untrained."""
 
     def initial(self) -> Self:
-        return self.from_files(self.architecture()["files"])
+        twin = self.from_files(self.architecture()["files"])
+        twin.version = self.version
+        return twin
 
     @classmethod
     def from_files(cls, files: Mapping[str, Any]) -> Self:
@@ -90,14 +101,15 @@ class FolderEncoder(ExternalEncoder):
         return network
 
     def architecture(self) -> dict[str, Any]:
-        if self.files is not None:
-            return {"files": dict(self.files)}
         paths = [self.path / name for name in (CONFIG, MONAI_CONFIG, *PREPROCESSORS)]
-        return {"files": {path.name: _read_json(path) for path in paths if path.is_file()}}
+        files = self.files or {path.name: _read_json(path) for path in paths if path.is_file()}
+        return {"files": dict(files), **({"version": self.version} if self.version > 1 else {})}
 
 
 class FrameEncoder(FolderEncoder):
     """A 2D vision model of transformers on every B-scan: all patch tokens (or map positions) of all B-scans.
+
+    Class and register tokens, which come first, are left out where config.json states the size of a patch.
 
     B-scans are resized to the model's image size, repeated over its channels, and normalised as its
     preprocessor_config.json says (not at all if `do_normalize` is false), or to mean 0.5 and spread 0.5 if it says
@@ -105,12 +117,15 @@ class FrameEncoder(FolderEncoder):
     """
 
     reads_bscans = True
+    version = 2  # 1 had class and register tokens among the patches
 
     @classmethod
     def build(cls, folder: Path, trained: bool) -> Self:
         network, config = _load_transformers(folder, "AutoModel", trained)
         images = _image_format(folder, config, "image_size", ((0.5,), (0.5,)))
-        return cls(network, {"images": images, "shuffles": config.model_type == "vit_mae"}, folder)
+        patches = _patch_count(images.size, getattr(config, "patch_size", None))
+        about = {"images": images, "shuffles": config.model_type == "vit_mae", "patches": patches}
+        return cls(network, about, folder)
 
     def features(self, view: Float[Tensor, "d h w"]) -> Float[Tensor, "k dim"]:
         return self.about["images"].encode(view, self._encode)
@@ -121,8 +136,10 @@ class FrameEncoder(FolderEncoder):
             count: int = self.network.embeddings.patch_embeddings.num_patches  # type: ignore[union-attr,assignment]
             options["noise"] = torch.arange(count, device=images.device).expand(len(images), -1)
         last: Tensor = self.network(pixel_values=images, **options).last_hidden_state
-        # [n, tokens, dim] of a transformer, [n, dim, height, width] of a convolutional network
-        return last if last.ndim == 3 else last.flatten(2).movedim(1, -1)
+        if last.ndim == 4:  # [n, dim, height, width] of a convolutional network
+            return last.flatten(2).movedim(1, -1)
+        patches = self.about["patches"] if self.version > 1 else 0
+        return last[:, -patches:] if 0 < patches < last.shape[1] else last  # [n, tokens, dim]
 
 
 class VideoEncoder(FolderEncoder):
@@ -155,6 +172,8 @@ class MonaiEncoder(FolderEncoder):
     monai.json: {"network": one of MONAI_NETWORKS, "arguments": {...}, "input_size": [D, H, W]}. Tokens are the
     positions of the encoder's last feature map.
     """
+
+    version = 2  # 1 shrank volumes without a low-pass
 
     @classmethod
     def build(cls, folder: Path, trained: bool) -> Self:
@@ -199,8 +218,11 @@ class MonaiEncoder(FolderEncoder):
     def _output(self, view: Float[Tensor, "d h w"]) -> Float[Tensor, "1 ..."]:
         """The last feature map `[1, dim, d, h, w]`, or tokens `[1, T, dim]`. Raises UsageError: it takes no volume."""
         volume = ((view - view.mean()) / view.std().clamp_min(1e-6))[None, None]
-        if self.about.get("input_size"):
-            volume = F.interpolate(volume, tuple(self.about["input_size"]), mode="trilinear", align_corners=False)
+        if size := self.about.get("input_size"):
+            if self.version > 1:  # means over areas where an axis shrinks: interpolation would skip voxels
+                smaller = tuple(map(min, volume.shape[2:], size))
+                volume = F.interpolate(volume, smaller, mode="area")
+            volume = F.interpolate(volume, tuple(size), mode="trilinear", align_corners=False)
         try:
             return self._encode(volume)
         except (RuntimeError, ValueError) as error:
@@ -242,7 +264,9 @@ def from_architecture(kind: str, stored: Mapping[str, Any]) -> FolderEncoder:
 
     Raises KeyError, TypeError, ValueError: it describes none; UsageError: a library is absent.
     """
-    return _FORMATS[kind].from_files(stored["files"])
+    encoder = _FORMATS[kind].from_files(stored["files"])
+    encoder.version = int(stored.get("version", 1))
+    return encoder
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -251,6 +275,25 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         reason = (error.strerror or "") if isinstance(error, OSError) else str(error)
         raise UsageError(f"{path} cannot be read as a JSON object: {reason}") from None
+
+
+def _refuse_ours(folder: Path) -> None:
+    """Raises UsageError where octjepa wrote `folder` for transformers.
+
+    As another project's encoder it would get images normalised otherwise than in its training, and the record of its
+    training volumes would be lost, by which leaks are found.
+    """
+    try:
+        check_safetensors(folder / WEIGHTS[0])
+        with safe_open(folder / WEIGHTS[0], framework="pt") as file:
+            is_ours = "octjepa" in (file.metadata() or {})
+    except (OSError, Malformed, SafetensorError):
+        return  # whoever reads the weights next reports what is wrong
+    if is_ours:
+        raise UsageError(
+            f"{folder} was exported by octjepa for transformers, and octjepa does not read this form: export the same "
+            "encoder with --format safetensors"
+        )
 
 
 def _check_weights(folder: Path) -> None:
@@ -373,6 +416,15 @@ def _image_format(folder: Path, config: Any, size_key: str, normalisation: tuple
     channels = getattr(config, "num_channels", None) or getattr(config, "in_chans", None) or 3
     _check_sides([channels], 1, 1024, f"{folder / CONFIG}: the number of channels")
     return ImageFormat((int(height), int(width)), int(channels), mean, std)
+
+
+def _patch_count(size: tuple[int, int], patch_size: object) -> int:
+    """The number of patches in an image of this size; 0 if it is not known."""
+    sides = patch_size if isinstance(patch_size, list | tuple) else (patch_size, patch_size)
+    if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides):
+        return 0
+    (height, width), (rows, columns) = size, sides
+    return 0 if height % rows or width % columns else (height // rows) * (width // columns)
 
 
 def _check_sides(sides: object, count: int, largest: int, what: str) -> None:

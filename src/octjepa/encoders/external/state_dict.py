@@ -73,13 +73,23 @@ def _check_archive(path: Path) -> None:
         raise CheckpointError(f"{path} holds compressed data, which torch.save does not write: fetch the file again")
 
 
+def _is_text(path: Path) -> bool:
+    """Whether the file begins as text does: a page or a pointer of Git LFS that was fetched in place of weights."""
+    with path.open("rb") as file:
+        start = file.read(256)
+    return start != b"" and start.isascii() and all(byte >= 32 or byte in b"\t\n\r" for byte in start)
+
+
 def _read_pickle(path: Path) -> Mapping[str, Any]:
     try:
+        if _is_text(path):
+            raise CheckpointError(f"{path} is a text file and no checkpoint: fetch the weights, or name another file")
         _check_archive(path)
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
-        cause = next((line.strip() for line in str(error).splitlines() if "WeightsUnpickler" in line), "")
+        causes = (line.partition("WeightsUnpickler error:")[2].strip() for line in str(error).splitlines())
+        cause = next(filter(None, causes), "")  # without the library's request to file an issue
         raise CheckpointError(
             f"{path} is not a plain checkpoint, and none of its code was run ({cause or 'it cannot be unpickled'}): "
             "where "

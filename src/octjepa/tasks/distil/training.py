@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from octjepa.distributed.runtime import Runtime
+from octjepa.embed.token_folder import half_precision
 from octjepa.encoders.base import FrozenEncoder
 from octjepa.encoders.pooling import TokenFeatures
 from octjepa.errors import UsageError
@@ -144,7 +145,7 @@ class Pairs:
     def _encode(self, volume_id: str) -> TokenFeatures:
         # The id of a volume is that of its native content, so it is the same in every store.
         taught = self.teacher.encode_volumes([self.teacher_store.read(volume_id)])[0]
-        return taught._replace(features=taught.features.astype(np.float16))
+        return taught._replace(features=half_precision(taught.features, volume_id))
 
 
 class DistilTask(SupervisedTask[DistilBatch]):

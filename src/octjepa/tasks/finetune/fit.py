@@ -1,7 +1,8 @@
 """`octjepa finetune RECIPE`: tuned on training people, chosen on validation people, measured once on test people.
 
-Order of work, which is the protocol: people and labels are checked. The network is tuned. The use of the test set is
-written into its ledger. Only then is the test set read, by the tuned network and by everything it is compared with.
+Order of work, which is the protocol: people and labels are checked. All volumes are embedded by the encoder as it is,
+without a label. The network is tuned. The use of the test set is written into its ledger. Only then are labels of the
+test set compared with anything, with the tuned network and with everything next to it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from octjepa.tasks.finetune.folder import (
     recorded_precision,
     save_tuned,
 )
-from octjepa.tasks.finetune.lora import require_peft
+from octjepa.tasks.finetune.lora import check_layers, require_peft
 from octjepa.tasks.finetune.network import TUNED_POOL, TunableEncoder, TunedNetwork
 from octjepa.tasks.finetune.predict import predict_split, set_reference, validation_loss
 from octjepa.tasks.finetune.recipe import FinetuneRecipe
@@ -163,6 +164,9 @@ def _finetune(recipe: FinetuneRecipe, inputs: FinetuneInputs, out: Path, runtime
             )
         except TooFewLabelsError as error:  # a result, so that every rank raises it and not only rank 0
             return error
+        if recipe.lora.rank and not is_begun(out):
+            volume = store.read(prepared.volume_ids("train")[0])
+            check_layers(encoder.encoder, recipe.lora, lambda: encoder.encode_volumes([volume]))
         open_folder(out, recipe, encoder, frozen, store, prepared, runtime)
         return ledger, prepared, read_results(out)
 
@@ -174,13 +178,16 @@ def _finetune(recipe: FinetuneRecipe, inputs: FinetuneInputs, out: Path, runtime
         runtime.run_on_rank_zero(lambda: _clean(out))  # a kill may have come in between
         _check_measured(inputs.subgroups, finished, out)
         return finished
+    frozen_table = inputs.frozen or out / _FROZEN
+    # Before tuning, and by this encoder: a run that is still training has another newest checkpoint later.
+    _embed_frozen(encoder, store, frozen_table, frozen, inputs, runtime)
     tuned = [_tune(data.name, encoder, out, recipe, data, store, runtime, frozen_result)]
     if recipe.scratch:
         untrained = encoder.untrained().to(runtime.device)
         tuned.append(_tune(SCRATCH, untrained, out / "scratch", recipe, data, store, runtime, frozen_result))
     if is_external and recipe.drop_path:
         frozen_result.add_note(f"{data.name} is of another project: drop_path was not applied")
-    table = _frozen_embeddings(checkpoint, store, inputs.frozen or out / _FROZEN, frozen, data, runtime)
+    table = _frozen_embeddings(frozen_table, frozen, data)
     used = _measured(data, tuned, table)
     test_set = runtime.run_on_rank_zero(lambda: data.evaluation.open_test_set(ledger, used, frozen_result))
     test = {run.name: (predict_split(run.network, data, store, "test", runtime), run.shifts) for run in tuned}
@@ -241,18 +248,34 @@ def _tune(
     return _TunedRun(name, network, folder, val, shifts, saved)
 
 
-def _frozen_embeddings(
-    checkpoint: str | Path, store: Store, path: Path, weights: str, data: TuningData, runtime: Runtime
-) -> Embeddings:
-    """The embeddings of the encoder before tuning, of every volume of `data`; read from `path` if they are there."""
-    there = runtime.broadcast_object(runtime.rank == 0 and path.is_file() and read_embeddings(path).weights == weights)
-    if there:
+def _embed_frozen(
+    encoder: TunableEncoder, store: Store, path: Path, weights: str, inputs: FinetuneInputs, runtime: Runtime
+) -> None:
+    """Writes the embeddings of the encoder before tuning, of every volume, to `path` unless they are there.
+
+    Raises OctjepaError: processes loaded different weights; UsageError: the table of `inputs` is of other weights.
+    """
+    if len(set(runtime.all_gather([weights]))) > 1:
+        raise OctjepaError(f"{inputs.checkpoint} changed while the processes read it: give --from a step-* folder")
+    found = runtime.broadcast_object(read_embeddings(path).weights if runtime.rank == 0 and path.is_file() else None)
+    if found == weights:
         runtime.run_on_rank_zero(lambda: discard_leftovers(path))
+    elif found is not None and inputs.frozen is not None:  # of the same encoder with all labels
+        raise UsageError(
+            f"{path} was made of other weights than {inputs.checkpoint} has now: give --from the step-* folder of one "
+            "checkpoint"
+        )
     else:
-        embed_store(checkpoint, store, path)
+        embed_store(encoder, store, path)
+
+
+def _frozen_embeddings(path: Path, weights: str, data: TuningData) -> Embeddings:
+    """The embeddings of the encoder before tuning, of every volume of `data`. Raises OctjepaError: others are there."""
     table = read_embeddings(path)
-    if table.frame["volume_id"].tolist() != data.frame["volume_id"].tolist():
-        raise OctjepaError(f"the store changed while {path.parent} was made: start a new run with another --out")
+    same_volumes = table.frame["volume_id"].tolist() == data.frame["volume_id"].tolist()
+    if table.weights != weights or not same_volumes:
+        what = "the store" if not same_volumes else path.name
+        raise OctjepaError(f"{what} changed while {path.parent} was made: start a new run with another --out")
     return table
 
 

@@ -76,6 +76,15 @@ def require_peft() -> Any:
     return peft
 
 
+def check_layers(encoder: nn.Module, lora: Lora, compute: Callable[[], object]) -> None:
+    """Raises UsageError where `add_adapters` would, or `compute`, a forward pass, does not call a layer to adapt.
+
+    It changes nothing, so that a run with a typing error in lora.targets ends before its folder is begun.
+    """
+    modules = dict(encoder.named_modules())
+    Adapters({name: modules[name] for name in _target_layers(encoder, lora.targets)}, None).require_calls(compute)
+
+
 def add_adapters(encoder: nn.Module, lora: Lora, seed: int) -> Adapters:
     """Adds adapters to the linear layers that `lora.targets` names, or to all in the encoder's blocks, in place.
 

@@ -22,7 +22,6 @@ from octjepa.errors import CheckpointError, UsageError, WrongCheckpointError
 from octjepa.evaluate.calibration import apply_logit_shift, at_class_shares, class_shares, class_weights, select_setting
 from octjepa.evaluate.cases import PreparedTarget
 from octjepa.progress import bar
-from octjepa.read.reader import read_volume
 from octjepa.store import Store
 from octjepa.tasks.finetune.external import load_start, tuned_network
 from octjepa.tasks.finetune.folder import HEAD_FILE, HeadSpec
@@ -170,22 +169,13 @@ class TunedModel:
         if not scans:
             raise UsageError("no scan was given: name at least one of the case")
         # One at a time: a case has few scans, and a volume in memory is large.
-        outputs = [self.network.predict([self._prepared(scan)]) for scan in scans]
+        outputs = [self.network.predict([self.encoder.prepare(scan)]) for scan in scans]
         return {
             head.target: case_prediction(
                 head, np.stack([output[number][0].double().cpu().numpy() for output in outputs])
             )
             for number, head in enumerate(self.heads)
         }
-
-    def _prepared(self, scan: Scan) -> CanonicalVolume:
-        if isinstance(scan, CanonicalVolume):
-            return scan
-        volume = scan if isinstance(scan, OCTVolume) else read_volume(scan)
-        patterns = self.encoder.patterns
-        if volume.pattern not in patterns:
-            raise UsageError(f"the scan's pattern is {volume.pattern}: the encoder knows {', '.join(patterns)}")
-        return self.encoder.prepare(volume)
 
 
 def case_prediction(head: HeadSpec, outputs: Float[np.ndarray, "scans outputs"]) -> dict[str, Any]:
