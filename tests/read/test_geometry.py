@@ -387,6 +387,33 @@ def test_positions_without_an_orientation_do_not_state_the_direction(tmp_path: P
     assert read_volume(path).provenance["slice"] == "positions"
 
 
+@pytest.mark.parametrize("step", [1, -1])
+def test_positions_in_the_plane_of_a_default_orientation_order_the_b_scans(step: int, tmp_path: Path) -> None:
+    ds = make_dataset(PIXELS, 0.05)
+    ds.SharedFunctionalGroupsSequence[0].PlaneOrientationSequence[0].ImageOrientationPatient = [1.0, 0, 0, 0, 1.0, 0]
+    del measures(ds).SliceThickness
+    for number, group in enumerate(ds.PerFrameFunctionalGroupsSequence):
+        group.PlanePositionSequence[0].ImagePositionPatient = [0.0, step * 0.05 * number, 0.0]
+    volume = read(ds, tmp_path)
+    assert volume.spacing_mm[0] == pytest.approx(0.05)
+    assert volume.provenance["slice"] == "positions"
+    assert "direction_unstated" in volume.notes
+    assert "positions_repeated" not in volume.notes
+    assert not has_slice_direction(volume)
+    assert np.array_equal(volume.pixels, PIXELS)
+
+
+def test_a_refusal_says_how_positions_repeat(tmp_path: Path) -> None:
+    for drift, text in ((0.0, "all the same"), (0.01, "all in the plane of the B-scans")):
+        ds = make_dataset(PIXELS, 0.05)
+        ds.ManufacturerModelName, ds.ProtocolName = "unlisted", "cube"
+        del measures(ds).SliceThickness
+        for number, group in enumerate(ds.PerFrameFunctionalGroupsSequence):
+            group.PlanePositionSequence[0].ImagePositionPatient = [drift * number, 0.0, 0.0]
+        with pytest.raises(VolumeRejected, match=f"slice pitch: none is plausible. Frame positions: {text} "):
+            read(ds, tmp_path)
+
+
 def test_a_spacing_option_with_the_pitch_of_uneven_positions_leaves_them_uneven(tmp_path: Path) -> None:
     ds = make_dataset(PIXELS)
     for number, group in enumerate(ds.PerFrameFunctionalGroupsSequence):
