@@ -162,7 +162,7 @@ def circle_frames(frame_geometry: FrameGeometry) -> Bool[np.ndarray, " F"]:
     closed[has_line] = (
         np.linalg.norm(frame_geometry.lines_px[has_line, 2:] - frame_geometry.lines_px[has_line, :2], axis=1) < 1.0
     )
-    return frame_geometry.curved | (closed & (has_line.sum() > closed.sum() / 2))
+    return frame_geometry.curved | closed
 
 
 def find_scan_pattern(frame_geometry: FrameGeometry, device: str, text: str) -> Pattern:
