@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -169,6 +170,24 @@ def test_blank_frames_are_left_out_and_mostly_blank_scans_refused() -> None:
     pixels[2:14] = 0
     with pytest.raises(VolumeRejected, match="blank"):
         canonicalise(eye(pixels=pixels), PREPROCESSING)
+
+
+def test_where_b_scans_at_an_end_are_blank_the_stored_scan_is_shorter() -> None:
+    from octjepa.canonical.pipeline import canonicalise
+
+    whole = canonicalise(eye(), PREPROCESSING).volume
+    assert (whole.band >= 0).any(axis=(0, 2)).all()
+    for blank, outside in ((slice(11, None), slice(6, None)), (slice(0, 5), slice(0, 2))):
+        pixels = eye().pixels.copy()
+        pixels[blank] = 0
+        made = canonicalise(eye(pixels=pixels), PREPROCESSING)
+        assert "blank_frames=5" in made.notes
+        is_outside = np.zeros(8, bool)
+        is_outside[outside] = True
+        assert (made.volume.band[:, is_outside] == -1).all()
+        assert (made.volume.pixels[is_outside] == 0).all()
+        assert (made.volume.band[:, ~is_outside] >= 0).any(axis=(0, 2)).all()
+        assert not any(np.array_equal(one, other) for one, other in pairwise(made.volume.pixels[~is_outside]))
 
 
 def test_scans_without_a_retina_are_refused() -> None:

@@ -153,7 +153,7 @@ def test_a_scan_whose_voxels_ingest_turned_is_left_out_and_the_others_are_writte
 ) -> None:
     turned = replace(eye, row=replace(eye.row, notes="turned_upright"))
     stand_in(monkeypatch, turned)
-    with pytest.raises(UsageError, match=r"ingest turned or sorted the voxels of this scan \(turned_upright\)"):
+    with pytest.raises(UsageError, match=r"ingest turned, sorted or dropped frames of this scan \(turned_upright\)"):
         write_saliency(read_contents(made), tmp_path / "maps")
     stand_in(monkeypatch, turned, eye)
     assert len(write_saliency(read_contents(made), tmp_path / "maps")) == 3

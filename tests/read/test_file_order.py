@@ -31,7 +31,15 @@ def test_slices_and_columns_that_the_reader_reversed() -> None:
 
 
 @pytest.mark.parametrize(
-    "note", ["frames_unordered", "turned_upright", "axes_stored=WHD", "circle_frames_dropped=2", "columns_mirrored=3"]
+    "note",
+    [
+        "frames_unordered",
+        "turned_upright",
+        "axes_stored=WHD",
+        "circle_frames_dropped=2",
+        "localizers_dropped=1",
+        "columns_mirrored=3",
+    ],
 )
 def test_voxels_that_moved_in_another_way_are_refused(note: str) -> None:
     with pytest.raises(UsageError, match=note.partition("=")[0]):
@@ -46,5 +54,23 @@ def test_a_scan_in_the_order_of_its_file_has_the_pixels_of_its_file(tmp_path: Pa
     dataset.SharedFunctionalGroupsSequence[0].PlaneOrientationSequence[0].ImageOrientationPatient = cosines
     volume = read_volume(save(dataset, tmp_path / "scan.dcm"))
     assert any(note.code == "columns_mirrored" for note in volume.notes) == (cosines[0] < 0)
+    in_file_order = FileOrder.of(volume.notes, volume.shape[0]).voxels(volume.pixels)
+    assert (in_file_order == pixels).all()
+
+
+def test_b_scans_behind_a_localizer_have_other_numbers_than_in_the_file(tmp_path: Path) -> None:
+    dataset = make_dataset(retina(frames=9))
+    dataset.PerFrameFunctionalGroupsSequence[0].FrameType = ["ORIGINAL", "PRIMARY", "LOCALIZER"]
+    volume = read_volume(save(dataset, tmp_path / "scan.dcm"))
+    assert volume.shape[0] == 8
+    with pytest.raises(UsageError, match="dropped frames of this scan \\(localizers_dropped=1\\)"):
+        FileOrder.of(volume.notes, volume.shape[0])
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_b_scans_of_a_file_that_repeats_them_keep_their_numbers(step: int, tmp_path: Path) -> None:
+    pixels = retina(frames=8)
+    volume = read_volume(save(make_dataset(np.concatenate([pixels, pixels[::step]])), tmp_path / "scan.dcm"))
+    assert "frame_copies_dropped=8" in volume.notes
     in_file_order = FileOrder.of(volume.notes, volume.shape[0]).voxels(volume.pixels)
     assert (in_file_order == pixels).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,12 @@ from pydicom.uid import UID, ExplicitVRLittleEndian, JPEG2000Lossless
 
 from oct_dicom import make_dataset, retina, save, use_syntax
 from octjepa.errors import VolumeRejected
+from octjepa.read.manifest import ManifestRow
 from octjepa.read.one_frame import read_one_frame
 from octjepa.read.orientation import has_slice_direction
 from octjepa.read.protocols import protocol_spacing
-from octjepa.read.reader import read_volume
+from octjepa.read.raw_scan import FrameGeometry, RawScan
+from octjepa.read.reader import assemble, read_volume
 from octjepa.volume import OCTVolume
 
 PIXELS = retina()
@@ -401,6 +404,33 @@ def test_positions_without_an_orientation_do_not_state_the_direction(tmp_path: P
     assert read_volume(path).provenance["slice"] == "positions"
 
 
+@pytest.mark.parametrize("step", [1, -1])
+def test_positions_in_the_plane_of_a_default_orientation_order_the_b_scans(step: int, tmp_path: Path) -> None:
+    ds = make_dataset(PIXELS, 0.05)
+    ds.SharedFunctionalGroupsSequence[0].PlaneOrientationSequence[0].ImageOrientationPatient = [1.0, 0, 0, 0, 1.0, 0]
+    del measures(ds).SliceThickness
+    for number, group in enumerate(ds.PerFrameFunctionalGroupsSequence):
+        group.PlanePositionSequence[0].ImagePositionPatient = [0.0, step * 0.05 * number, 0.0]
+    volume = read(ds, tmp_path)
+    assert volume.spacing_mm[0] == pytest.approx(0.05)
+    assert volume.provenance["slice"] == "positions"
+    assert "direction_unstated" in volume.notes
+    assert "positions_repeated" not in volume.notes
+    assert not has_slice_direction(volume)
+    assert np.array_equal(volume.pixels, PIXELS)
+
+
+def test_a_refusal_says_how_positions_repeat(tmp_path: Path) -> None:
+    for drift, text in ((0.0, "all the same"), (0.01, "all in the plane of the B-scans")):
+        ds = make_dataset(PIXELS, 0.05)
+        ds.ManufacturerModelName, ds.ProtocolName = "unlisted", "cube"
+        del measures(ds).SliceThickness
+        for number, group in enumerate(ds.PerFrameFunctionalGroupsSequence):
+            group.PlanePositionSequence[0].ImagePositionPatient = [drift * number, 0.0, 0.0]
+        with pytest.raises(VolumeRejected, match=f"slice pitch: none is plausible. Frame positions: {text} "):
+            read(ds, tmp_path)
+
+
 def test_a_spacing_option_with_the_pitch_of_uneven_positions_leaves_them_uneven(tmp_path: Path) -> None:
     ds = make_dataset(PIXELS)
     for number, group in enumerate(ds.PerFrameFunctionalGroupsSequence):
@@ -442,3 +472,24 @@ def test_extents_that_are_too_long_and_parts_of_scans() -> None:
     assert implausible_extents((4, 64, 64), (0.05, 0.0026, 0.0117)) == ()
     assert implausible_extents((200, 200, 200), (0.03, 0.00195, 0.03)) == ()
     assert implausible_extents((512, 992, 512), (0.0234, 0.0026, 0.0234)) == ()
+
+
+@pytest.mark.parametrize("source", ["shared", "per_frame", "header", "manifest", "sidecar"])
+def test_spacings_are_exchanged_with_the_rows_and_columns_that_they_are_of(source: str, tmp_path: Path) -> None:
+    """All but that of a JSON file, which names its axes."""
+    stored, pixels = (0.006, 0.0039), np.ascontiguousarray(PIXELS.swapaxes(1, 2))
+    scan = RawScan("built", pixels, FrameGeometry.unknown(len(pixels)), spacing_mm=(0.05, None, None))
+    row = None
+    if source == "shared":
+        scan = replace(scan, pixel_spacing_mm=stored)
+    elif source == "per_frame":
+        scan.frame_geometry.spacing_mm[:] = stored
+    elif source == "manifest":
+        row = ManifestRow("", "", "", "", "", None, stored, None, "", "scan.dcm")
+    else:
+        scan = replace(scan, spacing_mm=(0.05, *stored), spacing_from=source)
+    volume = assemble(scan, tmp_path / "scan.dcm", row)
+    assert "axes_transposed" in volume.notes
+    assert "manifest_spacing_disagrees" not in volume.notes
+    assert volume.provenance["depth"] == source
+    assert volume.spacing_mm[1:] == (stored if source == "sidecar" else stored[::-1])

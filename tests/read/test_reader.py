@@ -82,6 +82,15 @@ def test_deep_signed_inverted_and_coloured_greys(tmp_path: Path) -> None:
     assert intensities.notes[0] == "rgb_to_grey"
     assert np.array_equal(intensities.pixels, PIXELS)
 
+    tinted = np.repeat(PIXELS.astype(np.uint16)[..., None] * 256, 3, -1)
+    tinted[..., 1] += 40  # of 65535: far less than one level of 8 bits
+    intensities = read_volume(save(make_dataset(tinted), tmp_path / "tinted.dcm"))
+    assert "colour_dropped" not in intensities.notes
+    assert np.abs(intensities.pixels.astype(int) - PIXELS).max() <= 1
+    tinted[..., 1] //= 2
+    with pytest.raises(VolumeRejected, match="of the pixels are coloured"):
+        read_volume(save(make_dataset(tinted), tmp_path / "tinted.dcm"))
+
     ds = make_dataset(PIXELS)
     ds.RescaleSlope, ds.RescaleIntercept = 2, -5
     assert "rescaled" in read_volume(save(ds, tmp_path / "e.dcm")).notes

@@ -103,6 +103,26 @@ def test_one_such_stream_among_others_costs_its_own_frame(tmp_path: Path) -> Non
         assert "gap_frames=1" in read_volume(save(ds, tmp_path / "scan.dcm")).notes
 
 
+@pytest.mark.parametrize("at", [0, 4])
+@pytest.mark.parametrize("depths", [(8, 12), (12, 8)])
+def test_a_stream_of_another_depth_costs_its_own_frame(depths: tuple[int, int], at: int, tmp_path: Path) -> None:
+    deep = PIXELS.astype(np.uint16) * 16 + 15
+    coded = {8: encode(PIXELS, JPEGLSLossless), 12: encode(deep, JPEGLSLossless)}
+    assert [read_stream_header(coded[depth][0]).bits for depth in (8, 12)] == [8, 12]  # type: ignore[union-attr]
+    odd, usual = depths
+    ds = make_dataset(deep)
+    ds.BitsStored, ds.HighBit = 12, 11
+    ds.file_meta.TransferSyntaxUID = JPEGLSLossless
+    put_frames(ds, [*coded[usual][:at], coded[odd][at], *coded[usual][at + 1 :]])
+    volume = read_volume(save(ds, tmp_path / "scan.dcm"))
+    assert "gap_frames=1" in volume.notes
+    intact = np.arange(len(PIXELS)) != at
+    np.testing.assert_allclose(volume.pixels[intact], PIXELS[intact], atol=1)
+    put_frames(ds, [*coded[8][:5], *coded[12][5:]])
+    with pytest.raises(VolumeRejected, match=r"frames_broken: .* its code stream has another depth"):
+        read_volume(save(ds, tmp_path / "scan.dcm"))
+
+
 @pytest.mark.parametrize("syntax", [JPEGLSLossless, JPEGBaseline8Bit, JPEG2000Lossless])
 def test_the_header_of_a_plain_stream_is_read(syntax: str) -> None:
     header = read_stream_header(encode(PIXELS, syntax)[0])

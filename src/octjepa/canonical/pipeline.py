@@ -109,13 +109,27 @@ def _sparse_note(
     return (f"{SPARSE_NOTE}={seen}",) if is_sparse else ()
 
 
-def _covered_range(positions_mm: Float[np.ndarray, " N"], extent_mm: float) -> slice:
-    """The slice of `positions_mm` (rising) within a scan of `extent_mm` about 0; at least one position."""
-    inside = np.flatnonzero(np.abs(positions_mm) <= extent_mm / 2 + 1e-9)
+def _covered_range(positions_mm: Float[np.ndarray, " N"], ends_mm: tuple[float, float]) -> slice:
+    """The slice of `positions_mm` (rising) between the ends of a scan; at least one position."""
+    low, high = ends_mm
+    inside = np.flatnonzero((positions_mm >= low - 1e-9) & (positions_mm <= high + 1e-9))
     if not len(inside):
-        middle = int(np.abs(positions_mm).argmin())
+        middle = int(np.abs(positions_mm - (low + high) / 2).argmin())
         return slice(middle, middle + 1)
     return slice(int(inside[0]), int(inside[-1]) + 1)
+
+
+def _ends_of_slices(
+    frame_mm: Float[np.ndarray, " N"], positions_mm: Float[np.ndarray, " D"], step_mm: float
+) -> tuple[float, float]:
+    """The ends of the scan along the slice axis, half a step beyond the first and the last B-scan that is left.
+
+    `positions_mm` are the B-scans at `frame_mm` that are left. Where those at an end are not, the scan is shorter.
+    """
+    half = (float(frame_mm[-1] - frame_mm[0]) + step_mm) / 2
+    low = -half if positions_mm[0] == frame_mm[0] else float(positions_mm[0]) - step_mm / 2
+    high = half if positions_mm[-1] == frame_mm[-1] else float(positions_mm[-1]) + step_mm / 2
+    return low, high
 
 
 def _shift_field(
@@ -206,7 +220,8 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing, halves: bool =
     tz, ty, tx = preprocessing.target_spacing_mm
     dz, _, dx = volume.spacing_mm
     columns_mm = centred_positions(stored_w, tx)
-    columns = _covered_range(columns_mm, volume.shape[2] * dx)  # the stored columns that the scan covers, C of them
+    width_mm = volume.shape[2] * dx
+    columns = _covered_range(columns_mm, (-width_mm / 2, width_mm / 2))  # the stored columns that the scan covers, C
     _check_size(volume, preprocessing, columns.stop - columns.start)
 
     # Remove fill, damaged B-scans, painted text and blank B-scans, which are not tissue. D' B-scans are left.
@@ -248,7 +263,7 @@ def canonicalise(volume: OCTVolume, preprocessing: Preprocessing, halves: bool =
 
     # Along the slice axis, only now: [S, stored_h, C], S the stored slices that the scan covers.
     slices_mm = centred_positions(stored_d, tz)
-    slices = _covered_range(slices_mm, extent_z)
+    slices = _covered_range(slices_mm, _ends_of_slices(frame_mm, positions, dz))
     if volume.pattern == "raster":
         notes.extend(_sparse_note(positions, slices_mm, tz))
     slice_weights = resampling_matrix(positions, slices_mm[slices], tz, reach_mm=max(extent_z, tz))  # [S, D']

@@ -301,6 +301,12 @@ def usual_sign(streams: Iterable[StreamHeader | None]) -> bool | None:
     return 2 * sum(signs) > len(signs) if signs else None
 
 
+def _are_usually_deep(streams: Iterable[StreamHeader | None]) -> bool:
+    """Whether most code streams have more than 8 bits."""
+    deep = [stream.bits > 8 for stream in streams if stream is not None and stream.bits]
+    return 2 * sum(deep) > len(deep)
+
+
 def decode_frames(
     encoded: list[bytes], syntax: Any, layout: Layout
 ) -> tuple[Shaped[np.ndarray, "F H W *colour"], list[int]]:
@@ -312,7 +318,7 @@ def decode_frames(
     decode = FrameDecoder(syntax, layout)
     streams = [read_stream_header(fragment) for fragment in encoded]
     _check_streams(streams, layout)
-    signed = usual_sign(streams)
+    signed, are_deep = usual_sign(streams), _are_usually_deep(streams)
     values: np.ndarray | None = None
     broken: list[int] = []
     first_fault = ""
@@ -321,6 +327,8 @@ def decode_frames(
         fault = decoding_fault(fragment, stream, layout, syntax.name)
         if stream is not None and stream.signed not in (None, signed):
             fault = fault or "its code stream has another sign"
+        if stream is not None and (stream.bits > 8) != are_deep:  # in the array of the others its values would wrap
+            fault = fault or "its code stream has another depth"
         if not fault:
             try:
                 frame = decode(fragment, stream)

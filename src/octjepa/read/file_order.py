@@ -17,7 +17,14 @@ from octjepa.errors import UsageError
 from octjepa.notes import Note
 
 MIRRORED = "columns_mirrored"  # with the number of B-scans
-_MOVED = ("axes_transposed", "turned_upright", "depth_flipped", "axes_stored=", "circle_frames_dropped=")
+_MOVED = (  # of dropped copies it is the first that stays, so B-scans keep their numbers
+    "axes_transposed",
+    "turned_upright",
+    "depth_flipped",
+    "axes_stored=",
+    "circle_frames_dropped=",
+    "localizers_dropped=",  # most are the first frame: every B-scan then has another number than in the file
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,8 @@ class FileOrder:
     def of(cls, notes: Sequence[Note], b_scans: int) -> FileOrder:
         """From the notes of a scan of so many B-scans.
 
-        Raises UsageError: the reader moved voxels in another way, or mirrored only some of the B-scans.
+        Raises UsageError: the reader moved voxels in another way, dropped frames that are not B-scans of the volume, or
+        mirrored only some of the B-scans.
         """
         moved = [str(note) for note in notes if note.startswith(_MOVED)]
         if "frames_unordered" in notes and "order_by_correlation" not in notes:
@@ -40,8 +48,8 @@ class FileOrder:
         moved += [str(note) for note in mirrored if note.detail != str(b_scans)]
         if moved:
             raise UsageError(
-                f"ingest turned or sorted the voxels of this scan ({', '.join(moved)}), so labels, segmentations and "
-                "maps cannot be placed on the B-scans of the file"
+                f"ingest turned, sorted or dropped frames of this scan ({', '.join(moved)}), so labels, segmentations "
+                "and maps cannot be placed on the B-scans of the file"
             )
         return cls(-1 if "frames_reversed" in notes else 1, -1 if mirrored else 1)
 

@@ -34,6 +34,8 @@ FIELD_RATIO = (0.25, 4.0)
 EXTENT_MM = {"slice": (0.5, 30.0), "depth": (0.3, 8.0), "column": (0.5, 30.0)}  # of a whole scan; no OCT has another
 _WHOLE = {"slice": 16, "depth": 160, "column": 128}  # samples; fewer may be a part of a scan
 MAX_SPAN_MM = 40.0  # of all frame positions; the widest OCT fields are about 24 mm
+_ASIDE = 100.0  # times as far as along the stated normal, positions lie aside of it: it is not that of the B-scans
+_ALONG_ROWS = 0.5  # cosine between positions and rows from which B-scans are displaced along themselves
 _UNEVEN = 0.05  # relative deviation of a gap from the median gap that is worth a note
 
 
@@ -334,7 +336,7 @@ def _pitch_from_positions(
             notes.append("frames_unordered")
         if np.abs(gaps - pitch).max() > _UNEVEN * pitch:
             notes.append("pitch_uneven")
-        if source == "positions" and not _has_normal(frames):
+        if source == "positions" and not _has_fitting_normal(frames):
             notes.append(DIRECTION_UNSTATED)
         return pitch, source, order, sorted_mm
     return None
@@ -346,19 +348,34 @@ def _positions_along_normal(frames: FrameGeometry) -> Float[np.ndarray, " F"] | 
     if not np.isfinite(positions).all():
         return None
     normal = frames.normals[0]
-    centred = positions - positions[0]
-    if not _has_normal(frames):  # the order of the file decides which end is the first
-        normal = np.linalg.svd(centred - centred.mean(axis=0))[2][0]
+    if not _has_fitting_normal(frames):  # the order of the file decides which end is the first
+        normal = _direction_of(positions)
         if normal @ (positions[-1] - positions[0]) < 0:
             normal = -normal
-    along = centred @ (normal / np.linalg.norm(normal))
+    along = (positions - positions[0]) @ (normal / np.linalg.norm(normal))
     return along if np.ptp(along) > 1e-6 else None
 
 
-def _has_normal(frames: FrameGeometry) -> bool:
-    """Whether the first frame states the normal of its plane, which says to which side positions rise."""
-    normal = frames.normals[0]
-    return bool(np.isfinite(normal).all() and np.linalg.norm(normal) >= 1e-6)
+def _direction_of(positions: Float[np.ndarray, "F 3"]) -> Float[np.ndarray, " 3"]:
+    """The unit vector along which positions differ most."""
+    return np.asarray(np.linalg.svd(positions - positions.mean(axis=0))[2][0])
+
+
+def _has_fitting_normal(frames: FrameGeometry) -> bool:
+    """Whether the first frame states the normal of its plane, which says to which side positions rise.
+
+    A program that does not know the orientation may write a default one (1, 0, 0, 0, 1, 0). Positions that are all in
+    its plane, and not along its rows, show that it is not that of the B-scans.
+    """
+    normal, rows, positions = frames.normals[0], frames.row_directions[0], frames.positions_mm
+    length = float(np.linalg.norm(normal))
+    if not np.isfinite(normal).all() or length < 1e-6:
+        return False
+    centred = positions - positions[0]
+    spread = float(np.linalg.norm(centred, axis=1).max())
+    if spread < 1e-6 or spread < _ASIDE * float(np.ptp(centred @ normal)) / length:
+        return True
+    return bool(abs(_direction_of(positions) @ rows) > _ALONG_ROWS * np.linalg.norm(rows))
 
 
 def _positions_on_fundus(frames: FrameGeometry, column_mm: float, columns: int) -> Float[np.ndarray, " F"] | None:
@@ -430,7 +447,10 @@ def _describe_gaps(frames: FrameGeometry, column_mm: float, columns: int) -> str
             if has_position.any()
             else "none are stated"
         )
-        return "all the same" if has_position.all() else missing
+        if not has_position.all():
+            return missing
+        is_one_place = np.ptp(frames.positions_mm, axis=0).max() < 1e-6
+        return "all the same" if is_one_place else "all in the plane of the B-scans"
     gaps = np.diff(np.sort(positions))
     return f"{gaps.min():.3g} to {gaps.max():.3g} mm apart, over {gaps.sum():.3g} mm"
 

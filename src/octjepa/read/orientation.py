@@ -162,7 +162,7 @@ def circle_frames(frame_geometry: FrameGeometry) -> Bool[np.ndarray, " F"]:
     closed[has_line] = (
         np.linalg.norm(frame_geometry.lines_px[has_line, 2:] - frame_geometry.lines_px[has_line, :2], axis=1) < 1.0
     )
-    return frame_geometry.curved | (closed & (has_line.sum() > closed.sum() / 2))
+    return frame_geometry.curved | closed
 
 
 def find_scan_pattern(frame_geometry: FrameGeometry, device: str, text: str) -> Pattern:
@@ -222,11 +222,12 @@ def rows_turned(frames: FrameGeometry) -> FrameGeometry:
     If the orientation vectors say truly that rows run out of the eye, then the reversal turns the normal as well:
     columns, depth into the eye and normal are right-handed, and the normal orders the B-scans. If they say that rows
     run into the eye, the vectors are not those of the stored rows, and stay. Writers disagree on which axis points into
-    the eye: y to the back of the head (DICOM's patient coordinates) or z downwards (AI-READI).
+    the eye: y to the back of the head (DICOM's patient coordinates) or z downwards (AI-READI). Normals of lines on the
+    fundus image say nothing of the rows, and stay too.
     """
     down_rows = np.cross(_unit(frames.normals), _unit(frames.row_directions))
     out_of_the_eye = (down_rows[:, 1] < -_VERTICAL) | (down_rows[:, 2] > _VERTICAL)
-    if not len(out_of_the_eye) or not out_of_the_eye.all():
+    if not len(out_of_the_eye) or not (out_of_the_eye & ~frames.by_line).all():
         return frames
     return replace(frames, normals=-frames.normals)
 

@@ -33,6 +33,7 @@ _SHEARED = 0.75
 _SIGN_FRAMES, _SIGN_COLUMNS = 4, 64  # in which the sign is looked for
 _MANY_JUMPS = 0.005  # share of the pixels; rows of one B-scan hardly ever differ by half of the range
 _TIMES_AS_MANY_JUMPS = 4.0  # as with the other sign: the stated sign is then wrong
+_COLOUR_SPREAD = 16  # of 8 bits between a pixel's channels, as for pictures: compression alone makes less
 _COLOURED = 0.2  # share of coloured pixels above which the scan is not greyscale with marks drawn on it
 
 
@@ -293,10 +294,10 @@ def _to_greyscale(
     if layout.photometric.startswith("YBR"):
         return np.ascontiguousarray(values[..., 0])  # luminance
     intensities = np.empty(values.shape[:3], values.dtype)
-    coloured = 0
+    coloured, spread_limit = 0, _COLOUR_SPREAD << max(layout.stored - 8, 0)
     for out, frame in zip(intensities, values, strict=True):
         spread = frame.max(axis=-1) - frame.min(axis=-1)
-        coloured += int((spread > 16).sum())
+        coloured += int((spread > spread_limit).sum())
         weights = np.array([0.299, 0.587, 0.114], np.float32)
         out[...] = np.round(frame.astype(np.float32) @ weights) if spread.any() else frame[..., 0]
     if coloured > _COLOURED * intensities.size:

@@ -23,7 +23,8 @@ class FrameGeometry:
     `row_directions` point along a B-scan's columns, as DICOM's row direction cosines do. `lines_px` are the first and
     last point (row, column) of the scan line on the fundus image; `curved` marks lines with more than two points, or
     called NONLINEAR. `in_stack` is InStackPositionNumber. `spacing_mm` is (depth, column). `en_face` marks
-    frames that are called a localizer, an en face or another image than a B-scan.
+    frames that are called a localizer, an en face or another image than a B-scan. `by_line` marks frames whose
+    direction and normal follow from their line on the fundus image, whichever way their rows run.
     """
 
     positions_mm: Float[np.ndarray, "F 3"]
@@ -35,6 +36,7 @@ class FrameGeometry:
     spacing_mm: Float[np.ndarray, "F 2"]
     thickness_mm: Float[np.ndarray, " F"]
     en_face: Bool[np.ndarray, " F"]
+    by_line: Bool[np.ndarray, " F"]
 
     @classmethod
     def unknown(cls, frames: int) -> FrameGeometry:
@@ -52,6 +54,7 @@ class FrameGeometry:
             missing(),
             missing(2),
             missing(),
+            np.zeros(frames, bool),
             np.zeros(frames, bool),
         )
 

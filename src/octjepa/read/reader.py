@@ -121,7 +121,10 @@ def assemble(
     scan = _drop_copies(scan, notes)
     scan, frame_geometry = _drop_localizers(scan, notes)
     _check_repeats(scan.pixels, notes)
-    pixels, pixel_spacing = _orient(scan, notes)
+    pixels = _orient(scan, notes)
+    if "axes_transposed" in notes:
+        scan, row = _exchange_spacings(scan, row)
+        frame_geometry = scan.frame_geometry
     exchanged = axes_exchanged(frame_geometry) if "axes_transposed" in notes else frame_geometry
     frame_geometry = exchanged or frame_geometry
     if "turned_upright" in notes and exchanged:
@@ -137,7 +140,7 @@ def assemble(
     frames, depth, columns = pixels.shape
     sources = SpacingSources(
         frame_geometry=frame_geometry,
-        shared_pixel_spacing=pixel_spacing,
+        shared_pixel_spacing=scan.pixel_spacing_mm,
         shared_thickness=scan.thickness_mm,
         manifest_pixel_spacing=row.pixel_spacing_mm if row else None,
         manifest_thickness=row.slice_thickness_mm if row else None,
@@ -255,21 +258,17 @@ def _check_repeats(pixels: UInt8[np.ndarray, "F H W"], notes: list[str]) -> None
         )
 
 
-def _orient(scan: RawScan, notes: list[str]) -> tuple[UInt8[np.ndarray, "F H W"], tuple[float, float] | None]:
-    """(pixels, (depth, column) spacing) with the A-scans along axis 1 and the vitreous on top.
+def _orient(scan: RawScan, notes: list[str]) -> UInt8[np.ndarray, "F H W"]:
+    """The pixels with the A-scans along axis 1 and the vitreous on top.
 
     Raises VolumeRejected: not_b_scans, header_contradicts_pixels.
     """
-    pixels, pixel_spacing = scan.pixels, scan.pixel_spacing_mm
+    pixels = scan.pixels
     damaged = damaged_frames(pixels)  # a few of them would decide
     intact = pixels[~damaged] if damaged.any() else pixels
     if not _SETTLED & set(scan.notes) and is_transposed(intact):
         notes.append("axes_transposed")
         pixels, intact = (np.ascontiguousarray(frames.swapaxes(1, 2)) for frames in (pixels, intact))
-        if pixel_spacing is not None:
-            depth_mm, column_mm = pixel_spacing[::-1]  # stated for rows and columns as they are stored
-            if is_plausible("depth", depth_mm) and is_plausible("column", column_mm):
-                pixel_spacing = depth_mm, column_mm
     if column := wrapped_column(intact):
         raise rejection(
             "header_contradicts_pixels",
@@ -278,7 +277,30 @@ def _orient(scan: RawScan, notes: list[str]) -> tuple[UInt8[np.ndarray, "F H W"]
     if is_upside_down(intact):
         notes.append("turned_upright")
         pixels = np.ascontiguousarray(pixels[:, ::-1])
-    return pixels, pixel_spacing
+    return pixels
+
+
+def _exchange_spacings(scan: RawScan, row: ManifestRow | None) -> tuple[RawScan, ManifestRow | None]:
+    """Both with the spacings that are stated for rows and columns as they are stored, after these were exchanged.
+
+    A spacing that is not plausible the other way round stays, and so does that of a JSON file, which names its axes.
+    """
+
+    def exchanged(pair: tuple[float, float]) -> tuple[float, float]:
+        column_mm, depth_mm = pair
+        fits = is_plausible("depth", depth_mm) and is_plausible("column", column_mm)
+        return (depth_mm, column_mm) if fits else pair
+
+    per_frame = np.array([exchanged((first, second)) for first, second in scan.frame_geometry.spacing_mm])
+    scan = replace(scan, frame_geometry=replace(scan.frame_geometry, spacing_mm=per_frame))
+    if scan.pixel_spacing_mm is not None:
+        scan = replace(scan, pixel_spacing_mm=exchanged(scan.pixel_spacing_mm))
+    slice_mm, depth_mm, column_mm = scan.spacing_mm
+    if depth_mm is not None and column_mm is not None and scan.spacing_from != "sidecar":
+        scan = replace(scan, spacing_mm=(slice_mm, *exchanged((depth_mm, column_mm))))
+    if row is not None and row.pixel_spacing_mm is not None:
+        row = replace(row, pixel_spacing_mm=exchanged(row.pixel_spacing_mm))
+    return scan, row
 
 
 def _manifest_contradictions(scan: RawScan, row: ManifestRow | None, geometry: Geometry) -> list[str]:

@@ -83,6 +83,17 @@ def test_vol_frames_are_ordered_by_their_position_and_fill_is_counted(tmp_path: 
     assert {"frames_reversed", "fill_share=0.021"} <= set(volume.notes)
 
 
+def test_b_scans_with_the_sclera_on_top_keep_the_order_of_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "scan.vol"
+    path.write_bytes(vol_bytes(LINEAR[:, ::-1], lines(6)))
+    xml = write_heyex_xml(tmp_path / "export", [np.ascontiguousarray(PIXELS[:, ::-1])])
+    for scan in (read_vol(path), heyex_xml.read_xml(xml)):
+        volume = assemble(scan, path)
+        assert "turned_upright" in volume.notes
+        assert "frames_reversed" not in volume.notes
+        np.testing.assert_array_equal(volume.pixels, PIXELS)
+
+
 def test_vol_of_a_star_is_radial_and_a_circle_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "star.vol"
     turns = np.pi * np.arange(6) / 6

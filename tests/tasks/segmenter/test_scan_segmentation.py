@@ -203,6 +203,20 @@ def test_class_files_of_an_earlier_call_do_not_stay(forms: Forms, expected: list
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == expected
 
 
+def test_classes_of_a_scan_with_a_localizer_are_written_in_the_order_of_the_reader(tmp_path: Path) -> None:
+    dataset = make_dataset(retina(7))
+    dataset.PerFrameFunctionalGroupsSequence[0].FrameType = ["ORIGINAL", "PRIMARY", "LOCALIZER"]
+    source = SourceFile(save(dataset, tmp_path / "scan.dcm"), "scan.dcm")
+    volume = read_volume(source.path)
+    codes = np.zeros(volume.shape, np.uint8)
+    codes[1] = 1
+    made = write_classes(tmp_path / "x", codes, ("fluid",), volume, source, ("nifti", "dicom"))
+    assert made.dicom is None
+    assert any("label files are in the reader's order" in note for note in made.notes)
+    written = np.asarray(nibabel.load(tmp_path / "x.nii.gz").dataobj).transpose(2, 1, 0)
+    assert (written == codes).all()
+
+
 @pytest.mark.parametrize(
     "notes", [(), ("frames_reversed",), ("columns_mirrored=6",), ("frames_reversed", "columns_mirrored=6")]
 )

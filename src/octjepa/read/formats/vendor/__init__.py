@@ -119,4 +119,5 @@ def line_geometry(starts: Float[np.ndarray, "D 2"], ends: Float[np.ndarray, "D 2
     geometry.positions_mm[:] = np.column_stack([(starts + ends) / 2, zero])
     geometry.row_directions[:] = np.column_stack([along, zero])
     geometry.normals[:] = np.column_stack([along[:, 1], -along[:, 0], zero])
+    geometry.by_line[:] = True
     return geometry
