@@ -370,9 +370,7 @@ class LabelFolder:
             return _of_layers(read_layers(file), shape, file)
         if file.suffix.lower() in MASK_SUFFIXES:
             return _of_masks(read_mask_file(file, shape, self._table(file)))
-        if file.suffix.lower() in _META_SUFFIXES:
-            return _metaimage(file, self.nifti_names)
-        return _nifti(file, self.nifti_names)
+        return _numbered(file, self.nifti_names)
 
 
 def made_automatically(is_adapted: bool = False) -> str:
@@ -553,23 +551,17 @@ def _codes(values: np.ndarray, names: Sequence[str], file: Path) -> UInt8[np.nda
     return values.astype(np.uint8)
 
 
-def _nifti(file: Path, names: tuple[str, ...]) -> LabelVolume:
+def _numbered(file: Path, names: tuple[str, ...]) -> LabelVolume:
+    """The whole numbers of a NIfTI file or MetaImage."""
+    from octjepa.read.formats.metaimage import read_metaimage_values
     from octjepa.read.formats.nifti import read_nifti_volume
 
     try:
-        volume = read_nifti_volume(file)
-    except VolumeRejected as error:
-        raise UsageError(f"{file} cannot be read as a label volume: {error}") from None
-    dz, dy, dx = (1.0 if mm is None else mm for mm in volume.spacing_mm)  # 1: what writers without a spacing put
-    codes = _codes(volume.values, names, file)
-    return LabelVolume(codes, names, (dz, dy, dx), boundaries_px=boundaries_of_codes(codes, names))
-
-
-def _metaimage(file: Path, names: tuple[str, ...]) -> LabelVolume:
-    from octjepa.read.formats.metaimage import read_metaimage_values
-
-    try:
-        values, spacing_mm = read_metaimage_values(file)
+        if file.suffix.lower() in _META_SUFFIXES:
+            values, spacing_mm = read_metaimage_values(file)
+        else:
+            volume = read_nifti_volume(file)
+            values, spacing_mm = volume.values, volume.spacing_mm
     except VolumeRejected as error:
         raise UsageError(f"{file} cannot be read as a label volume: {error}") from None
     dz, dy, dx = (1.0 if mm is None else mm for mm in spacing_mm)  # 1: what writers without a spacing put

@@ -21,7 +21,7 @@ import json
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
@@ -221,15 +221,6 @@ def _eyepy_arrays(archive: zipfile.ZipFile, kind: str, name: str) -> tuple[np.nd
     if len(names) != len(values):
         raise ValueError("not as many names as arrays")
     return values, names
-
-
-def merged(first: LayerLabels, second: LayerLabels) -> LayerLabels:
-    """Labels of both; if both hold a boundary, that of `first`."""
-    boundaries = first.boundaries_px
-    if second.boundaries_px is not None:
-        other = second.boundaries_px
-        boundaries = other if boundaries is None else np.where(np.isfinite(boundaries), boundaries, other)
-    return replace(first, boundaries_px=boundaries, masks={**second.masks, **first.masks})
 
 
 def boundaries_of_codes(codes: UInt8[np.ndarray, "N R C"], names: Sequence[str]) -> Float[np.ndarray, "8 N C"] | None:
