@@ -150,6 +150,15 @@ def test_a_tiff_with_a_page_for_each_bscan(tmp_path: Path) -> None:
     assert np.array_equal(read(tmp_path).codes, codes())
     pages[0].save(tmp_path / "scan.tif", save_all=True, append_images=pages[1:4])
     assert "has 4 pages, its scan 5 B-scans" in refused(tmp_path)
+    (tmp_path / "scan.tif").unlink()
+    (tmp_path / "scan").mkdir()
+    pages[0].save(tmp_path / "scan" / "marks.tif", save_all=True, append_images=pages[1:])
+    assert np.array_equal(read(tmp_path).codes, codes())
+    pages[0].save(tmp_path / "scan" / "marks.tif", save_all=True, append_images=pages[1:4])
+    assert "marks.tif has 4 pages: expected a single file with a page for each B-scan" in refused(tmp_path)
+    (tmp_path / "scan" / "marks.tif").rename(tmp_path / "scan" / "2.tif")
+    pages[0].save(tmp_path / "scan" / "3.tif")
+    assert "2.tif has 4 pages: expected a single file" in refused(tmp_path)
 
 
 def test_one_hot_arrays(tmp_path: Path) -> None:
@@ -174,16 +183,16 @@ def test_capital_letters_of_a_suffix_do_not_matter(tmp_path: Path) -> None:
 
 
 def test_layers_and_fluid_of_two_files_are_one_label(tmp_path: Path) -> None:
-    """The layout of the Duke eyes: what no grader looked at is not labelled, also where a mask holds 0."""
+    """The layout of the Duke eyes: what no grader looked at is not labelled where a mask holds 0; its marks count."""
     np.savez(tmp_path / "scan_layers.npz", layers=layers().transpose(1, 0, 2))
     np.savez(tmp_path / "scan_fluid.npz", fluid=fluid())
     labels = read(tmp_path, "scan_5x40x12.dcm")
     assert labels.names == (*LAYER_CLASSES, "fluid")
     assert labels.boundaries_px is not None
     assert np.allclose(labels.boundaries_px, layers(), equal_nan=True)
-    assert (labels.codes[3] == 255).all()
+    assert (labels.codes[1:4, 17:22, 4:8] == 8).all()
+    assert np.array_equal(labels.codes[3] == 255, fluid()[3] == 0)
     assert (labels.codes[:, :, 0] == 255).all()
-    assert (labels.codes[[1, 2], 17:22, 4:8] == 8).all()
     column = labels.codes[0, :, 5]
     assert [int(k) for k in column[[0, 3, 4, 7, 8, 33, 34]]] == [0, 0, 1, 1, 2, 7, 0]
 
@@ -255,6 +264,38 @@ def test_annotations_of_eyepy(tmp_path: Path) -> None:
     assert (labels.codes[3] == 255).all()
     write(["first", "second"])
     assert "expected at least one of ilm" in refused(tmp_path)
+    write(["ILM"])
+    assert "layers/meta.json describes 1 arrays: expected 2 objects with a `name`" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("described", [["ILM"], {"name": "ILM"}])
+def test_an_eyepy_file_whose_layers_have_no_names_says_what_is_expected(tmp_path: Path, described: object) -> None:
+    data = BytesIO()
+    np.save(data, layers()[[0]])
+    with zipfile.ZipFile(tmp_path / "scan.eye", "w") as archive:
+        archive.writestr("annotations/layers/layer_heights.npy", data.getvalue())
+        archive.writestr("annotations/layers/meta.json", json.dumps(described))
+    assert "scan.eye: annotations/layers/meta.json is not a list of objects: expected 1" in refused(tmp_path)
+
+
+def test_single_values_in_place_of_arrays_say_what_is_expected(tmp_path: Path) -> None:
+    names = np.array(["fluid", "drusen"])
+    np.savez(tmp_path / "scan.npz", labels=codes(), names=names, spacing_mm=np.array(0.004))
+    assert "scan.npz: `spacing_mm` has the shape () and the type float64: expected 3 numbers" in refused(tmp_path)
+    np.savez(tmp_path / "scan.npz", labels=codes(), names=names, fovea_mm=np.array(["a", "b"]))
+    assert "expected 2 numbers (slice, column)" in refused(tmp_path)
+    np.savez(tmp_path / "scan.npz", layers=layers(), layer_names=np.array("ilm"))
+    assert "expected 1 boundaries (ilm)" in refused(tmp_path)
+
+
+def test_the_source_is_that_of_the_nearest_classes(tmp_path: Path) -> None:
+    (tmp_path / "one_hot" / "scan" / "fluid").mkdir(parents=True)
+    Image.fromarray(codes()[0]).save(tmp_path / "one_hot" / "scan" / "fluid" / "1.png")
+    write_masks(tmp_path / "inside" / "scan", codes())
+    (tmp_path / "inside" / "scan" / "classes.json").write_text('{"1": "fluid", "2": "drusen", "source": "a grader"}')
+    for kind, source in (("one_hot", ""), ("inside", "a grader")):
+        labels = LabelFolder(tmp_path / kind)
+        assert labels.source(tmp_path / kind / "scan") == source
 
 
 def test_layers_of_another_shape_are_refused(tmp_path: Path) -> None:
@@ -319,8 +360,8 @@ def test_the_real_duke_labels(real_scans: Path) -> None:
     assert made.boundaries_px is not None
     assert np.array_equal(np.isfinite(made.boundaries_px).any(0), graded)
     code = made.names.index("fluid") + 1
-    assert np.array_equal(made.codes == code, marked & graded[:, None])
-    assert (made.codes[~np.broadcast_to(graded[:, None], made.codes.shape)] == 255).all()
+    assert np.array_equal(made.codes == code, marked)
+    assert (made.codes[~np.broadcast_to(graded[:, None], made.codes.shape) & ~marked] == 255).all()
 
 
 def test_boundaries_of_layer_masks() -> None:

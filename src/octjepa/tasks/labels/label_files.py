@@ -271,8 +271,15 @@ class LabelFolder:
             return segmentation_source(file)
         if file.suffix.lower() in _LAYER_SUFFIXES:
             return ""
-        stated = self._classes_file().get(SOURCE, "")
+        table = self._nearest_table(file)
+        stated = "" if table is None else _mapping(table).get(SOURCE, "")
         return _one_line(stated) if isinstance(stated, str) else ""
+
+    def _nearest_table(self, file: Path) -> Path | None:
+        """The `classes.json` in a folder of masks or next to `file`, else in the nearest folder above it."""
+        top = self.path.parent if self._one_file else self.path
+        folders = [folder for folder in (file, *file.parents) if folder == top or top in folder.parents]
+        return next((table for folder in folders if (table := folder / "classes.json").is_file()), None)
 
     @property
     def _classes_path(self) -> Path:
@@ -285,13 +292,7 @@ class LabelFolder:
             raise UsageError(
                 f"{self.path} holds labels as numbers and no classes.json that names their numbers: {_EXAMPLE}"
             )
-        try:
-            named: object = read_object(file)
-        except (ValueError, OSError):
-            named = None
-        if not isinstance(named, dict):
-            raise UsageError(f"{file} is not a mapping of whole numbers to names: {_EXAMPLE}")
-        return named
+        return _mapping(file)
 
     @cached_property
     def nifti_names(self) -> tuple[str, ...]:
@@ -329,9 +330,8 @@ class LabelFolder:
 
     def _table(self, file: Path) -> MaskTable:
         """The names of a mask's values: `classes.json` next to it, or in a folder above it. Raises UsageError."""
-        folders = [folder for folder in file.parents if folder == self.path or self.path in folder.parents]
-        nearest = next((folder for folder in folders if (folder / "classes.json").is_file()), file.parent)
-        return read_table(nearest)
+        table = self._nearest_table(file)
+        return read_table(file.parent if table is None else table.parent)
 
     @property
     def label_count(self) -> int:
@@ -384,6 +384,17 @@ def default_classes(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(PHANTOM_LAYERS) if set(distinct) == {*PHANTOM_LAYERS, *LESIONS} else distinct
 
 
+def _mapping(file: Path) -> dict[str, object]:
+    """The entries of a `classes.json`. Raises UsageError: it is not a mapping."""
+    try:
+        named: object = read_object(file)
+    except (ValueError, OSError):
+        named = None
+    if not isinstance(named, dict):
+        raise UsageError(f"{file} is not a mapping of whole numbers to names: {_EXAMPLE}")
+    return named
+
+
 def _one_line(text: str) -> str:
     """The printable characters of `text`, at most `_MAX_SOURCE`."""
     return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())[:_MAX_SOURCE]
@@ -409,7 +420,7 @@ def joined(parts: Sequence[LabelVolume]) -> LabelVolume:
     """Label volumes of one scan as one, such as layers and fluid of two files.
 
     A mark of a later part takes precedence over layers and background of an earlier one. The part with boundaries comes
-    first, and if it has no label, an absent mark of another part means nothing.
+    first. Where it has no label, an absent mark of another part means nothing, but a mark counts.
     """
     first, *others = sorted(parts, key=lambda part: part.boundaries_px is None)
     for other in others:
@@ -420,10 +431,7 @@ def joined(parts: Sequence[LabelVolume]) -> LabelVolume:
             )
         names = tuple(dict.fromkeys([*first.names, *other.names]))
         old, new = first.as_classes(names), other.as_classes(names)
-        is_known = np.ones_like(old, bool)
-        if first.boundaries_px is not None and not (new == UNLABELLED).any():
-            is_known[:] = np.isfinite(first.boundaries_px).any(0)[:, None]
-        codes = np.where((new != 0) & (new != UNLABELLED) & is_known, new, old)
+        codes = np.where((new != 0) & (new != UNLABELLED), new, old)
         if first.boundaries_px is None:
             codes = np.where((codes == UNLABELLED) & (new != UNLABELLED), new, codes)
         first = LabelVolume(
@@ -506,14 +514,26 @@ def _names_in(arrays: Any, file: Path) -> tuple[str, ...]:
 def _npz(file: Path) -> LabelVolume:
     with _arrays(file) as arrays:
         names, values = _names_in(arrays, file), arrays["labels"]
-        spacing = tuple(map(float, arrays["spacing_mm"])) if "spacing_mm" in arrays else None
-        fovea = tuple(map(float, arrays["fovea_mm"])) if "fovea_mm" in arrays else None
-    if (spacing is not None and len(spacing) != 3) or (fovea is not None and len(fovea) != 2):
-        raise UsageError(f"{file}: `spacing_mm` has three numbers and `fovea_mm` two (slice, column)")
+        spacing = _numbers(arrays, "spacing_mm", ("slice", "depth", "column"), file)
+        fovea = _numbers(arrays, "fovea_mm", ("slice", "column"), file)
     if values.ndim == 4:
         values = _indexed(values, len(names), file)
     codes = _codes(values, names, file)
-    return LabelVolume(codes, names, spacing, fovea, boundaries_of_codes(codes, names))
+    boundaries = boundaries_of_codes(codes, names)
+    return LabelVolume(codes, names, spacing, fovea, boundaries)  # type: ignore[arg-type]
+
+
+def _numbers(arrays: Any, name: str, axes: Sequence[str], file: Path) -> tuple[float, ...] | None:
+    """The numbers of an optional array, one for each of `axes`. Raises UsageError: another shape, no numbers."""
+    if name not in arrays:
+        return None
+    values = arrays[name]
+    if values.shape != (len(axes),) or values.dtype.kind not in "iuf":
+        raise UsageError(
+            f"{file}: `{name}` has the shape {values.shape} and the type {values.dtype}: expected {len(axes)} numbers "
+            f"({', '.join(axes)})"
+        )
+    return tuple(map(float, values))
 
 
 def _indexed(one_hot: np.ndarray, count: int, file: Path) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Masks as images: a PNG, TIFF or BMP for each labelled B-scan, or a TIFF of many pages.
+"""Masks as images: a PNG, TIFF or BMP for each labelled B-scan, or one TIFF with a page for each B-scan.
 
 In: a folder of masks and the shape of its scan. Out: class of every voxel, 255 in B-scans without a mask. Three forms:
 
@@ -152,11 +152,23 @@ def _stack(
     convert: Callable[[np.ndarray, Path], np.ndarray],
 ) -> tuple[UInt8[np.ndarray, "N R C"], tuple[str, ...]]:
     """(codes of all B-scans, what was assumed); `convert` turns the values of a mask into codes."""
+    if len(files) == 1 and shape[0] > 1 and len(pages := _pages(files[0], shape)) > 1:
+        _check_pages(files[0], len(pages), shape[0])
+        return np.stack([convert(page, files[0]) for page in pages]), ()
     positions, notes = _bscan_of_each(files, shape[0], bscans)
     codes = np.full(shape, UNLABELLED, np.uint8)
     for file, position in zip(files, positions, strict=True):
-        codes[position] = convert(_pages(file, shape)[0], file)
+        pages = _pages(file, shape)
+        _check_pages(file, len(pages), 1)
+        codes[position] = convert(pages[0], file)
     return codes, notes
+
+
+def _check_pages(file: Path, count: int, expected: int) -> None:
+    if count != expected:
+        raise UsageError(
+            f"{file} has {count} pages: expected a single file with a page for each B-scan, or masks of one page each"
+        )
 
 
 def _bscan_of_each(files: Sequence[Path], count: int, bscans: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
