@@ -45,7 +45,7 @@ def codes() -> np.ndarray:
     return drawn
 
 
-def read(folder: Path, scan: str = "scan.dcm", bscans: tuple[str, ...] = ()) -> LabelVolume:
+def read(folder: Path, scan: str = "scan.dcm", bscans: tuple[str, ...] | None = ()) -> LabelVolume:
     labels = LabelFolder(folder)
     file = labels.file_for(ScanNames("", f"some/{scan}", "0"))
     assert file is not None
@@ -128,6 +128,18 @@ def test_frames_without_a_mask_are_not_background(tmp_path: Path) -> None:
     assert "p_18_mask.png belongs to no B-scan" in refused(tmp_path, bscans=names)
 
 
+def test_fewer_masks_than_images_of_unknown_names_need_a_mask_of_number_0(tmp_path: Path) -> None:
+    table(tmp_path, _1="fluid", _2="drusen")
+    (tmp_path / "scan").mkdir()
+    for number in (2, 4):
+        Image.fromarray(codes()[number]).save(tmp_path / "scan" / f"b_{number}.png")
+    message = refused(tmp_path, bscans=None)
+    assert "scan holds 2 masks for 5 B-scans that are images" in message
+    assert "expected a mask for every B-scan" in message
+    Image.fromarray(codes()[0]).save(tmp_path / "scan" / "b_0.png")
+    assert np.array_equal(read(tmp_path, bscans=None).codes[[0, 2, 4]], codes()[[0, 2, 4]])
+
+
 def test_masks_that_do_not_fit_say_which_file_and_why(tmp_path: Path) -> None:
     write_masks(tmp_path / "scan", codes())
     assert "no classes.json" in refused(tmp_path)
@@ -195,6 +207,46 @@ def test_layers_and_fluid_of_two_files_are_one_label(tmp_path: Path) -> None:
     assert (labels.codes[:, :, 0] == 255).all()
     column = labels.codes[0, :, 5]
     assert [int(k) for k in column[[0, 3, 4, 7, 8, 33, 34]]] == [0, 0, 1, 1, 2, 7, 0]
+
+
+def test_files_under_several_keys_of_a_scan(tmp_path: Path) -> None:
+    """Different classes are read together; of the same classes one file is read, and the other is named."""
+    scan, others = ScanNames("1.2.3", "some/scan.dcm", "0"), ScanNames("1.2.4", "some/other.dcm", "1")
+    np.savez(tmp_path / "1.2.3.npz", labels=fluid(), names=np.array(["fluid"]))
+    np.savez(tmp_path / "scan_boundaries.npz", rows=layers(), names=np.array(BOUNDARIES))
+    np.savez(tmp_path / "strange.npz", labels=fluid(), names=np.array(["fluid"]))
+    folder = LabelFolder(tmp_path)
+    file = folder.file_for(scan)
+    assert file == tmp_path / "1.2.3.npz"
+    labels = folder.read(file, folder.names(file), SHAPE)
+    assert labels.boundaries_px is not None
+    assert np.allclose(labels.boundaries_px, layers(), equal_nan=True)
+    assert (labels.codes[1:4, 17:22, 4:8] == labels.names.index("fluid") + 1).all()
+    assert (folder.unused({file}), folder.passed_over, folder.file_for(others)) == (1, set(), None)
+    np.savez(tmp_path / "scan_fluid.npz", fluid=fluid())
+    folder = LabelFolder(tmp_path)
+    file = folder.file_for(scan)
+    assert file == tmp_path / "scan_boundaries.npz"  # with that of the fluid it holds all classes
+    assert folder.parts(file) == [file, tmp_path / "scan_fluid.npz"]
+    assert (folder.unused({file}), folder.passed_over) == (1, {tmp_path / "1.2.3.npz"})
+
+
+def test_labels_of_a_picture_that_was_turned_upright_are_turned(tmp_path: Path) -> None:
+    drawn = np.zeros((1, 40, 12), np.uint8)
+    drawn[:, 6:10], drawn[:, 10:20], drawn[:, 12:15, 4:6] = 1, 2, 3
+    upright = LabelVolume(drawn, ("rnfl", "gcl_ipl", "fluid"), boundaries_px=None)
+    np.savez(tmp_path / "scan.npz", labels=drawn[:, ::-1], names=np.array(upright.names))
+    folder = LabelFolder(tmp_path, of_bscans=True)
+    made = folder.read(tmp_path / "scan.npz", upright.names, drawn.shape, is_turned=True)
+    assert np.array_equal(made.codes, drawn)
+    assert made.boundaries_px is not None
+    assert (made.boundaries_px[:3, 0, 0] == [5.5, 9.5, 19.5]).all()
+    rows = layers()[:, :1]
+    for stored in (rows, 39 - rows):  # octjepa writes the boundaries of such a picture upright
+        np.savez(tmp_path / "scan.npz", rows=stored, names=np.array(BOUNDARIES))
+        made = folder.read(tmp_path / "scan.npz", LAYER_CLASSES, drawn.shape, is_turned=True)
+        assert made.boundaries_px is not None
+        assert np.allclose(made.boundaries_px, rows, equal_nan=True)
 
 
 def test_duke_mat_files(tmp_path: Path) -> None:

@@ -58,6 +58,19 @@ class LayerLabels:
         """Names of classes: layers, then masks."""
         return (*(LAYER_CLASSES if self.boundaries_px is not None else ()), *self.masks)
 
+    @property
+    def are_upright(self) -> bool:
+        """Whether the file holds boundaries, and these lie in the order of the eye: the vitreous is on top."""
+        if self.boundaries_px is None:
+            return False
+        rows = [float(np.nanmean(row)) for row in self.boundaries_px if np.isfinite(row).any()]
+        return len(rows) > 1 and rows[0] < rows[-1]
+
+    def turned(self, depth: int) -> LayerLabels:
+        """The labels upside down, in an image of `depth` rows."""
+        rows = None if self.boundaries_px is None else (depth - 1 - self.boundaries_px).astype(np.float32)
+        return LayerLabels(rows, {name: mask[:, ::-1] for name, mask in self.masks.items()})
+
     def codes(self, shape: tuple[int, int, int]) -> UInt8[np.ndarray, "N R C"]:
         """Class of every voxel by `names`; masks take precedence over layers. Raises ValueError: another shape."""
         codes = np.zeros(shape, np.uint8)
