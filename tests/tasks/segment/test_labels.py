@@ -183,7 +183,7 @@ def test_what_was_assumed_of_masks_is_noted_and_masks_of_images_need_their_names
     assert [note for note in notes if f"count from 1 ({row.volume_id})" in note]
     store = Store.open(line.store.path)
     store._table = store.table.assign(format="images")
-    assert "2 masks for 28 B-scans that are images" in refused(store, some)
+    assert f"2 masks for {row.shape[0]} B-scans that are images" in refused(store, some)
     write_npz(some / f"{row.sop_instance_uid}.npz", np.ones(row.shape, np.uint8), ["onl"])
     notes = LabelledVolumes(line.store, some, RECIPE).notes
     assert [note for note in notes if f"holds the same classes ({row.volume_id}): 1" in note]

@@ -15,6 +15,7 @@ from command_line import call
 from octjepa.metrics.findings import Findings
 from octjepa.report import write_report
 from octjepa.report.html import number, signed
+from octjepa.store.index import IndexEntry
 from octjepa.tasks.segment.bscans import fullest_bscan, median_and_lowest, write_bscans
 from octjepa.tasks.segment.evaluation import ScanFigures, report_classes
 from octjepa.tasks.segment.folder import load_head
@@ -133,7 +134,8 @@ def test_the_scans_of_a_median_are_those_with_a_dice(tmp_path: Path) -> None:
     none = np.zeros((1, 9))
     scans = [ScanFigures(of, np.zeros((1, 3)), np.zeros((1, 1, 1)), none, none) for of in counts]
     stored = np.ones((1, 2, 2), np.uint8)
-    entries = [SimpleNamespace(volume_id=str(k), eye="OD", device="x", split="test") for k in range(len(scans))]
+    common = {"content_hash": "", "person_id": "", "eye": "OD", "personal": "", "notes": "", "file": ""}
+    entries = [IndexEntry(volume_id=str(number), split="test", **common) for number in range(len(scans))]
     preprocessing = SimpleNamespace(target_spacing_mm=(1.0, 1.0, 1.0))
     store = SimpleNamespace(read=lambda name: SimpleNamespace(pixels=stored), preprocessing=preprocessing)
     labelled = object.__new__(LabelledVolumes)

@@ -13,8 +13,8 @@ A label volume has the shape of the scan's file: B-scans in the file's order, de
 and <key> is the scan's SOP instance UID, its file name without suffix, or its volume id. A MetaImage called `reference`
 belongs to the scan in its folder (`TRAIN001/reference.mhd` next to `TRAIN001/oct.mhd`). Endings such as `_layers` and
 `_fluid` may follow the key; such files of one scan are read together. Files under several keys of one scan are read
-together if they hold different classes. Of files that share a class, the one with more classes is read, or else the
-first of the keys above. 255 is "not labelled".
+together if they hold different classes. Of files that share a class, that with more classes is read, or else the
+first in the order of the keys above. 255 is "not labelled".
 
 Of single B-scans each file labels one picture, in folders as those of the pictures: `masks/P1/a.png` labels
 `pictures/P1/a.png`. A file whose name no other label file has may be in any folder. Masks may lie next to the pictures
@@ -142,18 +142,18 @@ class LabelVolume:
         return replace(self, codes=codes, boundaries_px=boundaries_of_codes(codes, self.names))
 
     def known_layers(self, classes: Sequence[str]) -> Bool[np.ndarray, "K N C"]:
-        """Whether a class is a layer of which both boundaries and all voxels between them are labelled, by A-scan."""
+        """Whether a class is a layer whose boundaries and voxels are all labelled, by A-scan."""
         count, depth, columns = self.codes.shape
-        known = np.zeros((len(classes), count, columns), bool)
+        known_ascans = np.zeros((len(classes), count, columns), bool)
         row, unlabelled = np.arange(depth)[:, None], self.codes == UNLABELLED
-        for of_class, name in zip(known, classes, strict=True):
+        for of_class, name in zip(known_ascans, classes, strict=True):
             upper, lower = layer_edges(name)
             if self.boundaries_px is None or upper is None or lower is None:
                 continue
             top, bottom = self.boundaries_px[upper][:, None], self.boundaries_px[lower][:, None]
             hidden = unlabelled & (row >= top) & (row < bottom)
             of_class[:] = np.isfinite(top - bottom)[:, 0] & ~hidden.any(axis=1)
-        return known
+        return known_ascans
 
     def as_classes(self, classes: Sequence[str]) -> UInt8[np.ndarray, "N R C"]:
         """Codes by `classes`: 1 for the first; what is not among them is background."""
@@ -192,7 +192,7 @@ class LabelFolder:
         self.files: dict[str, Path] = {}
         self._parts: dict[Path, list[Path]] = {}  # of the files with endings, those that are read together
         self._keys_parts: dict[Path, list[Path]] = {}  # of the files under several keys of a scan, the same
-        self.passed_over: set[Path] = set()  # files whose classes another file of their scan holds, too
+        self.passed_over: set[Path] = set()  # files whose classes another file of their scan also holds
         ending: dict[str, list[Path]] = {}
         for file in [self.path] if self._one_file else self._label_files():
             key = _key(file)
@@ -413,11 +413,13 @@ class LabelFolder:
         Raises UsageError: damaged, another shape, no whole numbers, a value without a name.
         """
         layers = {part: self._layers_of(part) for part in self.parts(file)}
-        turns = is_turned and not any(found is not None and found.are_upright for found in layers.values())
+        turns = is_turned and not any(
+            held_layers is not None and held_layers.are_upright for held_layers in layers.values()
+        )
         labels = []
-        for part, found in layers.items():
-            if found is not None:
-                labels.append(_of_layers(found.turned(shape[1]) if turns else found, shape, part))
+        for part, held_layers in layers.items():
+            if held_layers is not None:
+                labels.append(_of_layers(held_layers.turned(shape[1]) if turns else held_layers, shape, part))
             else:
                 read = self._read_voxels(part, classes, shape, bscans)
                 labels.append(read.turned() if turns else read)
@@ -494,7 +496,7 @@ def joined(parts: Sequence[LabelVolume]) -> LabelVolume:
     """Label volumes of one scan as one, such as layers and fluid of two files.
 
     A mark of a later part takes precedence over layers and background of an earlier one. The part with boundaries comes
-    first. Where it has no label, an absent mark of another part means nothing, but a mark counts.
+    first. If it has no label, an absent mark of another part means nothing, but a mark counts.
     """
     first, *others = sorted(parts, key=lambda part: part.boundaries_px is None)
     for other in others:

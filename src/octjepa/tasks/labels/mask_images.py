@@ -199,7 +199,7 @@ def _bscan_of_each(
     if bscans is None and 0 not in numbers:
         raise UsageError(
             f"{files[0].parent} holds {len(files)} masks for {count} B-scans that are images, whose numbers may count "
-            'from 0 or from 1: expected a mask for every B-scan (one that is all "unlabelled" where nothing is graded)'
+            'from 0 or from 1: expected a mask for every B-scan (one that is all "unlabelled" if nothing is graded)'
         )
     first = 0 if 0 in numbers else 1
     for file, number in zip(files, numbers, strict=True):

@@ -87,8 +87,8 @@ class LabelledVolumes:
 
     def _check_files(self, volumes: Sequence[IndexEntry]) -> None:
         """Scans of several people are often called alike, `oct.dcm`; labels of one are not labels of the others."""
-        found = [file for volume in volumes if (file := self.folder.file_for(volume)) is not None]
-        matched = Counter(part for file in found for part in self.folder.parts(file))
+        files = [file for volume in volumes if (file := self.folder.file_for(volume)) is not None]
+        matched = Counter(part for file in files for part in self.folder.parts(file))
         shared = [(file, count) for file, count in matched.items() if count > 1]
         if shared:
             file, count = shared[0]
@@ -188,10 +188,10 @@ class LabelledVolumes:
         self._note(f"label files without any marked voxel ({_listed(names)}), {advice}", len(names))
 
     def _note_assumptions(self) -> None:
-        """Names the label files of which something was assumed, such as the number of the first mask."""
+        """Names the label files that needed an assumption, such as the number of the first mask."""
         for note in dict.fromkeys(note for notes in self._assumed.values() for note in notes):
             names = sorted(name for name, notes in self._assumed.items() if note in notes)
-            self._note(f"{note} ({_listed(names)}); label files of which this is assumed", len(names))
+            self._note(f"{note} ({_listed(names)}); label files read so", len(names))
 
     def _choose_classes(self, names: Sequence[str], classes: Sequence[str]) -> tuple[str, ...]:
         unknown = [name for name in classes if name not in names]
