@@ -25,12 +25,15 @@ from octjepa import load_encoder
 from octjepa.checkpoint.boundary_unet import PACKAGED
 from octjepa.errors import OctjepaError, UsageError
 from octjepa.ingest.build import build_store
+from octjepa.layers import BOUNDARIES
 from octjepa.phantom import write_cohort
 from octjepa.read.one_frame import read_one_frame
 from octjepa.read.reader import read_volume
 from octjepa.record import to_json
 from octjepa.store import Store
 from octjepa.tasks.labels.dicom_seg import write_segmentation
+from octjepa.tasks.labels.label_files import ScanNames
+from octjepa.tasks.labels.layer_labels import LAYER_CLASSES
 from octjepa.tasks.nifti import write_nifti
 from octjepa.tasks.segmenter.retained_layers import LayerCache, RetainedLayers
 from octjepa.tasks.thickness import slice_positions_mm
@@ -39,7 +42,7 @@ from octjepa.viewer.live import Alarm, LiveRun
 from octjepa.viewer.scan_layers import LayerState, ScanLayers, measured, sectors
 from octjepa.viewer.scans import FirstBscan, NativeFacts, Scans
 from octjepa.viewer.server import open_scans
-from octjepa.viewer.voxel_classes import fluid_map
+from octjepa.viewer.voxel_classes import ClassMap, VoxelClasses, fluid_map
 from octjepa.volume import OCTVolume
 
 pytest.importorskip("starlette")
@@ -427,6 +430,29 @@ def test_labels_of_graders_are_laid_over_and_another_shape_is_reported(folder: P
 def captions(scans: Scans, name: str) -> tuple[str, list[str]]:
     legend = scans.legend(name, "labels")
     return legend.caption, [one.name for one in legend.classes]
+
+
+def test_labels_of_several_keys_are_one_overlay_with_what_was_assumed(tmp_path: Path) -> None:
+    entry = ScanNames("1.2.3", "eye.dcm", "0")
+    volume = OCTVolume(np.ones((5, 40, 12), np.uint8), (1.0, 1.0, 1.0), {}, "", "")
+    rows = np.broadcast_to(np.arange(8)[:, None, None] + 20, (8, 5, 12))
+    np.savez(tmp_path / "eye_boundaries.npz", rows=rows, names=np.array(BOUNDARIES), source=np.array("a grader"))
+    mask = np.zeros((40, 12), np.uint8)
+    mask[4:9] = 1
+    (tmp_path / "1.2.3").mkdir()
+    for number in (2, 3):
+        Image.fromarray(mask).save(tmp_path / "1.2.3" / f"{number}.png")
+    (tmp_path / "1.2.3" / "classes.json").write_text('{"1": "fluid"}')
+
+    def shown(format: str) -> ClassMap:
+        return VoxelClasses(None, tmp_path).classes("labels", entry, replace(volume, format=format))  # type: ignore[arg-type]
+
+    found = shown("dicom")
+    assert set(found.names) == {"fluid", *LAYER_CLASSES}
+    assert np.flatnonzero((found.codes == found.names.index("fluid") + 1).any((1, 2))).tolist() == [1, 2]
+    assert found.caption == ("Labels, source unknown; a grader. 2 masks for 5 B-scans: their numbers count from 1.")
+    with pytest.raises(UsageError, match="holds 2 masks for 5 B-scans that are images"):
+        shown("images")
 
 
 @pytest.mark.slow

@@ -70,7 +70,10 @@ def lines_of(pattern: str, notes: Collection[str]) -> Lines:
 
 
 def thickness_um(codes: UInt8[np.ndarray, "N R C"], classes: int, depth_mm: float) -> Float[np.ndarray, "classes N C"]:
-    """Voxels of each class in an A-scan times the depth spacing; NaN if nothing of the A-scan is labelled."""
+    """Voxels of each class in an A-scan times the depth spacing; NaN if nothing of the A-scan is labelled.
+
+    Unlabelled voxels count as none of the classes: right if they are outside the stored volume, as in predictions.
+    """
     labelled = (codes != UNLABELLED).any(axis=1)
     maps = np.stack([(codes == code).sum(axis=1) for code in range(1, classes + 1)]) * (depth_mm * 1000)
     return np.where(labelled, maps, np.nan).astype(np.float32)

@@ -111,55 +111,63 @@ class VoxelClasses:
         return self._labels(of.entry, of.volume)
 
     def _labels(self, entry: IndexEntry, volume: OCTVolume) -> ClassMap:
-        """The first label file of the scan. Other files of the same scan are compared with it."""
+        """The labels of the scan. Files of the scan that are not read for them are compared with them."""
         from octjepa.errors import OctjepaError, UsageError
 
         assert self._folder is not None
-        files = self._folder.files_for(entry)
-        if not files:
+        first = self._folder.file_for(entry)
+        if first is None:
             raise UsageError("the folder of labels has no file for this scan")
-        codes, names = self._read(files[0], volume)
-        source = self._folder.source(files[0])
+        codes, names, notes = self._read(first, volume)
+        parts = self._folder.parts(first)
+        sources = list(dict.fromkeys(self._folder.source(part) for part in parts))
+        source = "; ".join(text or "source unknown" for text in sources) if any(sources) else ""
         others = []
-        for file in files[1:]:
+        for file in self._folder.files_for(entry):
+            if file in parts:
+                continue
             try:
-                same = _same(codes, names, *self._read(file, volume))
+                same = _same(codes, names, *self._read(file, volume)[:2])
             except OctjepaError:
                 same = False
             if not same:
                 others.append(file.name)
             source = source or (self._folder.source(file) if same else "")
-        return ClassMap(codes, names, _caption(source, others))
+        return ClassMap(codes, names, _caption(source, others, notes))
 
-    def _read(self, file: Path, volume: OCTVolume) -> tuple[UInt8[np.ndarray, "N R C"], tuple[str, ...]]:
-        """(codes in the order of `volume`, names). Raises UsageError: the file does not fit the scan."""
+    def _read(
+        self, file: Path, volume: OCTVolume
+    ) -> tuple[UInt8[np.ndarray, "N R C"], tuple[str, ...], tuple[str, ...]]:
+        """(codes in the order of `volume`, names, notes). Raises UsageError: the file does not fit the scan."""
         from octjepa.tasks.labels.label_files import default_classes
 
         assert self._folder is not None
         names = default_classes(self._folder.names(file))
-        read = self._folder.read(file, names, volume.shape)
+        # An entry of a store has no names of images.
+        read = self._folder.read(file, names, volume.shape, None if volume.format == "images" else ())
         read.check(volume.shape, volume.spacing_mm, file.name)
         codes = read.as_classes(names)
-        return FileOrder.of(volume.notes, volume.shape[0]).voxels(codes), names
+        return FileOrder.of(volume.notes, volume.shape[0]).voxels(codes), names, read.notes
 
 
 def _same(first: np.ndarray, first_names: Sequence[str], second: np.ndarray, second_names: Sequence[str]) -> bool:
-    """Whether two label files mark the same voxels; a DICOM Segmentation cannot tell unlabelled from background."""
-    from octjepa.tasks.labels.label_files import UNLABELLED
+    """Whether the first labels mark the same voxels as the second, of the classes of the second.
 
-    if set(first_names) != set(second_names):
+    A DICOM Segmentation cannot tell unlabelled from background.
+    """
+    if not set(second_names) <= set(first_names):
         return False
-    table = np.zeros(256, np.uint8)
+    shared, table = np.zeros(256, np.uint8), np.zeros(256, np.uint8)
     for code, name in enumerate(second_names, start=1):
-        table[code] = first_names.index(name) + 1
-    return np.array_equal(np.where(first == UNLABELLED, 0, first), table[second])
+        table[code] = shared[table[code]] = first_names.index(name) + 1
+    return np.array_equal(shared[first], table[second])
 
 
-def _caption(source: str, others: Sequence[str]) -> str:
+def _caption(source: str, others: Sequence[str], notes: Sequence[str]) -> str:
     text = f"Labels, {source}." if source else "Labels, source unknown."
     if others:
         text += f" Other label files of this scan hold other labels and are not shown: {', '.join(others)}."
-    return text
+    return " ".join([text, *(f"{note}." for note in notes)])
 
 
 class _Hashed:

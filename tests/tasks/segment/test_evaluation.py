@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,8 @@ from octjepa.metrics.bootstrap import Draws
 from octjepa.metrics.comparisons import paired_difference
 from octjepa.metrics.findings import Findings
 from octjepa.recipe import Preprocessing
+from octjepa.tasks.labels.label_files import LabelVolume
+from octjepa.tasks.labels.layer_labels import LayerLabels
 from octjepa.tasks.segment.evaluation import METRICS, HeadEstimates, ScanFigures, evaluate_scan, report_classes
 from octjepa.tasks.segment.labelled_volumes import NativeLabels, whole_scan_preprocessing
 from octjepa.tasks.thickness import SECTORS, ScanOrientation, scan_centre
@@ -133,3 +137,36 @@ def test_a_whole_scan_holds_its_outermost_b_scans() -> None:
     covered_mm = whole.stored_size[0] * whole.target_spacing_mm[0]
     assert 6.5 <= covered_mm < 6.5 + 2 * whole.target_spacing_mm[0]
     assert whole.stored_size[2] == contract.stored_size[2]
+
+
+def test_a_layer_that_was_not_graded_is_not_0_um_thick() -> None:
+    truth, _ = _uneven()
+    stored = truth.native.preprocessing.stored_size
+    scores = np.zeros((2, *stored), np.float32)
+    scores[1] = 1
+    codes = truth.codes.copy()
+    codes[:, 30:60, ::2] = 255
+    codes[:, 61:, 1::8] = 255  # the layer itself was graded
+    known = np.zeros((1, *codes.shape[::2]), bool)
+    known[..., 1::8] = True
+    found = evaluate_scan(scores, np.zeros(stored, np.uint8), replace(truth, codes=codes, known_layers=known))
+    whole = evaluate_scan(scores, np.zeros(stored, np.uint8), truth)
+    assert np.isnan(found.predicted_um[0, :, ::2]).all()
+    assert np.isfinite(found.predicted_um[0, :, 1::2]).all()
+    assert found.true_etdrs[0, 0] == pytest.approx(30 * 3.9, rel=1e-3)
+    assert found.errors[0, 1] == pytest.approx(whole.errors[0, 1], rel=0.01)  # thickness_error_um
+
+
+def test_a_layer_is_known_where_all_voxels_between_its_boundaries_are_labelled() -> None:
+    rows = np.array([2, 5, 8, 10, 12, 14, 16, 18], np.float32)[:, None, None].repeat(4, 2)
+    rows[1, 0, 0] = np.nan
+    labels = LayerLabels(rows)
+    codes = labels.codes((1, 24, 4))
+    codes[0, 6, 1] = 255
+    known = LabelVolume(codes, labels.names, boundaries_px=rows).known_layers(("rnfl", "gcl_ipl", "inl", "fluid"))
+    assert known[:, 0].tolist() == [
+        [False, True, True, True],
+        [False, False, True, True],
+        [True, True, True, True],
+        [False, False, False, False],
+    ]

@@ -45,7 +45,7 @@ def codes() -> np.ndarray:
     return drawn
 
 
-def read(folder: Path, scan: str = "scan.dcm", bscans: tuple[str, ...] = ()) -> LabelVolume:
+def read(folder: Path, scan: str = "scan.dcm", bscans: tuple[str, ...] | None = ()) -> LabelVolume:
     labels = LabelFolder(folder)
     file = labels.file_for(ScanNames("", f"some/{scan}", "0"))
     assert file is not None
@@ -128,6 +128,18 @@ def test_frames_without_a_mask_are_not_background(tmp_path: Path) -> None:
     assert "p_18_mask.png belongs to no B-scan" in refused(tmp_path, bscans=names)
 
 
+def test_fewer_masks_than_images_of_unknown_names_need_a_mask_of_number_0(tmp_path: Path) -> None:
+    table(tmp_path, _1="fluid", _2="drusen")
+    (tmp_path / "scan").mkdir()
+    for number in (2, 4):
+        Image.fromarray(codes()[number]).save(tmp_path / "scan" / f"b_{number}.png")
+    message = refused(tmp_path, bscans=None)
+    assert "scan holds 2 masks for 5 B-scans that are images" in message
+    assert "expected a mask for every B-scan" in message
+    Image.fromarray(codes()[0]).save(tmp_path / "scan" / "b_0.png")
+    assert np.array_equal(read(tmp_path, bscans=None).codes[[0, 2, 4]], codes()[[0, 2, 4]])
+
+
 def test_masks_that_do_not_fit_say_which_file_and_why(tmp_path: Path) -> None:
     write_masks(tmp_path / "scan", codes())
     assert "no classes.json" in refused(tmp_path)
@@ -150,6 +162,15 @@ def test_a_tiff_with_a_page_for_each_bscan(tmp_path: Path) -> None:
     assert np.array_equal(read(tmp_path).codes, codes())
     pages[0].save(tmp_path / "scan.tif", save_all=True, append_images=pages[1:4])
     assert "has 4 pages, its scan 5 B-scans" in refused(tmp_path)
+    (tmp_path / "scan.tif").unlink()
+    (tmp_path / "scan").mkdir()
+    pages[0].save(tmp_path / "scan" / "marks.tif", save_all=True, append_images=pages[1:])
+    assert np.array_equal(read(tmp_path).codes, codes())
+    pages[0].save(tmp_path / "scan" / "marks.tif", save_all=True, append_images=pages[1:4])
+    assert "marks.tif has 4 pages: expected a single file with a page for each B-scan" in refused(tmp_path)
+    (tmp_path / "scan" / "marks.tif").rename(tmp_path / "scan" / "2.tif")
+    pages[0].save(tmp_path / "scan" / "3.tif")
+    assert "2.tif has 4 pages: expected a single file" in refused(tmp_path)
 
 
 def test_one_hot_arrays(tmp_path: Path) -> None:
@@ -174,18 +195,58 @@ def test_capital_letters_of_a_suffix_do_not_matter(tmp_path: Path) -> None:
 
 
 def test_layers_and_fluid_of_two_files_are_one_label(tmp_path: Path) -> None:
-    """The layout of the Duke eyes: what no grader looked at is not labelled, also where a mask holds 0."""
+    """The layout of the Duke eyes: what no grader looked at is not labelled where a mask holds 0; its marks count."""
     np.savez(tmp_path / "scan_layers.npz", layers=layers().transpose(1, 0, 2))
     np.savez(tmp_path / "scan_fluid.npz", fluid=fluid())
     labels = read(tmp_path, "scan_5x40x12.dcm")
     assert labels.names == (*LAYER_CLASSES, "fluid")
     assert labels.boundaries_px is not None
     assert np.allclose(labels.boundaries_px, layers(), equal_nan=True)
-    assert (labels.codes[3] == 255).all()
+    assert (labels.codes[1:4, 17:22, 4:8] == 8).all()
+    assert np.array_equal(labels.codes[3] == 255, fluid()[3] == 0)
     assert (labels.codes[:, :, 0] == 255).all()
-    assert (labels.codes[[1, 2], 17:22, 4:8] == 8).all()
     column = labels.codes[0, :, 5]
     assert [int(k) for k in column[[0, 3, 4, 7, 8, 33, 34]]] == [0, 0, 1, 1, 2, 7, 0]
+
+
+def test_files_under_several_keys_of_a_scan(tmp_path: Path) -> None:
+    """Different classes are read together; of the same classes one file is read, and the other is named."""
+    scan, others = ScanNames("1.2.3", "some/scan.dcm", "0"), ScanNames("1.2.4", "some/other.dcm", "1")
+    np.savez(tmp_path / "1.2.3.npz", labels=fluid(), names=np.array(["fluid"]))
+    np.savez(tmp_path / "scan_boundaries.npz", rows=layers(), names=np.array(BOUNDARIES))
+    np.savez(tmp_path / "strange.npz", labels=fluid(), names=np.array(["fluid"]))
+    folder = LabelFolder(tmp_path)
+    file = folder.file_for(scan)
+    assert file == tmp_path / "1.2.3.npz"
+    labels = folder.read(file, folder.names(file), SHAPE)
+    assert labels.boundaries_px is not None
+    assert np.allclose(labels.boundaries_px, layers(), equal_nan=True)
+    assert (labels.codes[1:4, 17:22, 4:8] == labels.names.index("fluid") + 1).all()
+    assert (folder.unused({file}), folder.passed_over, folder.file_for(others)) == (1, set(), None)
+    np.savez(tmp_path / "scan_fluid.npz", fluid=fluid())
+    folder = LabelFolder(tmp_path)
+    file = folder.file_for(scan)
+    assert file == tmp_path / "scan_boundaries.npz"  # with that of the fluid it holds all classes
+    assert folder.parts(file) == [file, tmp_path / "scan_fluid.npz"]
+    assert (folder.unused({file}), folder.passed_over) == (1, {tmp_path / "1.2.3.npz"})
+
+
+def test_labels_of_a_picture_that_was_turned_upright_are_turned(tmp_path: Path) -> None:
+    drawn = np.zeros((1, 40, 12), np.uint8)
+    drawn[:, 6:10], drawn[:, 10:20], drawn[:, 12:15, 4:6] = 1, 2, 3
+    upright = LabelVolume(drawn, ("rnfl", "gcl_ipl", "fluid"), boundaries_px=None)
+    np.savez(tmp_path / "scan.npz", labels=drawn[:, ::-1], names=np.array(upright.names))
+    folder = LabelFolder(tmp_path, of_bscans=True)
+    made = folder.read(tmp_path / "scan.npz", upright.names, drawn.shape, is_turned=True)
+    assert np.array_equal(made.codes, drawn)
+    assert made.boundaries_px is not None
+    assert (made.boundaries_px[:3, 0, 0] == [5.5, 9.5, 19.5]).all()
+    rows = layers()[:, :1]
+    for stored in (rows, 39 - rows):  # octjepa writes the boundaries of such a picture upright
+        np.savez(tmp_path / "scan.npz", rows=stored, names=np.array(BOUNDARIES))
+        made = folder.read(tmp_path / "scan.npz", LAYER_CLASSES, drawn.shape, is_turned=True)
+        assert made.boundaries_px is not None
+        assert np.allclose(made.boundaries_px, rows, equal_nan=True)
 
 
 def test_duke_mat_files(tmp_path: Path) -> None:
@@ -255,6 +316,38 @@ def test_annotations_of_eyepy(tmp_path: Path) -> None:
     assert (labels.codes[3] == 255).all()
     write(["first", "second"])
     assert "expected at least one of ilm" in refused(tmp_path)
+    write(["ILM"])
+    assert "layers/meta.json describes 1 arrays: expected 2 objects with a `name`" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("described", [["ILM"], {"name": "ILM"}])
+def test_an_eyepy_file_whose_layers_have_no_names_says_what_is_expected(tmp_path: Path, described: object) -> None:
+    data = BytesIO()
+    np.save(data, layers()[[0]])
+    with zipfile.ZipFile(tmp_path / "scan.eye", "w") as archive:
+        archive.writestr("annotations/layers/layer_heights.npy", data.getvalue())
+        archive.writestr("annotations/layers/meta.json", json.dumps(described))
+    assert "scan.eye: annotations/layers/meta.json is not a list of objects: expected 1" in refused(tmp_path)
+
+
+def test_single_values_in_place_of_arrays_say_what_is_expected(tmp_path: Path) -> None:
+    names = np.array(["fluid", "drusen"])
+    np.savez(tmp_path / "scan.npz", labels=codes(), names=names, spacing_mm=np.array(0.004))
+    assert "scan.npz: `spacing_mm` has the shape () and the type float64: expected 3 numbers" in refused(tmp_path)
+    np.savez(tmp_path / "scan.npz", labels=codes(), names=names, fovea_mm=np.array(["a", "b"]))
+    assert "expected 2 numbers (slice, column)" in refused(tmp_path)
+    np.savez(tmp_path / "scan.npz", layers=layers(), layer_names=np.array("ilm"))
+    assert "expected 1 boundaries (ilm)" in refused(tmp_path)
+
+
+def test_the_source_is_that_of_the_nearest_classes(tmp_path: Path) -> None:
+    (tmp_path / "one_hot" / "scan" / "fluid").mkdir(parents=True)
+    Image.fromarray(codes()[0]).save(tmp_path / "one_hot" / "scan" / "fluid" / "1.png")
+    write_masks(tmp_path / "inside" / "scan", codes())
+    (tmp_path / "inside" / "scan" / "classes.json").write_text('{"1": "fluid", "2": "drusen", "source": "a grader"}')
+    for kind, source in (("one_hot", ""), ("inside", "a grader")):
+        labels = LabelFolder(tmp_path / kind)
+        assert labels.source(tmp_path / kind / "scan") == source
 
 
 def test_layers_of_another_shape_are_refused(tmp_path: Path) -> None:
@@ -319,8 +412,8 @@ def test_the_real_duke_labels(real_scans: Path) -> None:
     assert made.boundaries_px is not None
     assert np.array_equal(np.isfinite(made.boundaries_px).any(0), graded)
     code = made.names.index("fluid") + 1
-    assert np.array_equal(made.codes == code, marked & graded[:, None])
-    assert (made.codes[~np.broadcast_to(graded[:, None], made.codes.shape)] == 255).all()
+    assert np.array_equal(made.codes == code, marked)
+    assert (made.codes[~np.broadcast_to(graded[:, None], made.codes.shape) & ~marked] == 255).all()
 
 
 def test_boundaries_of_layer_masks() -> None:

@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from eye_files import write_voxels
 from octjepa.canonical.native_mapping import NativeMap
@@ -168,6 +169,25 @@ def test_a_label_file_without_marks_among_others_is_named(line: Line, some: Path
     unlabelled = LabelVolume(np.full((2, 4, 4), 255, np.uint8), ("onl",))
     assert unlabelled.is_empty
     assert not replace(unlabelled, boundaries_px=np.ones((8, 2, 4), np.float32)).is_empty
+
+
+def test_what_was_assumed_of_masks_is_noted_and_masks_of_images_need_their_names(line: Line, some: Path) -> None:
+    row = first(line)
+    (some / f"{row.sop_instance_uid}.npz").unlink()
+    folder = some / row.volume_id
+    folder.mkdir()
+    for number in (2, 5):
+        Image.fromarray(np.ones(row.shape[1:], np.uint8)).save(folder / f"b_{number}.png")
+    (folder / "classes.json").write_text('{"1": "onl"}')
+    notes = LabelledVolumes(line.store, some, RECIPE).notes
+    assert [note for note in notes if f"count from 1 ({row.volume_id})" in note]
+    store = Store.open(line.store.path)
+    store._table = store.table.assign(format="images")
+    assert f"2 masks for {row.shape[0]} B-scans that are images" in refused(store, some)
+    write_npz(some / f"{row.sop_instance_uid}.npz", np.ones(row.shape, np.uint8), ["onl"])
+    notes = LabelledVolumes(line.store, some, RECIPE).notes
+    assert [note for note in notes if f"holds the same classes ({row.volume_id}): 1" in note]
+    assert not [note for note in notes if "without a scan" in note]
 
 
 Spoil = Callable[[Path, tuple[int, int, int]], None]

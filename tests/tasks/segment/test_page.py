@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from command_line import call
 from octjepa.metrics.findings import Findings
 from octjepa.report import write_report
 from octjepa.report.html import number, signed
-from octjepa.tasks.segment.bscans import fullest_bscan, median_and_lowest
+from octjepa.store.index import IndexEntry
+from octjepa.tasks.segment.bscans import fullest_bscan, median_and_lowest, write_bscans
 from octjepa.tasks.segment.evaluation import ScanFigures, report_classes
 from octjepa.tasks.segment.folder import load_head
 from octjepa.tasks.segment.labelled_volumes import LabelledVolumes
@@ -125,3 +127,19 @@ def test_scans_are_chosen_by_dice_and_b_scans_by_what_they_hold() -> None:
     stored[[0, 3], 0] = 1
     stored[1] = 255  # not labelled
     assert fullest_bscan(stored) == 3
+
+
+def test_the_scans_of_a_median_are_those_with_a_dice(tmp_path: Path) -> None:
+    counts = [np.array([[both, 10.0, 10.0]]) if both else np.zeros((1, 3)) for both in (0, 8, 0, 5, 2)]
+    none = np.zeros((1, 9))
+    scans = [ScanFigures(of, np.zeros((1, 3)), np.zeros((1, 1, 1)), none, none) for of in counts]
+    stored = np.ones((1, 2, 2), np.uint8)
+    common = {"content_hash": "", "person_id": "", "eye": "OD", "personal": "", "notes": "", "file": ""}
+    entries = [IndexEntry(volume_id=str(number), split="test", **common) for number in range(len(scans))]
+    preprocessing = SimpleNamespace(target_spacing_mm=(1.0, 1.0, 1.0))
+    store = SimpleNamespace(read=lambda name: SimpleNamespace(pixels=stored), preprocessing=preprocessing)
+    labelled = object.__new__(LabelledVolumes)
+    vars(labelled).update(volumes=entries, store=store, stored={entry.volume_id: stored for entry in entries})
+    scores = np.zeros((2, 1, 2, 2), np.float32)
+    shown = write_bscans(tmp_path / "bscans.npz", lambda volume: scores, labelled, scans)
+    assert [(one.which, one.volume_id, one.test_scans) for one in shown] == [("typical", "3", 3), ("worst", "4", 3)]

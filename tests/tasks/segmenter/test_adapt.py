@@ -314,6 +314,67 @@ def test_a_folder_of_pictures_with_masks(tmp_path: Path, monkeypatch: pytest.Mon
     assert "middle.png belongs to P0/middle.png and P1/middle.png: put label files into folders" in refused.err
 
 
+def test_a_picture_with_the_sclera_on_top_is_learned_upright(tmp_path: Path) -> None:
+    pictures = write_pictures(tmp_path, 2)
+    masks = pictures / "masks"
+
+    def scans() -> list[LabelledScan]:
+        found = discover([pictures], True)
+        return adapt_scans._labelled_bscans(found.files, [LabelFolder(masks, True)], None, ShownNames(found.files), [])
+
+    before = scans()
+    for path in (pictures / "P1" / "middle.png", masks / "P1" / "middle.png"):
+        Image.fromarray(np.asarray(Image.open(path))[::-1]).save(path)
+    after = scans()
+    assert ["turned_upright" in scan.volume.notes for scan in after] == [False, True]
+    for old, new in zip(before, after, strict=True):
+        assert np.isfinite(new.boundaries_px[:3]).any(2).all()
+        assert np.array_equal(new.boundaries_px, old.boundaries_px, equal_nan=True)
+        assert np.array_equal(new.volume.pixels, old.volume.pixels)
+
+
+def test_a_scan_whose_voxels_were_moved_is_left_out_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = tmp_path / "labels"
+    labels.mkdir()
+    for person in range(2):
+        save(make_dataset(retina(6, seed=person)), tmp_path / "scans" / f"P{person}.dcm")
+        np.savez(labels / f"P{person}.npz", rows=np.full((8, 6, 80), 40, np.float32), names=np.array(BOUNDARIES))
+
+    def read_volume(path: Path, *arguments: object, **options: object) -> OCTVolume:
+        volume = octjepa.read_volume(path, *arguments, **options)  # type: ignore[arg-type]
+        return replace(volume, notes=(Note("axes_transposed"),)) if path.name in moved else volume
+
+    monkeypatch.setattr(adapt_scans, "read_volume", read_volume)
+    found = discover([tmp_path / "scans"])
+    moved, made = ["P1.dcm"], list[str]()
+    names = ShownNames(found.files)
+    (scan,) = adapt_scans._labelled_volumes(found, [LabelFolder(labels)], None, names, made)
+    assert scan.name == "P0.dcm"
+    (note,) = made
+    assert note.startswith("not used: 1 labelled scan: P1.dcm: ingest turned or sorted the voxels of this scan (axes")
+    moved.append("P0.dcm")
+    with pytest.raises(UsageError, match=r"^P0\.dcm: ingest turned"):
+        adapt_scans._labelled_volumes(found, [LabelFolder(labels)], None, names, made)
+
+
+def test_labels_of_the_same_classes_under_another_key_are_named(tmp_path: Path) -> None:
+    labels = tmp_path / "labels"
+    labels.mkdir()
+    for person in range(2):
+        save(make_dataset(retina(6, seed=person)), tmp_path / "scans" / f"P{person}.dcm")
+    uid = octjepa.read_volume(tmp_path / "scans" / "P0.dcm").sop_instance_uid
+    for name in ("P0_boundaries", uid, "P7"):
+        np.savez(labels / f"{name}.npz", rows=np.full((8, 6, 80), 40, np.float32), names=np.array(BOUNDARIES))
+    found = discover([tmp_path / "scans"])
+    made: list[str] = []
+    adapt_scans._labelled_volumes(found, [LabelFolder(labels)], None, ShownNames(found.files), made)
+    assert made == [
+        "1 of 2 scans have no labels and are not used",
+        "not used: 1 label file without a scan of that name",
+        "not used, because another label file of the scan holds the same classes: P0_boundaries.npz",
+    ]
+
+
 def test_only_scans_with_labels_are_read_and_a_refused_scan_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

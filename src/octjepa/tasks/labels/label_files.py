@@ -12,7 +12,9 @@ A label volume has the shape of the scan's file: B-scans in the file's order, de
 
 and <key> is the scan's SOP instance UID, its file name without suffix, or its volume id. A MetaImage called `reference`
 belongs to the scan in its folder (`TRAIN001/reference.mhd` next to `TRAIN001/oct.mhd`). Endings such as `_layers` and
-`_fluid` may follow the key; such files of one scan are read together. 255 is "not labelled".
+`_fluid` may follow the key; such files of one scan are read together. Files under several keys of one scan are read
+together if they hold different classes. Of files that share a class, that with more classes is read, or else the
+first in the order of the keys above. 255 is "not labelled".
 
 Of single B-scans each file labels one picture, in folders as those of the pictures: `masks/P1/a.png` labels
 `pictures/P1/a.png`. A file whose name no other label file has may be in any folder. Masks may lie next to the pictures
@@ -28,16 +30,16 @@ import re
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Bool, Float, UInt8
 
 from octjepa.errors import UsageError, VolumeRejected
 from octjepa.parsing import read_object
@@ -60,7 +62,7 @@ from octjepa.tasks.labels.layer_labels import (
     layers_of_arrays,
     read_layers,
 )
-from octjepa.tasks.labels.layer_names import NOT_LABELLED
+from octjepa.tasks.labels.layer_names import NOT_LABELLED, layer_edges
 from octjepa.tasks.labels.mask_images import (
     MASK_SUFFIXES,
     Masks,
@@ -134,6 +136,25 @@ class LabelVolume:
                     "another scan or were resampled; give them in the geometry of the scan's own file"
                 )
 
+    def turned(self) -> LabelVolume:
+        """The labels of voxels upside down, with the boundaries at their edges."""
+        codes = self.codes[:, ::-1]
+        return replace(self, codes=codes, boundaries_px=boundaries_of_codes(codes, self.names))
+
+    def known_layers(self, classes: Sequence[str]) -> Bool[np.ndarray, "K N C"]:
+        """Whether a class is a layer whose boundaries and voxels are all labelled, by A-scan."""
+        count, depth, columns = self.codes.shape
+        known_ascans = np.zeros((len(classes), count, columns), bool)
+        row, unlabelled = np.arange(depth)[:, None], self.codes == UNLABELLED
+        for of_class, name in zip(known_ascans, classes, strict=True):
+            upper, lower = layer_edges(name)
+            if self.boundaries_px is None or upper is None or lower is None:
+                continue
+            top, bottom = self.boundaries_px[upper][:, None], self.boundaries_px[lower][:, None]
+            hidden = unlabelled & (row >= top) & (row < bottom)
+            of_class[:] = np.isfinite(top - bottom)[:, 0] & ~hidden.any(axis=1)
+        return known_ascans
+
     def as_classes(self, classes: Sequence[str]) -> UInt8[np.ndarray, "N R C"]:
         """Codes by `classes`: 1 for the first; what is not among them is background."""
         table = np.zeros(256, np.uint8)
@@ -170,6 +191,8 @@ class LabelFolder:
             raise UsageError(f"no folder of labels at {path}: expected label volumes in it (docs/segment.md)")
         self.files: dict[str, Path] = {}
         self._parts: dict[Path, list[Path]] = {}  # of the files with endings, those that are read together
+        self._keys_parts: dict[Path, list[Path]] = {}  # of the files under several keys of a scan, the same
+        self.passed_over: set[Path] = set()  # files whose classes another file of their scan also holds
         ending: dict[str, list[Path]] = {}
         for file in [self.path] if self._one_file else self._label_files():
             key = _key(file)
@@ -228,14 +251,33 @@ class LabelFolder:
         return list(files) or images
 
     def file_for(self, scan: IndexEntry | ScanNames) -> Path | None:
-        """The label file of a scan."""
-        return next(iter(self.files_for(scan)), None)
+        """The label file of a scan; `parts` tells which files under other keys of the scan are read with it.
+
+        Raises UsageError: there are several files, and one is damaged.
+        """
+        files = self.files_for(scan)
+        if self._of_bscans or len(files) < 2:
+            return files[0] if files else None
+        chosen: dict[Path, set[str]] = {}  # with the names of their classes
+        for file in files:
+            names = set(self._names_of(self._parts.get(file, [file])))
+            held = set[str]().union(*chosen.values())
+            if held < names:
+                chosen = {}
+                held = set()
+            if not held & names:
+                chosen[file] = names
+        first = next(iter(chosen))
+        self._keys_parts[first] = [part for file in chosen for part in self._parts.get(file, [file])]
+        self.passed_over = (self.passed_over | set(files)) - set(chosen)
+        return first
 
     def files_for(self, scan: IndexEntry | ScanNames) -> list[Path]:
-        """All label files of a scan; `file_for` returns the first."""
+        """The label files of a scan, one for each of its keys."""
         folder, _, name = scan.file.rpartition("/")
         stem = _stem(name)
-        keys: list[str] = [scan.sop_instance_uid, stem, scan.volume_id, label_key(stem), folder_key(folder)]
+        by_name = stem if stem in self.files else label_key(stem)
+        keys: list[str] = [scan.sop_instance_uid, by_name, scan.volume_id, folder_key(folder)]
         if self._of_bscans:  # the longest end of the picture's path that is a path of a label file
             parents = [part for part in folder.split("/") if part]
             ends = ["/".join(parents[k:]) for k in range(len(parents))]
@@ -271,8 +313,15 @@ class LabelFolder:
             return segmentation_source(file)
         if file.suffix.lower() in _LAYER_SUFFIXES:
             return ""
-        stated = self._classes_file().get(SOURCE, "")
+        table = self._nearest_table(file)
+        stated = "" if table is None else _mapping(table).get(SOURCE, "")
         return _one_line(stated) if isinstance(stated, str) else ""
+
+    def _nearest_table(self, file: Path) -> Path | None:
+        """The `classes.json` in a folder of masks or next to `file`, else in the nearest folder above it."""
+        top = self.path.parent if self._one_file else self.path
+        folders = [folder for folder in (file, *file.parents) if folder == top or top in folder.parents]
+        return next((table for folder in folders if (table := folder / "classes.json").is_file()), None)
 
     @property
     def _classes_path(self) -> Path:
@@ -285,13 +334,7 @@ class LabelFolder:
             raise UsageError(
                 f"{self.path} holds labels as numbers and no classes.json that names their numbers: {_EXAMPLE}"
             )
-        try:
-            named: object = read_object(file)
-        except (ValueError, OSError):
-            named = None
-        if not isinstance(named, dict):
-            raise UsageError(f"{file} is not a mapping of whole numbers to names: {_EXAMPLE}")
-        return named
+        return _mapping(file)
 
     @cached_property
     def nifti_names(self) -> tuple[str, ...]:
@@ -309,9 +352,13 @@ class LabelFolder:
 
     def names(self, file: Path) -> tuple[str, ...]:
         """Names of the file's classes. Voxels are read only if the names need them."""
-        return tuple(dict.fromkeys(name for part in self.parts(file) for name in self._names_of(part)))
+        return self._names_of(self.parts(file))
 
-    def _names_of(self, file: Path) -> tuple[str, ...]:
+    def _names_of(self, files: Sequence[Path]) -> tuple[str, ...]:
+        """Names of the classes of `files`, in their order."""
+        return tuple(dict.fromkeys(name for file in files for name in self._names_in_one(file)))
+
+    def _names_in_one(self, file: Path) -> tuple[str, ...]:
         if file.is_dir():
             return mask_names(file)
         if file.suffix.lower() == ".npz":
@@ -329,50 +376,77 @@ class LabelFolder:
 
     def _table(self, file: Path) -> MaskTable:
         """The names of a mask's values: `classes.json` next to it, or in a folder above it. Raises UsageError."""
-        folders = [folder for folder in file.parents if folder == self.path or self.path in folder.parents]
-        nearest = next((folder for folder in folders if (folder / "classes.json").is_file()), file.parent)
-        return read_table(nearest)
+        table = self._nearest_table(file)
+        return read_table(file.parent if table is None else table.parent)
 
     @property
     def label_count(self) -> int:
         """The number of scans that the label files are for; files that are read together count as one."""
-        others = {part for parts in self._parts.values() for part in parts[1:]}
-        return len(set(self.files.values()) - others)
+        return len(self._first_files())
+
+    def unused(self, used: Collection[Path]) -> int:
+        """The number of label files that belong to no scan, if those in `used` do; counted as in `label_count`."""
+        others = {part for parts in self._keys_parts.values() for part in parts[1:]}
+        return len(self._first_files() - others - self.passed_over - set(used))
+
+    def _first_files(self) -> set[Path]:
+        return set(self.files.values()) - {part for parts in self._parts.values() for part in parts[1:]}
 
     def parts(self, file: Path) -> list[Path]:
         """`file` and the label files that are read together with it."""
-        return self._parts.get(file, [file])
+        return self._keys_parts.get(file) or self._parts.get(file, [file])
 
     def read(
-        self, file: Path, classes: Sequence[str], shape: tuple[int, int, int], bscans: Sequence[str] = ()
+        self,
+        file: Path,
+        classes: Sequence[str],
+        shape: tuple[int, int, int],
+        bscans: Sequence[str] | None = (),
+        is_turned: bool = False,
     ) -> LabelVolume:
-        """The labels of a scan of `shape` whose B-scan images are called `bscans` (none for a scan of one file).
+        """The labels of a scan of `shape`.
+
+        bscans: names of the images of the B-scans; () for a scan of one file, None for images of unknown names.
+        is_turned: the reader turned the picture upright, and the labels are turned with it. Boundaries that are upright
+        already, as octjepa writes them, tell that their labels are too.
 
         Raises UsageError: damaged, another shape, no whole numbers, a value without a name.
         """
-        return joined([self._read_one(part, classes, shape, bscans) for part in self.parts(file)])
+        layers = {part: self._layers_of(part) for part in self.parts(file)}
+        turns = is_turned and not any(
+            held_layers is not None and held_layers.are_upright for held_layers in layers.values()
+        )
+        labels = []
+        for part, held_layers in layers.items():
+            if held_layers is not None:
+                labels.append(_of_layers(held_layers.turned(shape[1]) if turns else held_layers, shape, part))
+            else:
+                read = self._read_voxels(part, classes, shape, bscans)
+                labels.append(read.turned() if turns else read)
+        return joined(labels)
 
-    def _read_one(
-        self, file: Path, classes: Sequence[str], shape: tuple[int, int, int], bscans: Sequence[str]
+    def _layers_of(self, file: Path) -> LayerLabels | None:
+        """The boundaries and fluid of a file that holds such; None for other label files."""
+        if file.is_file() and file.suffix.lower() == ".npz":
+            with _arrays(file) as arrays:
+                return layers_of_arrays(arrays, file) if "surfaces" not in arrays and has_layers(arrays) else None
+        return read_layers(file) if file.suffix.lower() in _LAYER_SUFFIXES and file.is_file() else None
+
+    def _read_voxels(
+        self, file: Path, classes: Sequence[str], shape: tuple[int, int, int], bscans: Sequence[str] | None
     ) -> LabelVolume:
         if file.is_dir():
             return _of_masks(read_masks(file, shape, bscans))
         if file.suffix.lower() == ".npz":
             with _arrays(file) as arrays:
-                phantom, layers = "surfaces" in arrays, layers_of_arrays(arrays, file) if has_layers(arrays) else None
-            if layers is not None:
-                return _of_layers(layers, shape, file)
-            return _phantom(file, classes) if phantom else _npz(file)
+                is_phantom = "surfaces" in arrays
+            return _phantom(file, classes) if is_phantom else _npz(file)
         if file.suffix.lower() == ".dcm":
             segmentation = read_segmentation(file, shape[0])
             return LabelVolume(segmentation.codes, segmentation.names, segmentation.spacing_mm)
-        if file.suffix.lower() in _LAYER_SUFFIXES:
-            return _of_layers(read_layers(file), shape, file)
         if file.suffix.lower() in MASK_SUFFIXES:
             return _of_masks(read_mask_file(file, shape, self._table(file)))
-        if file.suffix.lower() in _META_SUFFIXES:
-            return _metaimage(file, self.nifti_names)
-        return _nifti(file, self.nifti_names)
+        return _numbered(file, self.nifti_names)
 
 
 def made_automatically(is_adapted: bool = False) -> str:
@@ -384,6 +458,17 @@ def default_classes(names: Sequence[str]) -> tuple[str, ...]:
     """The classes if none were named: all; of a phantom's truth its layers."""
     distinct = tuple(dict.fromkeys(names))
     return tuple(PHANTOM_LAYERS) if set(distinct) == {*PHANTOM_LAYERS, *LESIONS} else distinct
+
+
+def _mapping(file: Path) -> dict[str, object]:
+    """The entries of a `classes.json`. Raises UsageError: it is not a mapping."""
+    try:
+        named: object = read_object(file)
+    except (ValueError, OSError):
+        named = None
+    if not isinstance(named, dict):
+        raise UsageError(f"{file} is not a mapping of whole numbers to names: {_EXAMPLE}")
+    return named
 
 
 def _one_line(text: str) -> str:
@@ -411,7 +496,7 @@ def joined(parts: Sequence[LabelVolume]) -> LabelVolume:
     """Label volumes of one scan as one, such as layers and fluid of two files.
 
     A mark of a later part takes precedence over layers and background of an earlier one. The part with boundaries comes
-    first, and if it has no label, an absent mark of another part means nothing.
+    first. If it has no label, an absent mark of another part means nothing, but a mark counts.
     """
     first, *others = sorted(parts, key=lambda part: part.boundaries_px is None)
     for other in others:
@@ -422,10 +507,7 @@ def joined(parts: Sequence[LabelVolume]) -> LabelVolume:
             )
         names = tuple(dict.fromkeys([*first.names, *other.names]))
         old, new = first.as_classes(names), other.as_classes(names)
-        is_known = np.ones_like(old, bool)
-        if first.boundaries_px is not None and not (new == UNLABELLED).any():
-            is_known[:] = np.isfinite(first.boundaries_px).any(0)[:, None]
-        codes = np.where((new != 0) & (new != UNLABELLED) & is_known, new, old)
+        codes = np.where((new != 0) & (new != UNLABELLED), new, old)
         if first.boundaries_px is None:
             codes = np.where((codes == UNLABELLED) & (new != UNLABELLED), new, codes)
         first = LabelVolume(
@@ -508,14 +590,26 @@ def _names_in(arrays: Any, file: Path) -> tuple[str, ...]:
 def _npz(file: Path) -> LabelVolume:
     with _arrays(file) as arrays:
         names, values = _names_in(arrays, file), arrays["labels"]
-        spacing = tuple(map(float, arrays["spacing_mm"])) if "spacing_mm" in arrays else None
-        fovea = tuple(map(float, arrays["fovea_mm"])) if "fovea_mm" in arrays else None
-    if (spacing is not None and len(spacing) != 3) or (fovea is not None and len(fovea) != 2):
-        raise UsageError(f"{file}: `spacing_mm` has three numbers and `fovea_mm` two (slice, column)")
+        spacing = _numbers(arrays, "spacing_mm", ("slice", "depth", "column"), file)
+        fovea = _numbers(arrays, "fovea_mm", ("slice", "column"), file)
     if values.ndim == 4:
         values = _indexed(values, len(names), file)
     codes = _codes(values, names, file)
-    return LabelVolume(codes, names, spacing, fovea, boundaries_of_codes(codes, names))
+    boundaries = boundaries_of_codes(codes, names)
+    return LabelVolume(codes, names, spacing, fovea, boundaries)  # type: ignore[arg-type]
+
+
+def _numbers(arrays: Any, name: str, axes: Sequence[str], file: Path) -> tuple[float, ...] | None:
+    """The numbers of an optional array, one for each of `axes`. Raises UsageError: another shape, no numbers."""
+    if name not in arrays:
+        return None
+    values = arrays[name]
+    if values.shape != (len(axes),) or values.dtype.kind not in "iuf":
+        raise UsageError(
+            f"{file}: `{name}` has the shape {values.shape} and the type {values.dtype}: expected {len(axes)} numbers "
+            f"({', '.join(axes)})"
+        )
+    return tuple(map(float, values))
 
 
 def _indexed(one_hot: np.ndarray, count: int, file: Path) -> np.ndarray:
@@ -553,23 +647,17 @@ def _codes(values: np.ndarray, names: Sequence[str], file: Path) -> UInt8[np.nda
     return values.astype(np.uint8)
 
 
-def _nifti(file: Path, names: tuple[str, ...]) -> LabelVolume:
+def _numbered(file: Path, names: tuple[str, ...]) -> LabelVolume:
+    """The whole numbers of a NIfTI file or MetaImage."""
+    from octjepa.read.formats.metaimage import read_metaimage_values
     from octjepa.read.formats.nifti import read_nifti_volume
 
     try:
-        volume = read_nifti_volume(file)
-    except VolumeRejected as error:
-        raise UsageError(f"{file} cannot be read as a label volume: {error}") from None
-    dz, dy, dx = (1.0 if mm is None else mm for mm in volume.spacing_mm)  # 1: what writers without a spacing put
-    codes = _codes(volume.values, names, file)
-    return LabelVolume(codes, names, (dz, dy, dx), boundaries_px=boundaries_of_codes(codes, names))
-
-
-def _metaimage(file: Path, names: tuple[str, ...]) -> LabelVolume:
-    from octjepa.read.formats.metaimage import read_metaimage_values
-
-    try:
-        values, spacing_mm = read_metaimage_values(file)
+        if file.suffix.lower() in _META_SUFFIXES:
+            values, spacing_mm = read_metaimage_values(file)
+        else:
+            volume = read_nifti_volume(file)
+            values, spacing_mm = volume.values, volume.spacing_mm
     except VolumeRejected as error:
         raise UsageError(f"{file} cannot be read as a label volume: {error}") from None
     dz, dy, dx = (1.0 if mm is None else mm for mm in spacing_mm)  # 1: what writers without a spacing put

@@ -21,7 +21,7 @@ import json
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
@@ -57,6 +57,19 @@ class LayerLabels:
     def names(self) -> tuple[str, ...]:
         """Names of classes: layers, then masks."""
         return (*(LAYER_CLASSES if self.boundaries_px is not None else ()), *self.masks)
+
+    @property
+    def are_upright(self) -> bool:
+        """Whether the file holds boundaries, and these lie in the order of the eye: the vitreous is on top."""
+        if self.boundaries_px is None:
+            return False
+        rows = [float(np.nanmean(row)) for row in self.boundaries_px if np.isfinite(row).any()]
+        return len(rows) > 1 and rows[0] < rows[-1]
+
+    def turned(self, depth: int) -> LayerLabels:
+        """The labels upside down, in an image of `depth` rows."""
+        rows = None if self.boundaries_px is None else (depth - 1 - self.boundaries_px).astype(np.float32)
+        return LayerLabels(rows, {name: mask[:, ::-1] for name, mask in self.masks.items()})
 
     def codes(self, shape: tuple[int, int, int]) -> UInt8[np.ndarray, "N R C"]:
         """Class of every voxel by `names`; masks take precedence over layers. Raises ValueError: another shape."""
@@ -102,7 +115,7 @@ def read_layers(file: Path) -> LayerLabels:
 def layers_of_arrays(arrays: Any, file: Path) -> LayerLabels:
     """The labels of an .npz with `layers`, `rows` or `fluid`. Raises UsageError: other axes, unknown names."""
     boundaries = None
-    names = next((arrays[name] for name in ("layer_names", "names") if name in arrays), BOUNDARIES)
+    names = np.ravel(next((arrays[name] for name in ("layer_names", "names") if name in arrays), BOUNDARIES))
     for name, axes in (("layers", _LAYERS_AXES), ("rows", (0, 1))):
         if name in arrays:
             boundaries = _boundaries(arrays[name], [str(item) for item in names], f"{file}: `{name}`", axes)
@@ -199,17 +212,20 @@ def _read_eyepy(file: Path) -> LayerLabels:
     boundaries, masks = None, {}
     try:
         with zipfile.ZipFile(file) as archive:
-            if (layers := _eyepy_arrays(archive, "layers", "layer_heights")) is not None:
+            if (layers := _eyepy_arrays(archive, "layers", "layer_heights", file)) is not None:
                 boundaries = _boundaries(*layers, f"{file}: its layers")
-            if (voxels := _eyepy_arrays(archive, "voxels", "voxel_maps")) is not None:
+            if (voxels := _eyepy_arrays(archive, "voxels", "voxel_maps", file)) is not None:
                 masks = {name: _mask(mask, f"{file}: {name}") for mask, name in zip(*voxels, strict=True)}
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, OSError) as error:
         raise UsageError(f"{file} cannot be read as annotations of eyepy ({type(error).__name__})") from None
     return LayerLabels(boundaries, masks)
 
 
-def _eyepy_arrays(archive: zipfile.ZipFile, kind: str, name: str) -> tuple[np.ndarray, list[str]] | None:
-    """(arrays `[K, ...]`, their names) of one kind of annotation, or None. Raises ValueError: too large."""
+def _eyepy_arrays(archive: zipfile.ZipFile, kind: str, name: str, file: Path) -> tuple[np.ndarray, list[str]] | None:
+    """(arrays `[K, ...]`, their names) of one kind of annotation, or None.
+
+    Raises ValueError: too large. UsageError: not as many names as arrays.
+    """
     stored = f"annotations/{kind}/{name}.npy"
     if stored not in archive.namelist():
         return None
@@ -217,19 +233,12 @@ def _eyepy_arrays(archive: zipfile.ZipFile, kind: str, name: str) -> tuple[np.nd
         raise ValueError("larger than the memory budget")
     values = np.load(BytesIO(archive.read(stored)), allow_pickle=False)
     described = json.loads(archive.read(f"annotations/{kind}/meta.json"))
-    names = [str(item.get("name", "")) for item in described]
-    if len(names) != len(values):
-        raise ValueError("not as many names as arrays")
-    return values, names
-
-
-def merged(first: LayerLabels, second: LayerLabels) -> LayerLabels:
-    """Labels of both; if both hold a boundary, that of `first`."""
-    boundaries = first.boundaries_px
-    if second.boundaries_px is not None:
-        other = second.boundaries_px
-        boundaries = other if boundaries is None else np.where(np.isfinite(boundaries), boundaries, other)
-    return replace(first, boundaries_px=boundaries, masks={**second.masks, **first.masks})
+    expected = f"{len(values)} objects with a `name`" if values.ndim else "an array for each name"
+    if not isinstance(described, list) or not all(isinstance(item, dict) for item in described):
+        raise UsageError(f"{file}: annotations/{kind}/meta.json is not a list of objects: expected {expected}")
+    if not values.ndim or len(described) != len(values):
+        raise UsageError(f"{file}: annotations/{kind}/meta.json describes {len(described)} arrays: expected {expected}")
+    return values, [str(item.get("name", "")) for item in described]
 
 
 def boundaries_of_codes(codes: UInt8[np.ndarray, "N R C"], names: Sequence[str]) -> Float[np.ndarray, "8 N C"] | None:

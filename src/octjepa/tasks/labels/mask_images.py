@@ -1,4 +1,4 @@
-"""Masks as images: a PNG, TIFF or BMP for each labelled B-scan, or a TIFF of many pages.
+"""Masks as images: a PNG, TIFF or BMP for each labelled B-scan, or one TIFF with a page for each B-scan.
 
 In: a folder of masks and the shape of its scan. Out: class of every voxel, 255 in B-scans without a mask. Three forms:
 
@@ -8,7 +8,8 @@ In: a folder of masks and the shape of its scan. Out: class of every voxel, 255 
 
 Names decide which B-scan a mask belongs to: that of the B-scan's image, with or without an ending such as `_mask`; for
 scans of one file the number in the name. Masks for all B-scans are taken in the order of their numbers. Of fewer masks,
-numbers count from 0 if a mask has the number 0, and from 1 otherwise.
+numbers count from 0 if a mask has the number 0, and from 1 otherwise. If the B-scans are images whose names are not
+known, fewer masks without a 0 are refused, because numbers of images count from 0 or from 1.
 """
 
 from __future__ import annotations
@@ -114,8 +115,10 @@ def mask_names(folder: Path) -> tuple[str, ...]:
     return read_table(folder).names if mask_files(folder) else tuple(item.name for item in _class_folders(folder))
 
 
-def read_masks(folder: Path, shape: tuple[int, int, int], bscans: Sequence[str] = ()) -> Masks:
-    """The masks of a scan of `shape` whose B-scan images are called `bscans` (none for a scan of one file).
+def read_masks(folder: Path, shape: tuple[int, int, int], bscans: Sequence[str] | None = ()) -> Masks:
+    """The masks of a scan of `shape` whose B-scan images are called `bscans`.
+
+    bscans: () for a scan of one file, None for images of unknown names.
 
     Raises UsageError that names the file: another size, no B-scan of that name or number, two masks of one B-scan, a
     value without a name, damaged.
@@ -148,18 +151,32 @@ def read_mask_file(file: Path, shape: tuple[int, int, int], table: MaskTable) ->
 def _stack(
     files: Sequence[Path],
     shape: tuple[int, int, int],
-    bscans: Sequence[str],
+    bscans: Sequence[str] | None,
     convert: Callable[[np.ndarray, Path], np.ndarray],
 ) -> tuple[UInt8[np.ndarray, "N R C"], tuple[str, ...]]:
     """(codes of all B-scans, what was assumed); `convert` turns the values of a mask into codes."""
+    if len(files) == 1 and shape[0] > 1 and len(pages := _pages(files[0], shape)) > 1:
+        _check_pages(files[0], len(pages), shape[0])
+        return np.stack([convert(page, files[0]) for page in pages]), ()
     positions, notes = _bscan_of_each(files, shape[0], bscans)
     codes = np.full(shape, UNLABELLED, np.uint8)
     for file, position in zip(files, positions, strict=True):
-        codes[position] = convert(_pages(file, shape)[0], file)
+        pages = _pages(file, shape)
+        _check_pages(file, len(pages), 1)
+        codes[position] = convert(pages[0], file)
     return codes, notes
 
 
-def _bscan_of_each(files: Sequence[Path], count: int, bscans: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
+def _check_pages(file: Path, count: int, expected: int) -> None:
+    if count != expected:
+        raise UsageError(
+            f"{file} has {count} pages: expected a single file with a page for each B-scan, or masks of one page each"
+        )
+
+
+def _bscan_of_each(
+    files: Sequence[Path], count: int, bscans: Sequence[str] | None
+) -> tuple[list[int], tuple[str, ...]]:
     """(the B-scan of each mask, what was assumed)."""
     if bscans:
         stems = {Path(name).stem.casefold(): index for index, name in enumerate(bscans)}
@@ -179,6 +196,11 @@ def _bscan_of_each(files: Sequence[Path], count: int, bscans: Sequence[str]) -> 
         if not present:
             raise UsageError(f"{file} has no number in its name: expected that of its B-scan, 1 to {count}")
         numbers.append(int(present[-1]))
+    if bscans is None and 0 not in numbers:
+        raise UsageError(
+            f"{files[0].parent} holds {len(files)} masks for {count} B-scans that are images, whose numbers may count "
+            'from 0 or from 1: expected a mask for every B-scan (one that is all "unlabelled" if nothing is graded)'
+        )
     first = 0 if 0 in numbers else 1
     for file, number in zip(files, numbers, strict=True):
         if not 0 <= number - first < count:

@@ -65,7 +65,7 @@ def write_bscans(
                 bscan=at + 1,
                 of=len(true),
                 dice=dice,
-                test_scans=len(test),
+                test_scans=sum(figure is not None for figure in figures),
                 spacing_mm=labelled.store.preprocessing.target_spacing_mm[1:],
             )
         )

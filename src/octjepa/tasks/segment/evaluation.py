@@ -47,13 +47,23 @@ class ScanFigures:
 def evaluate_scan(
     scores: Float[np.ndarray, "scores D H W"], stored: UInt8[np.ndarray, "D H W"], truth: NativeLabels
 ) -> ScanFigures:
-    """`scores` (background first) and `stored` (the truth) in the stored geometry, `truth` in the scan's."""
+    """`scores` (background first) and `stored` (the truth) in the stored geometry, `truth` in the scan's.
+
+    A thickness has a value in A-scans that are wholly labelled, and where `truth` knows the layer.
+    """
     geometry, classes = truth.native, len(scores) - 1
     spacing, slice_mm = geometry.spacing_mm, geometry.slice_mm
     native = scores_to_scan(scores, truth.native)
-    both = (native != UNLABELLED) & (truth.codes != UNLABELLED)
+    stored_part = native != UNLABELLED
+    ungraded = stored_part & (truth.codes == UNLABELLED)
+    # A layer that was not graded is not 0 um thick.
+    measured = ~ungraded.any(axis=1) | (False if truth.known_layers is None else truth.known_layers)
+    maps = [
+        np.where(measured, thickness_um(np.where(stored_part, of, np.uint8(UNLABELLED)), classes, spacing[1]), np.nan)
+        for of in (native, truth.codes)
+    ]
+    both = stored_part & ~ungraded
     native, codes = (np.where(both, segmentation, np.uint8(UNLABELLED)) for segmentation in (native, truth.codes))
-    maps = [thickness_um(segmentation, classes, spacing[1]) for segmentation in (native, codes)]
     sectors = [sector_means(thickness, slice_mm, geometry.column_mm, truth.scan)[0] for thickness in maps]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing are NaN, as they are meant to be

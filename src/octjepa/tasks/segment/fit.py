@@ -206,7 +206,7 @@ def _evaluate(
         for entry, stored in zip(test, labels, strict=True):
             volume = labelled.store.read(entry.volume_id)
             truth = labelled.native(entry, recipe.centre, recipe.first_bscan)
-            truths.append(replace(truth, codes=truth.codes[:0]))
+            truths.append(replace(truth, codes=truth.codes[:0], known_layers=None))
             for name, scores in score.items():
                 scans[name].append(evaluate_scan(scores(volume), stored, truth))
             progress.advance()

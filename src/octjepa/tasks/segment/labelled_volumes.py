@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Bool, Float, UInt8
 
 from octjepa.canonical.native_mapping import NativeMap
 from octjepa.embed.table import SPLITS
@@ -36,13 +36,17 @@ _NAMED = 5  # label files that a note names
 
 @dataclass(frozen=True, eq=False)
 class NativeLabels:
-    """Labels of one scan, B-scans in spatial order. `centre_from` is "labels" or "scan"."""
+    """Labels of one scan, B-scans in spatial order. `centre_from` is "labels" or "scan".
+
+    known_layers: the A-scans in which the labels hold all of a layer, though not the whole A-scan; None for nowhere.
+    """
 
     codes: UInt8[np.ndarray, "N R C"]
     native: NativeMap
     scan: ScanOrientation
     centre_from: str
     vertical_from: str
+    known_layers: Bool[np.ndarray, "K N C"] | None = None
 
 
 class LabelledVolumes:
@@ -65,20 +69,26 @@ class LabelledVolumes:
                 f"none of the {self.folder.label_count} label files of {labels} belongs to one of the {len(volumes)} "
                 f"scans of {store.location}: name them by SOP instance UID, file name or volume id (docs/segment.md)"
             )
-        self._note("label files without a scan", self.folder.label_count - len({file for _, file in matched}))
+        self._note("label files without a scan", self.folder.unused({file for _, file in matched}))
+        twice = sorted(file.name for file in self.folder.passed_over)
+        reason = "another file of their scan holds the same classes"
+        self._note(f"label files that are not read, because {reason} ({_listed(twice)})", len(twice))
         self._note("scans without labels", len(volumes) - len(matched))
         self.classes = self._choose_classes([name for _, file in matched for name in self.folder.names(file)], classes)
         self.volumes = self._usable([volume for volume, _ in matched])
         self.files = {volume.volume_id: self.folder.file_for(volume) for volume in self.volumes}
         self._check_people()
         self._empty: set[str] = set()  # names of label files without a mark
+        self._assumed: dict[str, tuple[str, ...]] = {}  # by name of a label file, what was assumed when it was read
         self.stored = {volume.volume_id: self._to_stored(volume) for volume in self.volumes}
         self._note_empty_files()
+        self._note_assumptions()
         self._check_classes()
 
     def _check_files(self, volumes: Sequence[IndexEntry]) -> None:
         """Scans of several people are often called alike, `oct.dcm`; labels of one are not labels of the others."""
-        matched = Counter(file for volume in volumes if (file := self.folder.file_for(volume)) is not None)
+        files = [file for volume in volumes if (file := self.folder.file_for(volume)) is not None]
+        matched = Counter(part for file in files for part in self.folder.parts(file))
         shared = [(file, count) for file, count in matched.items() if count > 1]
         if shared:
             file, count = shared[0]
@@ -130,14 +140,16 @@ class LabelledVolumes:
         file = self.files[volume.volume_id]
         assert file is not None
         native = self.store.native_map(volume.volume_id)
-        read = self.folder.read(file, self.classes, native.shape)
+        # A store knows no names of images.
+        read = self.folder.read(file, self.classes, native.shape, None if volume.format == "images" else ())
         read.check(native.shape, native.spacing_mm, str(file))
         if read.is_empty:
             self._empty.add(file.name)
+        self._assumed[file.name] = read.notes
         codes, fovea = read.as_classes(self.classes), read.fovea_mm
         notes = read_notes(volume.notes)
         order = FileOrder.of(notes, native.shape[0])
-        codes = order.voxels(codes)
+        codes, known_layers = order.voxels(codes), order.ascans(read.known_layers(self.classes))
         slice_mm, column_mm = native.slice_mm, native.column_mm
         if fovea is not None:
             ends = float(slice_mm[-1]), float(column_mm[-1])
@@ -155,7 +167,7 @@ class LabelledVolumes:
             lines_of(volume.pattern, notes),
         )
         vertical = "positions" if is_known else f"assumed {first_bscan} first"
-        return NativeLabels(codes, native, scan, "scan" if fovea is None else "labels", vertical)
+        return NativeLabels(codes, native, scan, "scan" if fovea is None else "labels", vertical, known_layers)
 
     def _read(self, volume_id: str) -> LabelledVolume:
         return self.store.read(volume_id), self.stored[volume_id]
@@ -172,11 +184,14 @@ class LabelledVolumes:
     def _note_empty_files(self) -> None:
         """Names the label files without a mark: their voxels are learned as background."""
         names = sorted(self._empty)
-        shown = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
-        what = (
-            f"label files without any marked voxel ({shown}), learned as background: remove those that nobody labelled"
-        )
-        self._note(what, len(names))
+        advice = "learned as background: remove those that nobody labelled"
+        self._note(f"label files without any marked voxel ({_listed(names)}), {advice}", len(names))
+
+    def _note_assumptions(self) -> None:
+        """Names the label files that needed an assumption, such as the number of the first mask."""
+        for note in dict.fromkeys(note for notes in self._assumed.values() for note in notes):
+            names = sorted(name for name, notes in self._assumed.items() if note in notes)
+            self._note(f"{note} ({_listed(names)}); label files read so", len(names))
 
     def _choose_classes(self, names: Sequence[str], classes: Sequence[str]) -> tuple[str, ...]:
         unknown = [name for name in classes if name not in names]
@@ -226,6 +241,10 @@ class LabelledVolumes:
                 f"no voxel of {', '.join(absent)} in the labels of the {len(self.in_split('train'))} training scans: "
                 "name the others with --classes"
             )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
 def labels_to_stored(codes: UInt8[np.ndarray, "N R C"], native: NativeMap) -> UInt8[np.ndarray, "D H W"]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -44,7 +44,8 @@ RECORD: Final = "segmenter.json"
 # Advice if a label file belongs to several volumes, or to several pictures.
 _BY_ID: Final = "name label files by SOP instance UID or volume id (docs/segment.md)"
 _BY_FOLDER: Final = "put label files into folders with the names of those of the pictures"
-_MOST_NAMED: Final = 5  # refused files in a note
+_MOST_NAMED: Final = 5  # files in a note
+_TURNED: Final = "turned_upright"  # the note of the reader
 _SOP_INSTANCE_UID: Final = 0x00080018  # no later tag of the header is needed
 _ID: Final = re.compile(r"[0-9a-f]{16}|[0-9]+(\.[0-9]+){3,}")  # the id of a volume in a store, or a DICOM UID
 
@@ -172,7 +173,7 @@ def _sources_to_read(
     labelled, used = set[str](), set[Path]()
     for source in sources:
         names = ScanNames(_stated_uid(source), source.name, "")
-        if files := {file for folder in folders if (file := folder.file_for(names)) is not None}:
+        if files := {file for folder in folders for file in folder.files_for(names)}:
             labelled.add(source.key)
             used |= files
     is_id_left = any(
@@ -196,7 +197,7 @@ def _labelled_volumes(
     sources = discovery.files
     is_only = len(sources) == 1 and not discovery.refused
     to_read, with_labels = _sources_to_read(sources, folders)
-    scans, used = [], dict[Path, SourceFile]()
+    scans, moved, used = [], list[str](), dict[Path, SourceFile]()
     refused, others = list[VolumeRejected](), list[VolumeRejected]()
     for source in sources if is_only else to_read:
         try:
@@ -212,13 +213,8 @@ def _labelled_volumes(
         except VolumeRejected as error:
             (refused if is_only or source.key in with_labels else others).append(_named(shown, source, error))
             stated = ScanNames(_stated_uid(source), source.name, "")
-            _use(
-                [file for folder in folders if (file := folder.file_for(stated)) is not None],
-                source,
-                used,
-                shown,
-                _BY_ID,
-            )
+            pairs = [(folder, file) for folder in folders if (file := folder.file_for(stated)) is not None]
+            _use(pairs, source, used, shown, _BY_ID)
             continue
         names = ScanNames(volume.sop_instance_uid, source.name, volume_id(volume.content_hash))
         files = [folder.file_for(names) for folder in folders]
@@ -226,28 +222,34 @@ def _labelled_volumes(
             only = f"the only scan, {Path(shown.of(source, ())).name}"
             files = [file or folder.only_file(only) for folder, file in zip(folders, files, strict=True)]
         pairs = [(folder, file) for folder, file in zip(folders, files, strict=True) if file is not None]
-        _use([file for _, file in pairs], source, used, shown, _BY_ID)
-        if parts := [_read_labels(folder, file, volume, bscans, notes) for folder, file in pairs]:
+        _use(pairs, source, used, shown, _BY_ID)
+        if pairs and (fault := _moved(volume)):
+            moved.append(f"{shown.of(source, ())}: {fault}")
+        elif parts := [_read_labels(folder, file, volume, bscans, notes) for folder, file in pairs]:
             labels = joined(parts)
             notes += labels.notes
             scans.append(labelled_scan(volume, labels, source.name))
     if others:
         notes.append(f"not read: {_listed(others)}")
     _check_refused(refused, bool(scans), "scan", notes)
-    _check_and_note(len(scans), len(sources) - len(refused) - len(others), "scans", notes)
-    if not is_only:
-        _note_unused(folders, len(used), "scan", notes)
+    _check_moved(moved, bool(scans), "scan", notes)
+    _check_and_note(len(scans), len(sources) - len(refused) - len(others) - len(moved), "scans", notes)
+    _note_unused(folders, used, "" if is_only else "scan", notes)
     return scans
 
 
 def _use(
-    files: Sequence[Path], source: SourceFile, used: dict[Path, SourceFile], shown: ShownNames, advice: str
+    pairs: Sequence[tuple[LabelFolder, Path]],
+    source: SourceFile,
+    used: dict[Path, SourceFile],
+    shown: ShownNames,
+    advice: str,
 ) -> None:
     """Adds the label files of `source` to `used`. Raises UsageError with `advice`: another scan has one of them.
 
     Scans of several people are often called alike, `oct.dcm`. The labels of one scan are not labels of the others.
     """
-    for file in files:
+    for file in [part for folder, whole in pairs for part in folder.parts(whole)]:
         first = used.setdefault(file, source)
         if first.key != source.key:
             scans = " and ".join(shown.of(scan, ()) for scan in (first, source))
@@ -269,25 +271,30 @@ def _labelled_bscans(
     label_paths = {folder.path.resolve() for folder in folders}
     # Masks in a folder below the pictures are not pictures. Masks next to their pictures are left out by their names.
     sources = [source for source in sources if not label_paths & set(source.path.resolve().parents)] or sources
-    scans, refused, used = [], [], dict[Path, SourceFile]()
+    scans, refused, moved, used = [], [], list[str](), dict[Path, SourceFile]()
     for source in sources:
         names = ScanNames("", source.path.resolve().as_posix(), "")
         pairs = [(folder, file) for folder in folders if (file := folder.file_for(names)) is not None]
         if not pairs:
             continue
-        _use([file for _, file in pairs], source, used, shown, _BY_FOLDER)
+        _use(pairs, source, used, shown, _BY_FOLDER)
         stated_mm = None if spacing_mm == "file" else spacing_mm
         try:
             volume = read_bscan_volume(source.path, source.row, stated_mm, source.dataset_path)
         except VolumeRejected as error:
             refused.append(_named(shown, source, error))
             continue
-        labels = joined([_read_labels(folder, file, volume, (), notes) for folder, file in pairs])
+        if fault := _moved(volume, is_single=True):
+            moved.append(f"{shown.of(source, ())}: {fault}")
+            continue
+        is_turned = _TURNED in volume.notes
+        labels = joined([_read_labels(folder, file, volume, (), notes, is_turned) for folder, file in pairs])
         notes += labels.notes
-        scans.append(labelled_scan(volume, labels, source.name))
+        scans.append(labelled_scan(volume, labels, source.name, is_single=True))
     _check_refused(refused, bool(scans), "picture", notes)
-    _check_and_note(len(scans), len(sources) - len(refused), "pictures", notes)
-    _note_unused(folders, len(used), "picture", notes)
+    _check_moved(moved, bool(scans), "picture", notes)
+    _check_and_note(len(scans), len(sources) - len(refused) - len(moved), "pictures", notes)
+    _note_unused(folders, used, "picture", notes)
     if any(ASSUMED_NOTE in scan.volume.notes for scan in scans):
         notes.append("spacing unknown: pictures are taken to be 2 x 6 mm (--spacing depth,column states it)")
     return scans
@@ -301,6 +308,32 @@ def _check_refused(refused: Sequence[VolumeRejected], is_any_read: bool, noun: s
         notes.append(f"not used, because unreadable: {counted(len(refused), f'labelled {noun}')}: {_listed(refused)}")
 
 
+def _moved(volume: OCTVolume, is_single: bool = False) -> str:
+    """Why labels of the file cannot be placed on the voxels of `volume`; "" if they can."""
+    try:
+        _order(volume, is_single)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def _order(volume: OCTVolume, is_single: bool) -> FileOrder:
+    """The order of the file. Labels of a single B-scan are turned upright with it, so that this move does not matter.
+
+    Raises UsageError: the reader moved voxels in another way.
+    """
+    return FileOrder.of([note for note in volume.notes if not (is_single and note == _TURNED)], volume.shape[0])
+
+
+def _check_moved(moved: Sequence[str], is_any_read: bool, noun: str, notes: list[str]) -> None:
+    """Adds a note that names the labelled files that were left out. Raises UsageError if no other was read."""
+    if moved and not is_any_read:
+        raise UsageError(moved[0])
+    if moved:
+        shown = "; ".join(moved[:_MOST_NAMED]) + (f"; and {len(moved) - _MOST_NAMED} more" * (len(moved) > _MOST_NAMED))
+        notes.append(f"not used: {counted(len(moved), f'labelled {noun}')}: {shown}")
+
+
 def _check_and_note(labelled: int, total: int, noun: str, notes: list[str]) -> None:
     if not labelled:
         raise UsageError(
@@ -311,31 +344,44 @@ def _check_and_note(labelled: int, total: int, noun: str, notes: list[str]) -> N
         notes.append(f"{total - labelled} of {total} {noun} have no labels and are not used")
 
 
-def _note_unused(folders: Sequence[LabelFolder], used: int, noun: str, notes: list[str]) -> None:
-    if count := sum(folder.label_count for folder in folders) - used:
+def _note_unused(folders: Sequence[LabelFolder], used: Collection[Path], noun: str, notes: list[str]) -> None:
+    """Adds notes that count the label files that were not read. Without a `noun` all label files are of one scan."""
+    count = sum(folder.unused(used) for folder in folders) if noun else 0
+    if count:
         notes.append(f"not used: {counted(count, 'label file')} without a {noun} of that name")
+    twice = [file.name for folder in folders for file in sorted(folder.passed_over - set(used))]
+    if twice:
+        shown = ", ".join(twice[:_MOST_NAMED]) + (", ..." if len(twice) > _MOST_NAMED else "")
+        notes.append(f"not used, because another label file of the scan holds the same classes: {shown}")
 
 
 def _read_labels(
-    folder: LabelFolder, file: Path, volume: OCTVolume, bscans: Sequence[str], notes: list[str]
+    folder: LabelFolder,
+    file: Path,
+    volume: OCTVolume,
+    bscans: Sequence[str],
+    notes: list[str],
+    is_turned: bool = False,
 ) -> LabelVolume:
     """The labels in `file`. Adds to `notes` if nothing is marked. Raises UsageError: they do not fit the scan."""
-    read = folder.read(file, folder.names(file), volume.shape, bscans)
+    read = folder.read(file, folder.names(file), volume.shape, bscans, is_turned)
     read.check(volume.shape, volume.spacing_mm, str(file))
     if read.is_empty:
         notes.append(f"{file.name} marks no voxel and is learned as background: remove it if nobody labelled it")
     return read
 
 
-def labelled_scan(volume: OCTVolume, labels: LabelVolume, name: str) -> LabelledScan:
+def labelled_scan(volume: OCTVolume, labels: LabelVolume, name: str, is_single: bool = False) -> LabelledScan:
     """Labels in the order of the file's B-scans as what the network learns, in the order of `volume`.
+
+    is_single: `volume` is a single B-scan, and `labels` are turned upright with it.
 
     Raises UsageError: the reader moved voxels, or no name is a boundary, a layer or fluid.
     """
     is_known = any(class_set(item) for item in labels.names)
     if labels.boundaries_px is None and not is_known:
         raise UsageError(f"the labels are called {', '.join(labels.names)}: expected {KNOWN_NAMES}")
-    order = FileOrder.of(volume.notes, volume.shape[0])
+    order = _order(volume, is_single)
     boundaries = np.full((8, volume.shape[0], volume.shape[2]), np.nan, np.float32)
     if labels.boundaries_px is not None:
         boundaries = labels.boundaries_px
