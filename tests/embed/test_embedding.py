@@ -246,12 +246,12 @@ def test_a_damaged_part_and_a_folder_in_the_way_are_reported(run, tmp_path, monk
 
 
 def test_arrays_of_the_user_in_the_folder_of_tokens_stay(run, tmp_path):
-    mine, tokens = tmp_path / "mine", tmp_path / "tokens"
-    mine.mkdir()
-    np.save(mine / "hand_labels.npy", np.arange(5))
+    own_folder, tokens = tmp_path / "own", tmp_path / "tokens"
+    own_folder.mkdir()
+    np.save(own_folder / "hand_labels.npy", np.arange(5))
     with pytest.raises(UsageError, match=r"holds hand_labels\.npy"):
-        embed_store(run, store_of(), tmp_path / "e.parquet", ["mean"], mine)
-    assert [path.name for path in mine.iterdir()] == ["hand_labels.npy"]
+        embed_store(run, store_of(), tmp_path / "e.parquet", ["mean"], own_folder)
+    assert [path.name for path in own_folder.iterdir()] == ["hand_labels.npy"]
     embed_store(run, store_of(), tmp_path / "e.parquet", ["mean"], tokens)
     before = {path.name for path in tokens.glob("*.npy")}
     for name in ("hand_labels.npy", ".hand_labels.npy.tmp"):  # put there while another embedding ran

@@ -74,7 +74,7 @@ def embed_on_machine(part: Part, job: Job) -> tuple[int, str]:
         with allow_outside():  # whoever sent the job has opened the same checkpoint
             store = Store.open(job.store)
             encoder = open_encoder(job.checkpoint, store.preprocessing)
-        if encoder.weights_hash() != job.weights:  # its part would be taken for one of the job's weights
+        if encoder.weights_hash() != job.weights:  # its part would be joined with those of the job's weights
             raise OctjepaError(
                 f"the weights at {job.checkpoint} changed after the embedding began: run the same command again"
             )

@@ -85,9 +85,9 @@ class VolumeEmbedder(TransformerMixin, BaseEstimator):
     def transform(self, X: Any) -> Float[np.ndarray, "n features"]:
         """Returns one float32 row of features per scan of `X`, in the order of `X`.
 
-        Raises NotFittedError before `fit`, UsageError (an empty `X`, an item that is not a scan or has a pattern that
-        the encoder does not read, an id that the store lacks), VolumeRejected (a file that cannot be read or made
-        canonical, which the message names).
+        Raises NotFittedError before `fit`, UsageError (an empty `X`, an item that is not a scan, a scan of a pattern
+        that the encoder does not read, an id that the store lacks). Raises VolumeRejected for a file that cannot be
+        read or made canonical; the message names it.
         """
         check_is_fitted(self, "encoder_")
         scans = _listed(X)

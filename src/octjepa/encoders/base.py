@@ -166,8 +166,8 @@ class EncoderBase(ABC, Generic[Input]):
         native = read_volume(volume) if isinstance(volume, str | Path) else volume
         if isinstance(native, OCTVolume) and native.pattern not in self.patterns:
             where = volume if isinstance(volume, str | Path) else native.source or "the scan"
-            known = ", ".join(self.patterns)
-            raise UsageError(f"the pattern of {where} is {native.pattern}: the encoder knows {known}")
+            patterns_text = ", ".join(self.patterns)
+            raise UsageError(f"the pattern of {where} is {native.pattern}: the encoder knows {patterns_text}")
         return prepare_volume(native, self.preprocessing)
 
     def tokens(self, volume: Scan) -> TokenFeatures:

@@ -242,13 +242,13 @@ def test_a_volume_shrinks_by_means_and_no_voxel_is_skipped(tmp_path):
     volume = np.random.default_rng(1).integers(0, 255, (6, 96, 96), dtype=np.uint8)
     moved = volume.copy()
     moved[:, 0::3], moved[:, 2::3] = volume[:, 2::3], volume[:, 0::3]  # a third of the rows is between the others
-    one, other = encoder.tokens(volume), encoder.tokens(moved)
-    assert np.allclose(one, other, atol=1e-5)
+    tokens = encoder.tokens(volume)
+    assert np.allclose(tokens, encoder.tokens(moved), atol=1e-5)
     moved[:, 0::3] = 255 - moved[:, 0::3]
-    assert not np.allclose(one, encoder.tokens(moved), atol=1e-3)
+    assert not np.allclose(tokens, encoder.tokens(moved), atol=1e-3)
     earlier = from_architecture("monai", {"files": encoder.architecture()["files"]})
     earlier.network.load_state_dict(encoder.network.state_dict())
-    assert not np.allclose(earlier.tokens(volume), one, atol=1e-3)
+    assert not np.allclose(earlier.tokens(volume), tokens, atol=1e-3)
 
 
 def test_the_untrained_twin_is_always_the_same_and_leaves_chance_alone(vit):

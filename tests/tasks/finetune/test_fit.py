@@ -246,8 +246,8 @@ def test_the_frozen_row_is_of_the_weights_that_were_tuned(tune, tmp_path, monkey
     start = write_encoder(tmp_path / "encoder.safetensors")
     weights, honest = load_encoder(start).weights_hash(), fit.tune
 
-    def tuned_while_others_train(*given):
-        learner = honest(*given)
+    def tuned_while_others_train(*arguments):
+        learner = honest(*arguments)
         write_encoder(start, small_recipe(model=TEST_SIZE))
         return learner
 

@@ -280,8 +280,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _refuse_ours(folder: Path) -> None:
     """Raises UsageError where octjepa wrote `folder` for transformers.
 
-    As another project's encoder it would get images normalised otherwise than in its training, and the record of its
-    training volumes would be lost, by which leaks are found.
+    As another project's encoder it would get images normalised otherwise than in its training. The record of its
+    training volumes would be lost, and leaks would not be seen.
     """
     try:
         check_safetensors(folder / WEIGHTS[0])

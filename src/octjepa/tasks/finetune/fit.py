@@ -257,10 +257,10 @@ def _embed_frozen(
     """
     if len(set(runtime.all_gather([weights]))) > 1:
         raise OctjepaError(f"{inputs.checkpoint} changed while the processes read it: give --from a step-* folder")
-    found = runtime.broadcast_object(read_embeddings(path).weights if runtime.rank == 0 and path.is_file() else None)
-    if found == weights:
+    of_table = runtime.broadcast_object(read_embeddings(path).weights if runtime.rank == 0 and path.is_file() else None)
+    if of_table == weights:
         runtime.run_on_rank_zero(lambda: discard_leftovers(path))
-    elif found is not None and inputs.frozen is not None:  # of the same encoder with all labels
+    elif of_table is not None and inputs.frozen is not None:  # of the same encoder with all labels
         raise UsageError(
             f"{path} was made of other weights than {inputs.checkpoint} has now: give --from the step-* folder of one "
             "checkpoint"
