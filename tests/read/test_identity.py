@@ -155,7 +155,7 @@ def test_a_visit_is_the_same_within_a_session_and_tells_no_date(tmp_path: Path) 
 def test_placeholder_uids_join_neither_people_nor_visits(placeholder: str, tmp_path: Path) -> None:
     volumes = []
     for number in range(2):
-        ds = make_dataset(PIXELS)
+        ds = make_dataset(retina(frames=4, seed=number))
         ds.PatientID, ds.StudyDate = "", f"2024022{number}"
         ds.SOPInstanceUID = ds.StudyInstanceUID = placeholder
         volumes.append(read_volume(save(ds, tmp_path / f"{number}.dcm")))
@@ -258,7 +258,7 @@ def test_a_row_of_another_scan_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["npy", "png"])
-def test_an_unknown_person_is_told_by_the_pixels_wherever_the_file_lies(
+def test_the_id_of_an_unknown_person_depends_on_the_pixels_and_not_on_the_path(
     suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = []

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from octjepa.errors import OctjepaError, UsageError, counted
 from octjepa.notes import read_notes
 from octjepa.parsing import parse_json_object, read_object, read_parquet
-from octjepa.reasons import REASONS
 from octjepa.record import Record
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ PARTICIPANT_COLUMNS = ("person_id", "clinical_site", "study_group", "age", "reco
 LABELS_FILE = "labels.tsv"
 PAST_SPLITS_FILE = "past_splits.json"
 _LABEL_KEYS = ("volume_id", "person_id", "eye")
-_KEEPING_THE_VOLUME = {code for code, reason in REASONS.items() if reason.keeps_volume}
 _log = logging.getLogger(__name__)
 
 
@@ -297,9 +295,12 @@ class Index:
         return "" if change.volume is None else self._add(change.volume)
 
     def _refuse(self, refused: dict[str, str]) -> str:
+        from octjepa.reasons import REASONS  # training refuses no file
+
         file = refused_file_key(refused)
         self.quarantine[file] = refused
-        return "" if refused["reason"] in _KEEPING_THE_VOLUME else self._remove_volume_of(file)
+        reason = REASONS.get(refused["reason"])  # None: a code of another version
+        return "" if reason and reason.keeps_volume else self._remove_volume_of(file)
 
     def _add(self, entry: IndexEntry) -> str:
         is_same = self._volume_by_file.get(entry.key) == entry.volume_id
