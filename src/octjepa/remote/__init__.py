@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from octjepa.remote.address import is_remote, join
 
 if TYPE_CHECKING:
-    from octjepa.remote.bucket import RemoteObject, info, list_objects, put, put_bytes, remove
+    from octjepa.remote.bucket import RemoteObject, first_objects, info, list_objects, put, put_bytes, remove
     from octjepa.remote.cache import (
         cache_folder,
         clear_unfinished,
@@ -34,6 +34,7 @@ __all__ = [
     "bucket_lock",
     "cache_folder",
     "clear_unfinished",
+    "first_objects",
     "info",
     "is_remote",
     "join",
@@ -49,7 +50,9 @@ __all__ = [
 ]
 
 _MODULES = {
-    **dict.fromkeys(("RemoteObject", "info", "list_objects", "put", "put_bytes", "remove"), "octjepa.remote.bucket"),
+    **dict.fromkeys(
+        ("RemoteObject", "first_objects", "info", "list_objects", "put", "put_bytes", "remove"), "octjepa.remote.bucket"
+    ),
     **dict.fromkeys(
         ("cache_folder", "clear_unfinished", "local_copy", "read_bytes", "remembered", "temporary_folder"),
         "octjepa.remote.cache",
