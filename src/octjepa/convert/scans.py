@@ -307,9 +307,9 @@ def _differences(volume: OCTVolume, written: OCTVolume, form: Form) -> str:
     return next((f"another {name}" for name, is_same in same.items() if not is_same), "")
 
 
-def _same_text(one: str, other: str) -> bool:
+def _same_text(text: str, other: str) -> bool:
     """Whether two texts differ in capitals at most: the reader writes the protocol of a DICOM file in lower case."""
-    return one.strip().casefold() == other.strip().casefold()
+    return text.strip().casefold() == other.strip().casefold()
 
 
 def _mm(spacing_mm: tuple[float, float, float]) -> str:

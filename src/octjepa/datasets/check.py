@@ -224,8 +224,8 @@ def write_tables(data_set: DataSet, folder: Path) -> WrittenTables:
     eyes = [groups.get("eye", "").upper() for _, groups in matches]
     # A path that a spreadsheet would take for a formula begins with "/", which stands for the folder of the manifest.
     # An apostrophe, as `table_cell` writes, would be part of the name for whoever reads the manifest.
-    listed = [path if table_cell(path) == path else f"/{path}" for path in paths]
-    rows = zip(people, eyes, listed, strict=True)
+    filepaths = [path if table_cell(path) == path else f"/{path}" for path in paths]
+    rows = zip(people, eyes, filepaths, strict=True)
     texts = {"manifest.tsv": _filled_table(("person_id", "laterality", "filepath"), rows)}
     of_person: dict[str, set[str]] = {}
     for person, split in zip(people, splits, strict=True):

@@ -108,7 +108,7 @@ def ingest_one(
         return refused(source, stage, error.reason, error.detail, sha256(source), people[-1] if people else None)
     except UsageError as error:
         if isinstance(source.location, str) and not isinstance(error, remote.AbsentObject):
-            raise  # access is denied, or credentials expired: that is no fault of this file
+            raise  # access is denied, or credentials expired: the file is not the cause
         detail = "the file went away or changed while it was read: run ingest again"
         if isinstance(source.location, str) and not source.objects:  # its address was joined from the parts of the key
             detail = "its key in the bucket has an empty part (//), which is not read: name the object without it"
