@@ -36,6 +36,17 @@ def test_a_file_that_is_a_link_is_replaced_and_what_it_names_stays(tmp_path: Pat
     assert not (tmp_path / "run.json").is_symlink()
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_a_new_folder_and_what_is_in_it_follow_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        folder = write_new_folder(tmp_path, {"pixels.npy": lambda file: file.write(b"pixels")})
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o777 & ~umask
+    assert (folder / "pixels.npy").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
 def test_a_journal_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "journal.jsonl").symlink_to("precious")

@@ -11,9 +11,9 @@ import fcntl
 import json
 import os
 import resource
+import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -109,6 +109,18 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, lambda file: file.write(text.encode()))
 
 
+def _new_folder(parent: Path) -> Path:
+    """A new hidden folder in `parent`, which others may open as far as the umask allows. Raises OSError.
+
+    `tempfile.mkdtemp` makes a folder for its owner alone, and stays so when it is renamed.
+    """
+    while True:
+        folder = parent / f".new-{secrets.token_hex(8)}"
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+
+
 def write_new_folder(parent: Path, parts: dict[str, Callable[[IO[bytes]], object]]) -> Path:
     """Writes `parts` into a new hidden folder in `parent`, which `replace_folder` then renames.
 
@@ -123,7 +135,7 @@ def write_new_folder(parent: Path, parts: dict[str, Callable[[IO[bytes]], object
             )
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=parent))
+        temporary = _new_folder(parent)
         try:
             for name, write in parts.items():
                 with (temporary / name).open("wb") as file:

@@ -18,7 +18,7 @@ from octjepa.convert.arrays import write_zarr
 from octjepa.convert.description import NotPreserved
 from octjepa.convert.dicom import write_dicom
 from octjepa.convert.scans import ENDINGS
-from octjepa.errors import VolumeRejected
+from octjepa.errors import OctjepaError, VolumeRejected
 from octjepa.ingest.sources import discover
 from octjepa.phantom import DEVICES, make_eye
 from octjepa.phantom.dicom import write_eye
@@ -259,6 +259,87 @@ def test_only_conversions_of_the_same_scan_are_replaced(tmp_path: Path) -> None:
         assert refused.code == 2
         assert "results of another scan called eye" in refused.json["refused"][0]["detail"]
         assert np.array_equal(read_volume(tmp_path / "out" / f"eye{ENDINGS[form]}").pixels, read_volume(scan).pixels)
+
+
+def stated_cube(folder: Path, protocol: str) -> Path:
+    """An array whose JSON file states all that an array cannot hold."""
+    folder.mkdir(exist_ok=True)
+    np.save(folder / "b.npy", retina())
+    facts = {"spacing_mm": [0.12, 0.0039, 0.0117], "laterality": "OD", "device": "Topcon Maestro2"}
+    (folder / "b.json").write_text(json.dumps({**facts, "person_id": "7", "protocol": protocol, "region": "Macula"}))
+    return folder / "b.npy"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name.startswith("b.")}
+
+
+def test_formats_in_one_folder_share_a_json_file_that_none_of_them_changes(tmp_path: Path) -> None:
+    scan, out = stated_cube(tmp_path / "in", "macula"), tmp_path / "out"
+    for form in ("nifti", "dicom", "tiff"):
+        assert convert(scan, "--to", form, "--out", out).code == 0
+    before = contents(out)
+    assert sorted(before) == ["b.dcm", "b.json", "b.nii.gz", "b.tif"]
+    assert json.loads(before["b.json"])["axes"] == "slice,depth,column"
+    refused = convert(scan, "--to", "tiff", "--out", out, "--spacing", "0.3,0.005,0.02")
+    assert refused.code == 2
+    (entry,) = refused.json["refused"]
+    assert entry["reason"] == "output_exists"
+    assert "holds b.json, which belongs to b.nii.gz and states other facts" in entry["detail"]
+    assert contents(out) == before
+    for form in ("dicom", "tiff"):
+        (out / f"b{ENDINGS[form]}").unlink()
+    assert convert(scan, "--to", "nifti", "--out", out, "--spacing", "0.3,0.005,0.02").code == 0  # it is its own
+    assert read_volume(out / "b.nii.gz").spacing_mm == pytest.approx((0.3, 0.005, 0.02))
+
+
+def test_the_json_file_of_an_earlier_version_is_completed(tmp_path: Path) -> None:
+    scan, out = stated_cube(tmp_path / "in", "macula"), tmp_path / "out"
+    assert convert(scan, "--to", "dicom", "--out", out).code == 0
+    stated = json.loads((out / "b.json").read_text())
+    del stated["axes"]
+    stated["converted"]["by"] = "octjepa 0.1"
+    (out / "b.json").write_text(json.dumps(stated))
+    assert convert(scan, "--to", "nifti", "--out", out).code == 0
+    assert json.loads((out / "b.json").read_text())["axes"] == "slice,depth,column"
+
+
+@pytest.mark.parametrize("form", ["dicom", "zarr"])
+@pytest.mark.parametrize("failure", ["difference", "disk", "rename"])
+def test_a_conversion_that_fails_leaves_what_was_there(
+    form: str, failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from octjepa.convert import scans as module
+
+    scan, out = stated_cube(tmp_path / "in", "macula"), tmp_path / "out"
+    assert convert(scan, "--to", "nifti", "--out", out).code == 0
+    assert convert(scan, "--to", form, "--out", out).code == 0
+
+    def refuse(*_: object) -> None:
+        raise OctjepaError("the disk is full")
+
+    def content() -> dict[str, bytes]:
+        files = (path for path in out.rglob("b.*") if path.is_file())
+        return {str(path): path.read_bytes() for path in (*files, *out.glob("b.zarr/**/[.0-9]*")) if path.is_file()}
+
+    before = content()
+    if failure == "difference":
+        monkeypatch.setattr(module, "_differences", lambda *_: "other pixels")
+    else:
+        monkeypatch.setattr(module, "write_json" if failure == "disk" else "_move", refuse)
+    assert convert(scan, "--to", form, "--out", out).code in (1, 2)
+    assert content() == before
+    assert not list(out.glob(".new*"))
+
+
+def test_capitals_of_a_protocol_are_no_difference_and_a_lost_region_is_noted(tmp_path: Path) -> None:
+    scan = stated_cube(tmp_path / "in", "Line HD 5")
+    made = convert(scan, "--to", "dicom", "--out", tmp_path / "out")
+    assert made.code == 0, made.out + made.err
+    assert json.loads((tmp_path / "out" / "b.json").read_text())["protocol"] == "Line HD 5"
+    assert "the region Macula is in the JSON file only" in made.json["scans"][0]["notes"]
+    other = convert(scan, "--to", "nifti", "--out", tmp_path / "out")
+    assert not any("region" in note for note in other.json["scans"][0]["notes"])
 
 
 def test_conversions_below_the_scans_are_not_converted_again(tmp_path: Path) -> None:

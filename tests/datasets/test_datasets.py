@@ -15,6 +15,7 @@ from command_line import call
 from oct_dicom import retina
 from octjepa.datasets.catalogue import DataSet, ExpectedFiles, catalogue, find_data_set
 from octjepa.datasets.check import check_folder
+from octjepa.ingest.sources import discover
 from octjepa.locks import writer_lock
 from octjepa.store import Store
 
@@ -137,6 +138,16 @@ def test_tables_give_each_scan_its_person_split_and_label(tmp_path: Path) -> Non
     }
     splits = {row["person_id"]: row["recommended_split"] for row in rows(tmp_path / "fair" / "participants.tsv")}
     assert splits["fairvision-glaucoma-00002"] == "test"
+
+
+@pytest.mark.parametrize("sign", "@-+=")
+def test_folders_that_look_like_formulas_are_found_by_ingest(sign: str, tmp_path: Path) -> None:
+    write(tmp_path, find_data_set("kermany").files[0], f"{sign}OCT/train/CNV/CNV-5-1.jpeg")
+    assert call("datasets", "tables", "kermany", tmp_path).code == 0
+    assert f"/{sign}OCT/train/CNV/CNV-5-1.jpeg" in (tmp_path / "manifest.tsv").read_text()
+    found = discover([tmp_path], single_bscans=True)
+    assert [file.row.person_id if file.row else "" for file in found.files] == ["kermany-5"]
+    assert found.refused == []
 
 
 def test_tables_that_a_killed_call_left_are_completed(tmp_path: Path) -> None:

@@ -10,17 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bucket_servers import Bucket
+from bucket_servers import BUCKET, Bucket, bucket_of
 from eye_files import phantom, write_voxels
+from faulty_proxy import Fault, FaultyProxy
 from oct_dicom import make_dataset, retina, save
 from octjepa import remote
 from octjepa.convert.scans import convert_sources
 from octjepa.errors import NothingReadError, UsageError
 from octjepa.ingest import Discovery, build_store, discover, source_file
 from octjepa.ingest.archive import expand
-from octjepa.ingest.one_file import refused
+from octjepa.ingest.one_file import RefusedFile, ingest_one, refused
 from octjepa.read.reader import read_volume
 from octjepa.recipe import Preprocessing
+from octjepa.remote.bucket import connection
+from octjepa.remote.retry import RetryPolicy
 from octjepa.store import Store
 from vendor_files import e2e_bytes, write_heyex_xml
 
@@ -309,6 +312,41 @@ def test_each_scan_of_an_object_is_a_scan_and_the_object_is_fetched_once(bucket:
     assert not [one for one in bucket.proxy.requests if "eyes.e2e" in str(one)]
     put(bucket, **{"eyes.e2e": e2e_bytes([linear])})
     assert [file.name for file in discover([bucket.url]).files] == ["bad.e2e", "eyes.e2e", "one.e2e"]
+
+
+def test_an_object_that_is_gone_or_changed_costs_this_file_alone(bucket: Bucket, tmp_path: Path) -> None:
+    url = put(bucket, **{"a.dcm": "a", "b.dcm": "b"})
+    gone, changed = discover([url]).files
+    remote.remove(remote.join(url, "a.dcm"))
+    put(bucket, **{"b.dcm": "another"})
+    for source in (gone, changed):
+        result = ingest_one(source, tmp_path, Preprocessing())
+        assert isinstance(result, RefusedFile)
+        assert result.entry["file"] == source.name
+        assert (result.entry["reason"], result.entry["detail"]) == (
+            "unreadable_file",
+            "the file went away or changed while it was read: run ingest again",
+        )
+
+
+def test_denied_access_ends_the_ingest_and_blames_no_file(bucket: Bucket, tmp_path: Path) -> None:
+    (source,) = discover([put(bucket, **{"a.dcm": "a"})]).files
+    bucket.proxy.faults.append(Fault("403", "HEAD" if bucket.scheme == "s3" else "GET", times=99))
+    with pytest.raises(UsageError, match="access is denied"):
+        ingest_one(source, tmp_path, Preprocessing())
+
+
+def test_a_key_with_an_empty_part_is_refused_by_name(proxies: dict[str, FaultyProxy], tmp_path: Path) -> None:
+    with bucket_of("s3", proxies["s3"], tmp_path / "cache") as bucket:
+        put(bucket, **{"d/a.dcm": "a"})
+        files = connection("s3", RetryPolicy.from_environment())
+        files.call_s3("put_object", Bucket=BUCKET, Key=f"{bucket.url.rpartition('/')[2]}/d//x.dcm", Body=b"x")
+        found = discover([bucket.url]).files
+        assert [file.name for file in found] == ["d/a.dcm", "d/x.dcm"]
+        result = ingest_one(found[1], tmp_path, Preprocessing())
+    assert isinstance(result, RefusedFile)
+    assert (result.entry["file"], result.entry["reason"]) == ("d/x.dcm", "unreadable_file")
+    assert "has an empty part (//)" in result.entry["detail"]
 
 
 def test_numbered_images_beside_a_scan_are_reported(bucket: Bucket) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from bucket_servers import Bucket
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.remote import info, join, list_objects, local_copy, put_bytes
+from octjepa.remote import AbsentObject, info, join, list_objects, local_copy, put_bytes, remove
 from octjepa.remote.cache import cache_root, limit_bytes
 
 EYE = bytes(range(256)) * 40
@@ -42,8 +42,15 @@ def test_new_content_is_fetched_and_the_old_listing_is_reported(bucket: Bucket) 
     put_bytes(b"new", url)
     with local_copy(url) as path:
         assert path.read_bytes() == b"new"
-    with pytest.raises(OctjepaError, match="has other content since"), local_copy(before):
+    with pytest.raises(AbsentObject, match="has other content since") as changed, local_copy(before):
         pass
+    assert changed.value.exit_code == 1  # the same command may succeed
+    remove(url)
+    with pytest.raises(AbsentObject, match="is gone since"), local_copy(before):
+        pass
+    with pytest.raises(AbsentObject, match="there is no object") as absent, local_copy(url):
+        pass
+    assert absent.value.exit_code == 2
 
 
 def test_a_damaged_copy_is_found_and_fetched_again(bucket: Bucket) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
+import tracemalloc
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from command_line import Outcome, call
@@ -59,6 +64,58 @@ def test_a_changed_file_is_damage(store: Path, name: str) -> None:
     outcome = call("inspect", store, "--verify")
     assert outcome.code == 1
     assert "1 volumes of" in outcome.err
+
+
+def change_geometry(store: Path, write: Callable[..., None], **changed: np.ndarray) -> str:
+    """Writes other arrays of the first volume of a store as its maker would, with their hash in the index."""
+    name = Store.open(store).table["volume_id"][0]
+    folder = Store.open(store).chunk_folder(name)
+    with np.load(folder / "geometry.npz") as arrays:
+        write(folder / "geometry.npz", **{**arrays, **changed})
+    table = pd.read_parquet(store / "volumes.parquet")
+    digest = chunk_hash({file: folder / file for file in ("pixels.npy", "geometry.npz")})
+    table.loc[table["volume_id"] == name, "chunk_hash"] = digest
+    table.to_parquet(store / "volumes.parquet")
+    return name
+
+
+def test_a_geometry_that_would_fill_the_memory_is_damage(store: Path) -> None:
+    band = np.zeros((2, 6000, 6000), np.int16)  # 144 MB, packed to 0.14 MB
+    name = change_geometry(store, np.savez_compressed, band=band)
+    del band
+    opened = Store.open(store)
+    tracemalloc.start()
+    with pytest.raises(DamagedVolume, match="band is compressed"):
+        opened.read(name)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20e6
+
+
+def test_an_array_that_declares_more_than_it_holds_is_damage(store: Path) -> None:
+    def write(path: Path, **arrays: np.ndarray) -> None:
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, array in arrays.items():
+                member = io.BytesIO()
+                np.save(member, array)
+                content = member.getvalue()
+                if name == "band":
+                    about = io.BytesIO()
+                    np.lib.format.write_array_header_1_0(
+                        about, {"shape": (2, 10**6, 10**6), "fortran_order": False, "descr": "<i2"}
+                    )
+                    content = about.getvalue() + content[128:]
+                archive.writestr(f"{name}.npy", content)
+
+    name = change_geometry(store, write)
+    with pytest.raises(DamagedVolume, match="band is shorter than its header says"):
+        Store.open(store).read(name)
+
+
+def test_a_band_of_another_size_than_the_shifts_is_damage(store: Path) -> None:
+    name = change_geometry(store, np.savez, band=np.zeros((2, 3, 4), np.int16))
+    with pytest.raises(DamagedVolume, match="do not belong together"):
+        Store.open(store).read(name)
 
 
 def test_exchanged_volumes_are_damage(store: Path) -> None:

@@ -278,6 +278,13 @@ def test_what_is_no_store_is_reported(bucket: Bucket) -> None:
         Store.create(bucket.url, PREPROCESSING)
     with pytest.raises(UsageError, match="lost a slash"):
         Store.open(Path(bucket.url))
+    put_bytes(b"a scan", join(bucket.url, "set/1001/a.dcm"))
+    with pytest.raises(UsageError, match="holds objects and is not a store"):
+        Store.create(join(bucket.url, "set"), PREPROCESSING)
+    assert [one.url for one in list_objects(join(bucket.url, "set"))] == [join(bucket.url, "set/1001/a.dcm")]
+    put_bytes(b"{}", join(bucket.url, "new/.lock"))
+    put_bytes(b"a neighbour", join(bucket.url, "new2/a.dcm"))
+    assert len(Store.create(join(bucket.url, "new"), PREPROCESSING)) == 0
 
 
 def test_a_deleted_chunk_on_disk_is_made_again_and_damage_is_found(tiny: Path, local: Path, tmp_path: Path) -> None:

@@ -62,6 +62,17 @@ def test_a_packed_store_is_read_as_before(whole: Path, path: Path) -> None:
     assert Store.open(path).describe().packed == 10
 
 
+def test_whoever_may_read_the_index_may_read_the_pixels(path: Path) -> None:
+    """The mode of a folder or file is that of the index, by the umask: a store on a shared disk is for colleagues."""
+    expected = (path / "store.json").stat().st_mode & 0o777
+    for file in path.glob("chunks/*/*/*"):
+        assert file.stat().st_mode & 0o777 == expected
+        assert file.parent.stat().st_mode & 0o777 == path.stat().st_mode & 0o777
+    pack(Store.open(path), TWO_VOLUMES_MB)
+    shards = list(path.glob("shards/*.bin"))
+    assert {shard.stat().st_mode & 0o777 for shard in shards} == {expected}
+
+
 def test_packing_again_does_nothing(path: Path) -> None:
     pack(Store.open(path))
     before = {file: file.stat().st_mtime_ns for file in path.rglob("*.bin")}

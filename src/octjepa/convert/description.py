@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
+from octjepa.convert.arrays import AXES_OF_ARRAYS
 from octjepa.ingest.refused_scan import RefusedScan, WithoutResult
 from octjepa.read.orientation import has_slice_direction
 from octjepa.volume import AXES, OCTVolume
@@ -24,8 +25,8 @@ class NotPreserved(WithoutResult):
         return RefusedScan(scan, NOT_PRESERVED, str(self), to_do)
 
 
-def describe(volume: OCTVolume, axes: str = "") -> dict[str, object]:
-    """The content of the JSON file. `axes` is the order in which the written array stores its axes, for arrays."""
+def describe(volume: OCTVolume) -> dict[str, object]:
+    """The content of the JSON file. It is the same for every format, because files of several formats share it."""
     texts = {
         "person_id": volume.person_id if "person_unknown" not in volume.notes else "",
         "laterality": volume.laterality or "",
@@ -35,7 +36,7 @@ def describe(volume: OCTVolume, axes: str = "") -> dict[str, object]:
         "site": volume.site,
         "visit": volume.visit,
         "pattern": volume.pattern,
-        "axes": axes,
+        "axes": AXES_OF_ARRAYS,
     }
     stated: dict[str, object] = {key: text for key, text in texts.items() if text}
     if volume.labels:

@@ -4,22 +4,25 @@ In: paths of scans. Out: for each scan a file, a JSON file with what the format 
 file of the packaged segmenter. Every written file is read with octjepa's own reader, and kept only if its pixels are
 equal to the bit and spacing, eye, scan pattern, person, device and protocol agree. A conversion that loses something
 is refused, not written. A scan is also refused if its file would replace one that octjepa convert did not write, or the
-conversion of another scan.
+conversion of another scan, or if its JSON file would change what is stated of its conversion to another format.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import UInt8
 
-from octjepa.convert.arrays import AXES_OF_ARRAYS, write_tiff, write_zarr
+from octjepa.convert.arrays import write_tiff, write_zarr
 from octjepa.convert.description import NotPreserved, describe
 from octjepa.convert.dicom import LONGEST_TEXT, write_dicom
 from octjepa.errors import OctjepaError, VolumeRejected
@@ -31,7 +34,9 @@ from octjepa.ingest.results_record import OutputExists, ResultsRecord
 from octjepa.ingest.source_file import SourceFile
 from octjepa.ingest.sources import discover
 from octjepa.locks import writer_lock
+from octjepa.parsing import Malformed, read_object
 from octjepa.progress import bar
+from octjepa.read.manifest import find_row
 from octjepa.read.orientation import has_slice_direction
 from octjepa.read.personal_data import StatedPerson
 from octjepa.read.reader import SpacingOption, read_volume
@@ -43,6 +48,7 @@ from octjepa.volume import OCTVolume
 Form = Literal["nifti", "dicom", "tiff", "zarr"]
 ENDINGS: dict[Form, str] = {"nifti": ".nii.gz", "dicom": ".dcm", "tiff": ".tif", "zarr": ".zarr"}
 LAYERS_FOLDER = "layers"
+_UNFINISHED = ".new-scan"  # folder in the output folder for the files of a scan that are not yet read back
 _SAME_SPACING = 1e-5  # relative: readers round the distance of positions to 1e-7 mm
 _SAME_POSITION_MM = 1e-4
 
@@ -104,12 +110,28 @@ class _Job:
     record: ResultsRecord
     layer_record: ResultsRecord
 
-    def claim(self, name: str, volume: OCTVolume, file: Path) -> None:
-        """Records the files to write for a scan. Raises OutputExists: one is there that is not of this scan."""
+    def claim(self, name: str, volume: OCTVolume, file: Path, stated: Mapping[str, object]) -> None:
+        """Records the files to write for a scan. Raises OutputExists: one is there that is not of this scan.
+
+        `stated` is the content of the JSON file.
+        """
         files = [file.name] if self.form == "zarr" else [file.name, f"{name}.json"]
         if self.layers is not None:
             self.layer_record.check(name, volume.content_hash, [file.name])
+        self.record.check(name, volume.content_hash, files)
+        if self.form != "zarr":
+            self._check_shared(name, file, stated)
         self.record.claim(name, volume.content_hash, files)
+
+    def _check_shared(self, name: str, file: Path, stated: Mapping[str, object]) -> None:
+        """Raises OutputExists if a conversion to another format has the JSON file, and it states other facts."""
+        description = self.out / f"{name}.json"
+        conversions = (self.out / f"{name}{ending}" for form, ending in ENDINGS.items() if form != "zarr")
+        others = [each for each in conversions if each != file and each.is_file() and self.record.lists(each)]
+        if others and description.is_file() and not _states(description, stated):
+            raise OutputExists(
+                self.out, f"holds {description.name}, which belongs to {others[0].name} and states other facts"
+            )
 
 
 def convert_sources(
@@ -173,17 +195,19 @@ def _convert(source: SourceFile, names: OutputNames, people: list[StatedPerson],
     name = names.of(source, people, volume.content_hash)
     file = job.out / f"{name}{ENDINGS[job.form]}"
     description = file / "geometry.json" if job.form == "zarr" else job.out / f"{name}.json"
-    job.claim(name, volume, file)
-    _write(file, volume.pixels, volume, job.form)
-    write_json(description, describe(volume, "" if job.form == "dicom" else AXES_OF_ARRAYS))
-    try:
-        if lost := _differences(volume, file):
+    stated = describe(volume)
+    job.claim(name, volume, file, stated)
+    with _unfinished_folder(job.out) as folder:
+        new = folder / file.name
+        _write(new, volume.pixels, volume, job.form)
+        write_json(folder / description.relative_to(job.out), stated)
+        written = _read_back(new, file, job.form)
+        if lost := _differences(volume, written, job.form):
             raise NotPreserved(f"read back from {job.form}, it has {lost}")
-        layers = "" if job.layers is None else str(_write_layers(job.layers(volume), volume, file, job))
-    except BaseException:  # a refused scan, or an interrupted one, leaves nothing
-        _remove(file)
-        description.unlink(missing_ok=True)
-        raise
+        layers = "" if job.layers is None else str(_write_layers(job.layers(volume), volume, new, job))
+        # The JSON file first: without it a scan would have lost its person and eye.
+        for path in (file,) if job.form == "zarr" else (description, file):
+            _move(folder / path.name, path)
     return ConvertedScan(
         name,
         str(file),
@@ -193,8 +217,53 @@ def _convert(source: SourceFile, names: OutputNames, people: list[StatedPerson],
         volume.spacing_mm,
         volume.laterality or "",
         volume.device,
-        _notes(volume, job.form),
+        _notes(volume, written, job.form),
     )
+
+
+@contextmanager
+def _unfinished_folder(out: Path) -> Iterator[Path]:
+    """An empty hidden folder in `out`, removed at the end: a scan that is refused or interrupted leaves nothing.
+
+    Raises OctjepaError: the disk refuses.
+    """
+    folder = out / _UNFINISHED
+    try:
+        if folder.is_symlink():  # it came with `out`, and could lead anywhere
+            folder.unlink()
+        shutil.rmtree(folder, ignore_errors=True)  # what a killed call left
+        folder.mkdir()
+    except OSError as error:
+        raise OctjepaError(f"{folder} cannot be written: {error.strerror or error}") from None
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _move(new: Path, path: Path) -> None:
+    """Renames `new` to `path`, also over the folder of an earlier conversion. Raises OctjepaError."""
+    try:
+        if path.is_dir():
+            os.replace(path, new.with_name("replaced"))
+        os.replace(new, path)
+    except OSError as error:
+        raise OctjepaError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def _states(description: Path, stated: Mapping[str, object]) -> bool:
+    """Whether a JSON file states the same of a scan as `stated`."""
+    try:
+        return _facts(read_object(description)) == _facts(json.loads(json.dumps(stated)))
+    except (Malformed, OSError):
+        return False
+
+
+def _facts(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a JSON file that tells scans apart: not the version, nor `axes`, which DICOM files once lacked."""
+    converted = stated.get("converted")
+    of_source = {key: value for key, value in converted.items() if key != "by"} if isinstance(converted, dict) else {}
+    return {**{key: value for key, value in stated.items() if key != "axes"}, "converted": of_source}
 
 
 def _write(file: Path, values: UInt8[np.ndarray, "D H W"], volume: OCTVolume, form: Form) -> None:
@@ -209,19 +278,16 @@ def _write(file: Path, values: UInt8[np.ndarray, "D H W"], volume: OCTVolume, fo
         write_zarr(file, values, volume.spacing_mm)
 
 
-def _remove(file: Path) -> None:
-    if file.is_dir():
-        shutil.rmtree(file)
-    else:
-        file.unlink()
-
-
-def _differences(volume: OCTVolume, file: Path) -> str:
-    """The difference between `volume` and the scan in `file`, in words; "" for none."""
+def _read_back(new: Path, file: Path, form: Form) -> OCTVolume:
+    """The scan in `new` as it will be read from `file`. Raises NotPreserved: it cannot be read."""
     try:
-        written = read_volume(file)
+        return read_volume(new, find_row(file), dataset_path=file)
     except VolumeRejected as error:
-        return f"no readable scan ({error.reason}: {error.detail})"
+        raise NotPreserved(f"read back from {form}, it has no readable scan ({error.reason}: {error.detail})") from None
+
+
+def _differences(volume: OCTVolume, written: OCTVolume, form: Form) -> str:
+    """The difference between `volume` and the scan that was `written`, in words; "" for none."""
     if written.content_hash != volume.content_hash:
         return "other pixels or another order of B-scans"
     if not np.allclose(written.spacing_mm, volume.spacing_mm, rtol=_SAME_SPACING, atol=0):
@@ -235,16 +301,22 @@ def _differences(volume: OCTVolume, file: Path) -> str:
         "person id": "person_unknown" in volume.notes or volume.person_id.strip() == written.person_id.strip(),
         # Some formats hold the beginning of a protocol, and the maker of a device.
         "device": volume.device == "unknown" or volume.device.startswith(written.device),
-        "protocol": volume.protocol[:LONGEST_TEXT].strip() == written.protocol[:LONGEST_TEXT].strip(),
+        "protocol": _same_text(volume.protocol[:LONGEST_TEXT], written.protocol[:LONGEST_TEXT]),
+        "region": form == "dicom" or _same_text(volume.region, written.region),  # DICOM: see `_notes`
     }
     return next((f"another {name}" for name, is_same in same.items() if not is_same), "")
+
+
+def _same_text(text: str, other: str) -> bool:
+    """Whether two texts differ in capitals at most: the reader writes the protocol of a DICOM file in lower case."""
+    return text.strip().casefold() == other.strip().casefold()
 
 
 def _mm(spacing_mm: tuple[float, float, float]) -> str:
     return ", ".join(f"{mm:.6g}" for mm in spacing_mm)
 
 
-def _notes(volume: OCTVolume, form: Form) -> tuple[str, ...]:
+def _notes(volume: OCTVolume, written: OCTVolume, form: Form) -> tuple[str, ...]:
     """Facts that the user of the file has to know, or that are in the JSON file only."""
     notes = []
     if volume.uncertain:
@@ -254,6 +326,8 @@ def _notes(volume: OCTVolume, form: Form) -> tuple[str, ...]:
         gaps = np.diff(positions)
         if np.abs(gaps - volume.spacing_mm[0]).max() > _SAME_POSITION_MM:
             notes.append("the B-scans are not evenly spaced: their positions are in the JSON file only")
+    if volume.region and not _same_text(volume.region, written.region):
+        notes.append(f"the region {volume.region} is in the JSON file only")
     if not has_slice_direction(volume):
         notes.append("the source does not state the direction of the B-scans: they stay in its order")
     return tuple(notes)

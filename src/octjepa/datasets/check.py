@@ -21,7 +21,7 @@ from octjepa.errors import UsageError
 from octjepa.files import write_atomic
 from octjepa.locks import writer_lock
 from octjepa.parsing import printable
-from octjepa.tables import format_table
+from octjepa.tables import format_table, table_cell
 
 _MAX_FILES = 2_000_000
 _OPENED = 3  # files of a kind whose members or columns are looked at
@@ -222,7 +222,10 @@ def write_tables(data_set: DataSet, folder: Path) -> WrittenTables:
     splits = [_split_of(groups) for _, groups in matches]
     labels = [groups.get("label", "") for _, groups in matches]
     eyes = [groups.get("eye", "").upper() for _, groups in matches]
-    rows = zip(people, eyes, paths, strict=True)
+    # A path that a spreadsheet would take for a formula begins with "/", which stands for the folder of the manifest.
+    # An apostrophe, as `table_cell` writes, would be part of the name for whoever reads the manifest.
+    filepaths = [path if table_cell(path) == path else f"/{path}" for path in paths]
+    rows = zip(people, eyes, filepaths, strict=True)
     texts = {"manifest.tsv": _filled_table(("person_id", "laterality", "filepath"), rows)}
     of_person: dict[str, set[str]] = {}
     for person, split in zip(people, splits, strict=True):

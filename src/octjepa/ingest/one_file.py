@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from octjepa import remote
 from octjepa.canonical.pipeline import CanonicalisationResult, canonicalise
 from octjepa.canonical.quality import looks_inverted
 from octjepa.canonical.single_bscan import canonicalise_bscan
@@ -110,8 +111,13 @@ def ingest_one(
         return PreparedVolume(entry, chunk, people[-1] if people else StatedPerson())
     except VolumeRejected as error:
         return refused(source, stage, error.reason, error.detail, sha256(source), people[-1] if people else None)
-    except UsageError:
-        return refused(source, stage, "unreadable_file", "the file went away while it was read")
+    except UsageError as error:
+        if isinstance(source.location, str) and not isinstance(error, remote.AbsentObject):
+            raise  # access is denied, or credentials expired: the file is not the cause
+        detail = "the file went away or changed while it was read: run ingest again"
+        if isinstance(source.location, str) and not source.objects:  # its address was joined from the parts of the key
+            detail = "its key in the bucket has an empty part (//), which is not read: name the object without it"
+        return refused(source, stage, "unreadable_file", detail)
     except MemoryError:
         return refused(source, stage, "size_implausible", "it does not fit into memory")
     except (OctjepaError, OSError):

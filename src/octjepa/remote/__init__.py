@@ -1,8 +1,9 @@
 """Objects in gs:// and s3:// buckets: listed, fetched through a bounded verified cache, written and tried again.
 
 Enter: addresses, and endpoint and credentials from the environment. Leave: `RemoteObject`s, local copies, bytes.
-Fails with UsageError (no such bucket or object, no access, no credentials, an extra missing) or OctjepaError (the store
-does not answer or sends damaged bodies for as long as is borne), ResourceError (the disk is full, no file is free).
+Fails with AbsentObject (no such object, or it changed since it was listed), another UsageError (no such bucket, no
+access, no credentials, an extra missing) or OctjepaError (the store does not answer or sends damaged bodies for as long
+as is borne), ResourceError (the disk is full, no file is free).
 
 All names but those of addresses are imported on first use, because work on a local disk needs none of them.
 """
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from octjepa.remote.address import is_remote, join
 
 if TYPE_CHECKING:
-    from octjepa.remote.bucket import RemoteObject, info, list_objects, put, put_bytes, remove
+    from octjepa.remote.bucket import RemoteObject, first_objects, info, list_objects, put, put_bytes, remove
     from octjepa.remote.cache import (
         cache_folder,
         clear_unfinished,
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
         temporary_folder,
     )
     from octjepa.remote.lock import bucket_lock
-    from octjepa.remote.retry import retry_count
+    from octjepa.remote.retry import AbsentObject, retry_count
 
 __all__ = [
+    "AbsentObject",
     "RemoteObject",
     "bucket_lock",
     "cache_folder",
     "clear_unfinished",
+    "first_objects",
     "info",
     "is_remote",
     "join",
@@ -47,13 +50,15 @@ __all__ = [
 ]
 
 _MODULES = {
-    **dict.fromkeys(("RemoteObject", "info", "list_objects", "put", "put_bytes", "remove"), "octjepa.remote.bucket"),
+    **dict.fromkeys(
+        ("RemoteObject", "first_objects", "info", "list_objects", "put", "put_bytes", "remove"), "octjepa.remote.bucket"
+    ),
     **dict.fromkeys(
         ("cache_folder", "clear_unfinished", "local_copy", "read_bytes", "remembered", "temporary_folder"),
         "octjepa.remote.cache",
     ),
     "bucket_lock": "octjepa.remote.lock",
-    "retry_count": "octjepa.remote.retry",
+    **dict.fromkeys(("AbsentObject", "retry_count"), "octjepa.remote.retry"),
 }
 
 

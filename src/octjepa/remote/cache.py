@@ -32,7 +32,15 @@ from octjepa.errors import MORE_FILES, OctjepaError, ResourceError, UsageError
 from octjepa.parsing import read_json
 from octjepa.remote.address import parse
 from octjepa.remote.bucket import RemoteObject, checksum_of, download, info
-from octjepa.remote.retry import DamagedBody, RetryPolicy, user_error, with_retries
+from octjepa.remote.retry import (
+    AbsentObject,
+    ChangedObject,
+    DamagedBody,
+    RetryPolicy,
+    is_absent,
+    user_error,
+    with_retries,
+)
 
 _GB = 1_000_000_000
 _STALE_SECONDS = 24 * 3600
@@ -86,12 +94,13 @@ def limit_bytes() -> int:
 def local_copy(source: str | RemoteObject) -> Iterator[Path]:
     """A verified local copy with the object's file name, which stays while the context is open. Read only.
 
-    Raises UsageError: no such object, no access, no credentials. ResourceError: the disk is full, no open file is
-    left. OctjepaError: the object changed since it was listed, what the store sends is never whole.
+    Raises AbsentObject: no such object, or it changed since it was listed (ChangedObject). UsageError: no access, no
+    credentials. ResourceError: the disk is full, no open file is left. OctjepaError: what the store sends is never
+    whole.
     """
     source_object = info(source) if isinstance(source, str) else source
     if source_object is None:
-        raise UsageError(f"there is no object {source}")
+        raise AbsentObject(f"there is no object {source}")
     try:
         handle, path = _open_copy(source_object)
     except OSError as error:
@@ -184,21 +193,23 @@ def _download(source: RemoteObject, folder: Path) -> None:
     now = source if source.start is not None else info(source.url)
     if now is None or now.version != source.version:
         what = "is gone" if now is None else "has other content"
-        raise OctjepaError(f"{source.url} {what} since it was listed: run the same command again")
+        raise ChangedObject(f"{source.url} {what} since it was listed: run the same command again")
     _make_room(source.size)
     with temporary_folder(cache_folder()) as arriving:
         name = parse(source.url).key.rpartition("/")[2].encode()[-200:].decode(errors="ignore")
         body = arriving / name
         try:
             with_retries(lambda: _download_once(now, body), "read", source.url, RetryPolicy.from_environment())
-        except (OctjepaError, OSError) as error:
-            if isinstance(error, OctjepaError) or error.errno in {errno.ENOSPC, errno.EDQUOT}:
-                raise
-            raise user_error(error, "read", source.url) from None
+        except OctjepaError:
+            raise
         except Exception as error:
+            if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            if is_absent(error):
+                raise ChangedObject(f"{source.url} is gone since it was listed: run the same command again") from None
             raise user_error(error, "read", source.url) from None
         if source.start is None and not now.checksum and info(source.url) != now:
-            raise OctjepaError(f"{source.url} changed while it was read: run the same command again")
+            raise ChangedObject(f"{source.url} changed while it was read: run the same command again")
         _move(body, folder / checksum_of(body, "blake2b"))
 
 

@@ -53,6 +53,16 @@ _CLOCK = {"RequestTimeTooSkewed", "RequestExpired"}  # a signature holds the tim
 _DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
 
 
+class AbsentObject(UsageError):
+    """There is no object at an address. Of other failures of a store the cause is not a single object."""
+
+
+class ChangedObject(AbsentObject):
+    """An object is gone, or has other content, since it was listed. The same command may succeed."""
+
+    exit_code = 1
+
+
 class DamagedBody(Exception):
     """A body that is not what the store said it is: too short, or with another checksum."""
 

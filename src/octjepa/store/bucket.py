@@ -31,6 +31,7 @@ ENTRIES_PER_JOURNAL = 32  # what a killed ingest may lose
 _INDEX_SUFFIXES = {".json", ".jsonl", ".parquet", ".tsv"}
 _LINES_SETTLED = 10_000  # of a journal, far below what `Journal` reads
 _UPLOADS, _QUEUED = 4, 16  # uploads at once; chunks that may wait for theirs
+_LOOKED_AT = 100  # objects, to learn whether a place is empty: a lock and some that stand for folders may be there
 _OLD_SECONDS = 30 * 24 * 3600
 
 
@@ -56,8 +57,9 @@ class BucketStorage:
         return remote.list_objects(self.url, recursive=False)
 
     def create(self, marker: str) -> None:
-        """Uploads store.json. Raises UsageError: other objects are there."""
-        if any(not entry.url.endswith("/.lock") for entry in self.index_objects()):
+        """Uploads store.json. Raises UsageError: other objects are there, also in the folders below."""
+        lock = remote.join(self.url, ".lock")
+        if any(url != lock for url in remote.first_objects(self.url, _LOOKED_AT)):
             raise UsageError(f"{self.url} holds objects and is not a store: name an empty or a new place")
         remote.put_bytes(marker.encode(), remote.join(self.url, MARKER), only_if_absent=True)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from octjepa.errors import OctjepaError, UsageError
-from octjepa.files import write_atomic
+from octjepa.files import open_temporary, write_atomic
 from octjepa.parsing import read_parquet, shown
 from octjepa.progress import bar
 from octjepa.record import Record
@@ -216,7 +215,8 @@ def _write_shards(store: Store, waiting: Sequence[str], size: float) -> Iterator
         digest = hashlib.sha256()
         try:
             folder.mkdir(exist_ok=True)
-            with tempfile.NamedTemporaryFile(prefix=".new-", dir=folder, delete=False) as file:
+            new = folder / ".new-shard"  # one process packs at a time
+            with open_temporary(new) as file:
                 start = 0
                 while name is not None and start < size:
                     try:
@@ -233,7 +233,7 @@ def _write_shards(store: Store, waiting: Sequence[str], size: float) -> Iterator
                 file.flush()
                 os.fsync(file.fileno())
             path = folder / f"{digest.hexdigest()}.bin"
-            os.replace(file.name, path) if rows else os.unlink(file.name)
+            os.replace(new, path) if rows else os.unlink(new)
         except OSError as error:
             raise OctjepaError(f"{folder} cannot be written: {error.strerror}: make room and run again") from None
         yield _Shard(path, [(row[0], path.name, *row[1:]) for row in rows], damaged)

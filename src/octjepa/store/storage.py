@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from zipfile import BadZipFile
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
 
@@ -139,20 +140,46 @@ def stage_chunk(folder: Path, volume: CanonicalVolume) -> Path:
     )
 
 
+def read_arrays(file: ChunkFile, *names: str) -> list[np.ndarray]:
+    """Arrays of a geometry.npz, which together take no more memory than the file has bytes.
+
+    A store may come from another person, and compressed arrays of 0.4 MB would unpack to gigabytes. Raises KeyError: no
+    such array. ValueError, BadZipFile: not an archive that octjepa writes.
+    """
+    content = file.read_bytes()
+    with ZipFile(BytesIO(content)) as archive:
+        members = {member.filename: member for member in archive.infolist()}
+        for name in names:
+            member = members.get(f"{name}.npy")
+            if member is None:
+                raise KeyError(f"{name} is not in the archive")
+            if member.compress_type != ZIP_STORED or member.file_size > len(content):
+                raise ValueError(f"{name} is compressed, and octjepa writes arrays as they are")
+            with archive.open(member) as array:
+                if np.lib.format.read_magic(array) != (1, 0):
+                    raise ValueError(f"{name} was not written by octjepa")
+                shape, _, dtype = np.lib.format.read_array_header_1_0(array)
+                if dtype.itemsize * math.prod(shape) > member.file_size:
+                    raise ValueError(f"{name} is shorter than its header says")
+    with np.load(BytesIO(content), allow_pickle=False) as arrays:
+        return [np.asarray(arrays[name]) for name in names]
+
+
 @lru_cache(maxsize=4096)
 def read_geometry(file: ChunkFile, mtime_ns: int) -> tuple[np.ndarray, np.ndarray]:
     """(tissue band [2, D, W], shifts [D, W]) of a chunk, cached: opening the archive costs more than mapping pixels.
 
-    `mtime_ns` is the archive's, so that a chunk that was written again is read again.
+    `mtime_ns` is the archive's, so that a chunk that was written again is read again. Raises as `read_arrays`.
     """
-    with np.load(BytesIO(file.read_bytes()), allow_pickle=False) as geometry:
-        return geometry["band"], geometry["shifts"]
+    band, shifts = read_arrays(file, "band", "shifts")
+    if band.shape != (2, *shifts.shape) or shifts.ndim != 2:
+        raise ValueError(f"a tissue band {band.shape} and shifts {shifts.shape} do not belong together")
+    return band, shifts
 
 
 def read_half_difference(file: ChunkFile) -> np.ndarray:
     """The `half_difference` [D, H, W] of a chunk. Raises KeyError if it has none."""
-    with np.load(BytesIO(file.read_bytes()), allow_pickle=False) as geometry:
-        return np.asarray(geometry["half_difference"])
+    return read_arrays(file, "half_difference")[0]
 
 
 def chunk_hash(files: Mapping[str, ChunkFile | Path]) -> str:
