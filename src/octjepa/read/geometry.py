@@ -35,7 +35,7 @@ EXTENT_MM = {"slice": (0.5, 30.0), "depth": (0.3, 8.0), "column": (0.5, 30.0)}  
 _WHOLE = {"slice": 16, "depth": 160, "column": 128}  # samples; fewer may be a part of a scan
 MAX_SPAN_MM = 40.0  # of all frame positions; the widest OCT fields are about 24 mm
 _ASIDE = 100.0  # times as far as along the stated normal, positions lie aside of it: it is not that of the B-scans
-_ALONG_ROWS = 0.5  # cosine between positions and rows from which B-scans are displaced along themselves
+_ALONG_ROWS = 0.5  # cosine between positions and rows, at most: B-scans may be displaced along themselves
 _UNEVEN = 0.05  # relative deviation of a gap from the median gap that is worth a note
 
 
@@ -449,8 +449,8 @@ def _describe_gaps(frames: FrameGeometry, column_mm: float, columns: int) -> str
         )
         if not has_position.all():
             return missing
-        is_one_place = np.ptp(frames.positions_mm, axis=0).max() < 1e-6
-        return "all the same" if is_one_place else "all in the plane of the B-scans"
+        are_equal = np.ptp(frames.positions_mm, axis=0).max() < 1e-6
+        return "all the same" if are_equal else "all in the plane of the B-scans"
     gaps = np.diff(np.sort(positions))
     return f"{gaps.min():.3g} to {gaps.max():.3g} mm apart, over {gaps.sum():.3g} mm"
 
