@@ -10,7 +10,7 @@ import pytest
 from oct_dicom import make_dataset, retina, save
 from octjepa.errors import UsageError
 from octjepa.notes import unique_notes
-from octjepa.read.file_order import FileOrder
+from octjepa.read.file_order import FileOrder, are_renumbered
 from octjepa.read.reader import read_volume
 
 
@@ -37,7 +37,6 @@ def test_slices_and_columns_that_the_reader_reversed() -> None:
         "turned_upright",
         "axes_stored=WHD",
         "circle_frames_dropped=2",
-        "localizers_dropped=1",
         "columns_mirrored=3",
     ],
 )
@@ -63,8 +62,9 @@ def test_b_scans_behind_a_localizer_have_other_numbers_than_in_the_file(tmp_path
     dataset.PerFrameFunctionalGroupsSequence[0].FrameType = ["ORIGINAL", "PRIMARY", "LOCALIZER"]
     volume = read_volume(save(dataset, tmp_path / "scan.dcm"))
     assert volume.shape[0] == 8
-    with pytest.raises(UsageError, match="dropped frames of this scan \\(localizers_dropped=1\\)"):
-        FileOrder.of(volume.notes, volume.shape[0])
+    assert are_renumbered(volume.notes)
+    assert FileOrder.of(volume.notes, volume.shape[0]) == FileOrder()
+    assert not are_renumbered(read_volume(save(make_dataset(retina(frames=9)), tmp_path / "plain.dcm")).notes)
 
 
 @pytest.mark.parametrize("step", [1, -1])

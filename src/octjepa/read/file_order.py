@@ -17,14 +17,14 @@ from octjepa.errors import UsageError
 from octjepa.notes import Note
 
 MIRRORED = "columns_mirrored"  # with the number of B-scans
-_MOVED = (  # of dropped copies it is the first that stays, so B-scans keep their numbers
-    "axes_transposed",
-    "turned_upright",
-    "depth_flipped",
-    "axes_stored=",
-    "circle_frames_dropped=",
-    "localizers_dropped=",  # most are the first frame: every B-scan then has another number than in the file
-)
+# Of dropped copies it is the first that stays, so B-scans keep their numbers.
+_MOVED = ("axes_transposed", "turned_upright", "depth_flipped", "axes_stored=", "circle_frames_dropped=")
+_RENUMBERED = "localizers_dropped="  # most are the first frame
+
+
+def are_renumbered(notes: Sequence[Note]) -> bool:
+    """Whether B-scans have other numbers than their frames in the file, because the reader dropped a localizer."""
+    return any(note.startswith(_RENUMBERED) for note in notes)
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class FileOrder:
     def of(cls, notes: Sequence[Note], b_scans: int) -> FileOrder:
         """From the notes of a scan of so many B-scans.
 
-        Raises UsageError: the reader moved voxels in another way, dropped frames that are not B-scans of the volume, or
-        mirrored only some of the B-scans.
+        A localizer among the frames of the file is no B-scan and has no place here (`are_renumbered`).
+        Raises UsageError: the reader moved voxels in another way, or mirrored only some of the B-scans.
         """
         moved = [str(note) for note in notes if note.startswith(_MOVED)]
         if "frames_unordered" in notes and "order_by_correlation" not in notes:

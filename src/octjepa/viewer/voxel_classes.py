@@ -143,6 +143,7 @@ class VoxelClasses:
 
         assert self._folder is not None
         names = default_classes(self._folder.names(file))
+        self._folder.check_frames(file, volume.notes)
         # An entry of a store has no names of images.
         read = self._folder.read(file, names, volume.shape, None if volume.format == "images" else ())
         read.check(volume.shape, volume.spacing_mm, file.name)

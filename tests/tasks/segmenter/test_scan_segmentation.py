@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from command_line import call, run
 from index_entries import index_entry
 from oct_dicom import make_dataset, retina, save
+from octjepa.errors import UsageError
 from octjepa.ingest.source_file import SourceFile
 from octjepa.ingest.sources import discover
 from octjepa.layers import CLASSES
@@ -29,8 +31,8 @@ from octjepa.read.reader import read_volume
 from octjepa.report.segmented_scans import write_page
 from octjepa.store.index import IndexEntry
 from octjepa.tasks.labels.class_files import Forms, write_classes
-from octjepa.tasks.labels.dicom_seg import read_segmentation, segment_property
-from octjepa.tasks.labels.label_files import made_automatically
+from octjepa.tasks.labels.dicom_seg import read_segmentation, segment_property, write_segmentation
+from octjepa.tasks.labels.label_files import LabelFolder, ScanNames, made_automatically
 from octjepa.tasks.segmenter.fovea import find_centre
 from octjepa.tasks.segmenter.inference import Segmentation
 from octjepa.tasks.segmenter.measurement import Measurement, Preparation, measure
@@ -203,6 +205,26 @@ def test_class_files_of_an_earlier_call_do_not_stay(forms: Forms, expected: list
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == expected
 
 
+@pytest.mark.skipif(find_spec("highdicom") is None, reason="needs highdicom")
+def test_a_dicom_segmentation_of_a_scan_with_a_localizer_is_refused_as_labels(tmp_path: Path) -> None:
+    dataset = make_dataset(retina(7))
+    dataset.StudyInstanceUID, dataset.SeriesInstanceUID = "1.2.3", "1.2.4"
+    dataset.PerFrameFunctionalGroupsSequence[0].FrameType = ["ORIGINAL", "PRIMARY", "LOCALIZER"]
+    scan = save(dataset, tmp_path / "scan.dcm")
+    volume = read_volume(scan)
+    codes = np.zeros((7, *volume.shape[1:]), np.uint8)  # by the frames of the file
+    codes[3] = 1
+    labels = tmp_path / "labels"
+    labels.mkdir()
+    write_segmentation(labels / "seg.dcm", codes, ("fluid",), volume.spacing_mm, scan)
+    folder = LabelFolder(labels)
+    file = folder.file_for(ScanNames(volume.sop_instance_uid, "scan.dcm", ""))
+    assert file is not None
+    folder.check_frames(file, ())
+    with pytest.raises(UsageError, match=r"seg\.dcm references frames .* one of these is a localizer"):
+        folder.check_frames(file, volume.notes)
+
+
 def test_classes_of_a_scan_with_a_localizer_are_written_in_the_order_of_the_reader(tmp_path: Path) -> None:
     dataset = make_dataset(retina(7))
     dataset.PerFrameFunctionalGroupsSequence[0].FrameType = ["ORIGINAL", "PRIMARY", "LOCALIZER"]
@@ -212,7 +234,8 @@ def test_classes_of_a_scan_with_a_localizer_are_written_in_the_order_of_the_read
     codes[1] = 1
     made = write_classes(tmp_path / "x", codes, ("fluid",), volume, source, ("nifti", "dicom"))
     assert made.dicom is None
-    assert any("label files are in the reader's order" in note for note in made.notes)
+    assert len(made.notes) == 1
+    assert "its frames cannot be referenced (frames were left out" in made.notes[0]
     written = np.asarray(nibabel.load(tmp_path / "x.nii.gz").dataobj).transpose(2, 1, 0)
     assert (written == codes).all()
 

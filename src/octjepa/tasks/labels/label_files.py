@@ -42,8 +42,10 @@ import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
 from octjepa.errors import UsageError, VolumeRejected
+from octjepa.notes import Note
 from octjepa.parsing import read_object
 from octjepa.phantom import LESIONS, SURFACES, read_truth
+from octjepa.read.file_order import are_renumbered
 from octjepa.read.formats.images import unmasked
 from octjepa.store.index import IndexEntry
 from octjepa.tasks.labels.dicom_seg import (
@@ -395,6 +397,18 @@ class LabelFolder:
     def parts(self, file: Path) -> list[Path]:
         """`file` and the label files that are read together with it."""
         return self._keys_parts.get(file) or self._parts.get(file, [file])
+
+    def check_frames(self, file: Path, notes: Sequence[Note]) -> None:
+        """Checks that the frames that `file` references are B-scans of the same numbers; `notes` are the scan's.
+
+        Raises UsageError: a DICOM Segmentation of a scan with a localizer, whose labels would lie on other B-scans.
+        """
+        referencing = [part.name for part in self.parts(file) if part.suffix.lower() == ".dcm"]
+        if referencing and are_renumbered(notes):
+            raise UsageError(
+                f"{referencing[0]} references frames of its scan, and one of these is a localizer, so that B-scans "
+                "have other numbers: give the labels as NIfTI or as masks"
+            )
 
     def read(
         self,

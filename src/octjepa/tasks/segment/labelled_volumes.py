@@ -205,11 +205,13 @@ class LabelledVolumes:
         for volume in volumes:
             try:
                 FileOrder.of(read_notes(volume.notes), volume.shape[0])
+                if (file := self.folder.file_for(volume)) is not None:
+                    self.folder.check_frames(file, read_notes(volume.notes))
             except UsageError:
                 continue
             usable.append(volume)
         left_out = len(volumes) - len(usable)
-        self._note("labelled scans left out, because ingest turned or sorted their voxels", left_out)
+        self._note("labelled scans left out, because ingest turned, sorted or dropped their frames", left_out)
         return usable
 
     def _check_people(self) -> None:

@@ -223,7 +223,7 @@ def _labelled_volumes(
             files = [file or folder.only_file(only) for folder, file in zip(folders, files, strict=True)]
         pairs = [(folder, file) for folder, file in zip(folders, files, strict=True) if file is not None]
         _use(pairs, source, used, shown, _BY_ID)
-        if pairs and (fault := _moved(volume)):
+        if pairs and (fault := _moved(volume, pairs)):
             moved.append(f"{shown.of(source, ())}: {fault}")
         elif parts := [_read_labels(folder, file, volume, bscans, notes) for folder, file in pairs]:
             labels = joined(parts)
@@ -284,7 +284,7 @@ def _labelled_bscans(
         except VolumeRejected as error:
             refused.append(_named(shown, source, error))
             continue
-        if fault := _moved(volume, is_single=True):
+        if fault := _moved(volume, pairs, is_single=True):
             moved.append(f"{shown.of(source, ())}: {fault}")
             continue
         is_turned = _TURNED in volume.notes
@@ -308,10 +308,12 @@ def _check_refused(refused: Sequence[VolumeRejected], is_any_read: bool, noun: s
         notes.append(f"not used, because unreadable: {counted(len(refused), f'labelled {noun}')}: {_listed(refused)}")
 
 
-def _moved(volume: OCTVolume, is_single: bool = False) -> str:
-    """Why labels of the file cannot be placed on the voxels of `volume`; "" if they can."""
+def _moved(volume: OCTVolume, pairs: Sequence[tuple[LabelFolder, Path]], is_single: bool = False) -> str:
+    """Why the labels in these files cannot be placed on the voxels of `volume`; "" if they can."""
     try:
         _order(volume, is_single)
+        for folder, file in pairs:
+            folder.check_frames(file, volume.notes)
     except UsageError as error:
         return str(error)
     return ""
