@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from jaxtyping import UInt8
@@ -259,7 +259,7 @@ def _states(description: Path, stated: Mapping[str, object]) -> bool:
         return False
 
 
-def _facts(stated: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(stated: Mapping[str, object]) -> dict[str, object]:
     """The content of a JSON file that tells scans apart: not the version, nor `axes`, which DICOM files once lacked."""
     converted = stated.get("converted")
     of_source = {key: value for key, value in converted.items() if key != "by"} if isinstance(converted, dict) else {}
