@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BytesIO
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,6 +65,7 @@ from octjepa.store.storage import (
     DiskStorage,
     chunk_folder,
     chunk_hash,
+    read_arrays,
     read_geometry,
     read_half_difference,
     reading_chunk,
@@ -298,8 +298,11 @@ class Store:
             pixels = files["pixels.npy"].memory_map()
             band, shifts = read_geometry(files["geometry.npz"], files["geometry.npz"].mtime_ns)
             half_difference = read_half_difference(files["geometry.npz"]) if halves else None
-        if pixels.shape != self.preprocessing.stored_size:
-            raise DamagedVolume(f"{name} holds {pixels.shape}, the contract says {self.preprocessing.stored_size}")
+        size = self.preprocessing.stored_size
+        if pixels.shape != size:
+            raise DamagedVolume(f"{name} holds {pixels.shape}, the contract says {size}")
+        if band.shape != (2, size[0], size[2]) or (half_difference is not None and half_difference.shape != size):
+            raise DamagedVolume(f"{name} holds a geometry of another shape than its voxels {size}")
         mean, std = self._moments[line].tolist()
         return CanonicalVolume(
             volume_id,
@@ -356,12 +359,8 @@ class Store:
         if not entries:
             raise UsageError(f"the store {self.location} has no volume {volume_id}")
         entry = entries[0]
-        with (
-            reading_chunk(self.chunk_location(volume_id)),
-            self.chunk_files(volume_id) as files,
-            np.load(BytesIO(files["geometry.npz"].read_bytes()), allow_pickle=False) as geometry,
-        ):
-            shifts, frame_mm = geometry["frame_shifts"], geometry["frame_mm"]
+        with reading_chunk(self.chunk_location(volume_id)), self.chunk_files(volume_id) as files:
+            shifts, frame_mm = read_arrays(files["geometry.npz"], "frame_shifts", "frame_mm")
         # A single B-scan is as thick as the stored slices that it fills: all of these map to it, and no other does.
         filled_mm = self.bscan_slices * self.preprocessing.target_spacing_mm[0]
         slice_mm = filled_mm or entry.spacing_mm[0]
