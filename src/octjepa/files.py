@@ -112,7 +112,7 @@ def write_json(path: Path, value: Any) -> None:
 def _new_folder(parent: Path) -> Path:
     """A new hidden folder in `parent`, which others may open as far as the umask allows. Raises OSError.
 
-    `tempfile.mkdtemp` makes a folder for its owner alone, and stays so when it is renamed.
+    `tempfile.mkdtemp` makes a folder that only its owner can open, also after it is renamed.
     """
     while True:
         folder = parent / f".new-{secrets.token_hex(8)}"

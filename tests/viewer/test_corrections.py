@@ -137,7 +137,7 @@ def test_nothing_is_written_elsewhere(tmp_path: Path) -> None:
     for name in ("../abc123", "a/b", "", ".", "x" * 200):
         with pytest.raises(UsageError, match="not a plain word"):
             corrections.save(name, volume, 1, lines())
-    with pytest.raises(UsageError, match="turned or sorted"):
+    with pytest.raises(UsageError, match="turned, sorted or dropped"):
         corrections.save("abc123", scan("frames_rotated", "frames_unordered"), 1, lines())
     target = tmp_path / "elsewhere.npz"
     (folder / "link_boundaries.npz").symlink_to(target)

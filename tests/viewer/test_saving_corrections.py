@@ -202,5 +202,5 @@ def test_a_scan_that_cannot_be_corrected_is_shown_and_measured(site: Site, monke
     scans.layers.layers(turned.volume)
     assert len(scans.surface_lines(site.volume_id, "slice", 2)) == 8
     assert scans.etdrs(site.volume_id).corrected == 0
-    with pytest.raises(UsageError, match="turned or sorted"):
+    with pytest.raises(UsageError, match="turned, sorted or dropped"):
         scans.corrected(site.volume_id)

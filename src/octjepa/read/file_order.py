@@ -38,7 +38,7 @@ class FileOrder:
     def of(cls, notes: Sequence[Note], b_scans: int) -> FileOrder:
         """From the notes of a scan of so many B-scans.
 
-        A localizer among the frames of the file is no B-scan and has no place here (`are_renumbered`).
+        Localizers among the frames of the file do not count (`are_renumbered`).
         Raises UsageError: the reader moved voxels in another way, or mirrored only some of the B-scans.
         """
         moved = [str(note) for note in notes if note.startswith(_MOVED)]

@@ -174,7 +174,7 @@ def read_frame_geometry(header: Dataset, frames: int) -> FrameGeometry:
         for item in _items(group, _FRAME_LOCATION):
             points = _value(item, _COORDINATES)
             points = floats(points, len(points)) if hasattr(points, "__len__") and not isinstance(points, str) else None
-            # Zeros alone are a placeholder; as lines without a length they would be those of a circle.
+            # Only zeros are a placeholder; as lines without a length they would be those of a circle.
             if points and any(points) and len(points) >= 4 and len(points) % 2 == 0:
                 lines[index] = [*points[:2], *points[-2:]]
                 nonlinear = str(_value(item, _OPHTHALMIC_ORIENTATION) or "").strip().upper() == "NONLINEAR"

@@ -231,13 +231,13 @@ def test_files_under_several_keys_of_a_scan(tmp_path: Path) -> None:
     assert (folder.unused({file}), folder.passed_over) == (1, {tmp_path / "1.2.3.npz"})
 
 
-def test_labels_of_a_picture_that_was_turned_upright_are_turned(tmp_path: Path) -> None:
+def test_labels_are_turned_with_their_picture(tmp_path: Path) -> None:
     drawn = np.zeros((1, 40, 12), np.uint8)
     drawn[:, 6:10], drawn[:, 10:20], drawn[:, 12:15, 4:6] = 1, 2, 3
-    upright = LabelVolume(drawn, ("rnfl", "gcl_ipl", "fluid"), boundaries_px=None)
-    np.savez(tmp_path / "scan.npz", labels=drawn[:, ::-1], names=np.array(upright.names))
+    expected = LabelVolume(drawn, ("rnfl", "gcl_ipl", "fluid"), boundaries_px=None)
+    np.savez(tmp_path / "scan.npz", labels=drawn[:, ::-1], names=np.array(expected.names))
     folder = LabelFolder(tmp_path, of_bscans=True)
-    made = folder.read(tmp_path / "scan.npz", upright.names, drawn.shape, is_turned=True)
+    made = folder.read(tmp_path / "scan.npz", expected.names, drawn.shape, is_turned=True)
     assert np.array_equal(made.codes, drawn)
     assert made.boundaries_px is not None
     assert (made.boundaries_px[:3, 0, 0] == [5.5, 9.5, 19.5]).all()
@@ -330,7 +330,7 @@ def test_an_eyepy_file_whose_layers_have_no_names_says_what_is_expected(tmp_path
     assert "scan.eye: annotations/layers/meta.json is not a list of objects: expected 1" in refused(tmp_path)
 
 
-def test_single_values_in_place_of_arrays_say_what_is_expected(tmp_path: Path) -> None:
+def test_single_values_instead_of_arrays_say_what_is_expected(tmp_path: Path) -> None:
     names = np.array(["fluid", "drusen"])
     np.savez(tmp_path / "scan.npz", labels=codes(), names=names, spacing_mm=np.array(0.004))
     assert "scan.npz: `spacing_mm` has the shape () and the type float64: expected 3 numbers" in refused(tmp_path)

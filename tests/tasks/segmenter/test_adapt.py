@@ -314,7 +314,7 @@ def test_a_folder_of_pictures_with_masks(tmp_path: Path, monkeypatch: pytest.Mon
     assert "middle.png belongs to P0/middle.png and P1/middle.png: put label files into folders" in refused.err
 
 
-def test_a_picture_with_the_sclera_on_top_is_learned_upright(tmp_path: Path) -> None:
+def test_a_picture_with_the_sclera_on_top_is_learned(tmp_path: Path) -> None:
     pictures = write_pictures(tmp_path, 2)
     masks = pictures / "masks"
 
@@ -351,7 +351,7 @@ def test_a_scan_whose_voxels_were_moved_is_left_out_and_named(tmp_path: Path, mo
     (scan,) = adapt_scans._labelled_volumes(found, [LabelFolder(labels)], None, names, made)
     assert scan.name == "P0.dcm"
     (note,) = made
-    assert note.startswith("not used: 1 labelled scan: P1.dcm: ingest turned or sorted the voxels of this scan (axes")
+    assert note.startswith("not used: 1 labelled scan: P1.dcm: ingest turned, sorted or dropped frames of this scan (")
     moved.append("P0.dcm")
     with pytest.raises(UsageError, match=r"^P0\.dcm: ingest turned"):
         adapt_scans._labelled_volumes(found, [LabelFolder(labels)], None, names, made)

@@ -428,7 +428,7 @@ class LabelFolder:
         """
         layers = {part: self._layers_of(part) for part in self.parts(file)}
         turns = is_turned and not any(
-            held_layers is not None and held_layers.are_upright for held_layers in layers.values()
+            held_layers is not None and held_layers.has_vitreous_on_top for held_layers in layers.values()
         )
         labels = []
         for part, held_layers in layers.items():

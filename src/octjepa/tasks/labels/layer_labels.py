@@ -59,7 +59,7 @@ class LayerLabels:
         return (*(LAYER_CLASSES if self.boundaries_px is not None else ()), *self.masks)
 
     @property
-    def are_upright(self) -> bool:
+    def has_vitreous_on_top(self) -> bool:
         """Whether the file holds boundaries, and these lie in the order of the eye: the vitreous is on top."""
         if self.boundaries_px is None:
             return False
