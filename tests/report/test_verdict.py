@@ -108,15 +108,15 @@ def test_every_stage_ran_only_if_no_part_is_missing_and_the_run_has_ended() -> N
     stopped = contents(line(3))
     assert stopped.training is not None
     assert software(stopped) == (
-        "No check found a problem, but not all stages ran or can be read. "
-        "Missing: the store, the end of the training, the embeddings, the probe."
+        "No check found a problem, but these did not run or cannot be read: "
+        "the store, the end of the training, the embeddings, the probe."
     )
     read: dict[str, Any] = {"store": object(), "embeddings": object(), "probe": object()}
-    assert software(replace(stopped, **read)).endswith("Missing: the end of the training.")
+    assert software(replace(stopped, **read)).endswith("cannot be read: the end of the training.")
     ended = replace(stopped, training=replace(stopped.training, summary=object()), **read)  # type: ignore[arg-type]
     assert software(ended) == "Yes. Every stage ran, and no check found a problem."
-    assert software(replace(ended, probe=None)).endswith("Missing: the probe.")
-    assert "Missing: the run" in software(replace(ended, kind="demo", training=None))
+    assert software(replace(ended, probe=None)).endswith("cannot be read: the probe.")
+    assert "cannot be read: the run" in software(replace(ended, kind="demo", training=None))
 
 
 def test_what_to_do_next_follows_from_what_was_measured() -> None:

@@ -114,7 +114,7 @@ def _software_answer(contents: Contents, verdict: OverallVerdict) -> Answer:
     }
     missing = [name for name, part in stages.items() if part is None]
     if missing:  # parts that no check has seen
-        text = f"No check found a problem, but not all stages ran or can be read. Missing: {', '.join(missing)}."
+        text = f"No check found a problem, but these did not run or cannot be read: {', '.join(missing)}."
         return Answer(question, text)
     return Answer(question, "Yes. Every stage ran, and no check found a problem.")
 

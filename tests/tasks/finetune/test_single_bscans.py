@@ -81,7 +81,7 @@ def test_a_two_dimensional_encoder_reads_each_bscan_once(store: Store, tmp_path:
     start = load_start(tmp_path / "vit", store.preprocessing)
     volume = store.read(store.table["volume_id"].iloc[0])
     (tokens,) = start.encode_volumes([volume])
-    assert len(tokens.features) == 5  # four patches and a class token, of one B-scan
+    assert len(tokens.features) == 4  # four patches of one B-scan, without the class token
     network = tuned_network(start, [("binary", 2)])
     view = network.make_sample(volume, start.recipe, 0)
     assert view.shape == (1, *store.preprocessing.image_size[1:])
