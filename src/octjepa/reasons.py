@@ -133,7 +133,7 @@ REASONS: dict[str, Reason] = {
     "reader_failed": Reason("the reader failed on unexpected content", "report it with the detail"),
     "worker_died": Reason(
         "the process that read it crashed or was killed, twice",
-        "ingest it alone (memory?), then report it",
+        "ingest it by itself, with more memory; if it fails again, report it",
         keeps_volume=True,
     ),
     "timed_out": Reason(

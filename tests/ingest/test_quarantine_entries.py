@@ -52,6 +52,18 @@ def reasons(found: Discovery) -> dict[str, str]:
     return {one.source.name: one.reason for one in found.refused}
 
 
+def refuse_to_list(patch: pytest.MonkeyPatch, ending: str) -> None:
+    """Folders whose path has this ending cannot be listed; root, who runs many tests, may list every folder."""
+    really = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path).endswith(ending):
+            raise PermissionError(13, "Permission denied", str(path))
+        return really(path)
+
+    patch.setattr(os, "scandir", refuse)
+
+
 def test_of_a_file_and_a_link_to_it_the_file_is_read(tmp_path: Path) -> None:
     real = scan(tmp_path / "b" / "P5_OD.dcm")
     (tmp_path / "a").mkdir()
@@ -307,15 +319,8 @@ def test_a_folder_that_can_be_listed_again_leaves_the_quarantine(
     store, contract = tmp_path / "store", Preprocessing(image_size=(16, 32, 32))
     scan(tmp_path / "set" / "a.dcm")
     scan(tmp_path / "set" / "locked" / "below" / "b.dcm")
-    really = os.scandir
-
-    def refuse(path: str) -> object:
-        if str(path).endswith("locked"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return really(path)
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "scandir", refuse)  # root, who runs many tests, may list everything
+        refuse_to_list(patch, "locked")
         with pytest.raises(NothingReadError):
             build_store([tmp_path / "set"], store, contract)
         assert "unreadable_folder" in {entry["reason"] for entry in Store.open(store).quarantine}
@@ -380,15 +385,8 @@ def test_a_folder_of_images_that_cannot_be_listed_keeps_its_volume(
     save(make_dataset(retina(seed=1)), tmp_path / "set" / "b.dcm")
     spacing_mm = (0.05, 0.0026, 0.0117)
     build_store([tmp_path / "set"], store, SMALL, spacing_mm=spacing_mm)
-    really = os.scandir
-
-    def refuse(path: str) -> object:
-        if str(path).endswith("eye"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return really(path)
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "scandir", refuse)  # root, who runs many tests, may list everything
+        refuse_to_list(patch, "eye")
         summary = build_store([tmp_path / "set"], store, SMALL, spacing_mm=spacing_mm, max_lost=1)
     assert summary.by_reason == {"unreadable_folder": 1}
     assert volumes_at(store) == ["b.dcm", "eye"]

@@ -223,7 +223,7 @@ def write_tables(data_set: DataSet, folder: Path) -> WrittenTables:
     labels = [groups.get("label", "") for _, groups in matches]
     eyes = [groups.get("eye", "").upper() for _, groups in matches]
     # A path that a spreadsheet would take for a formula begins with "/", which stands for the folder of the manifest.
-    # An apostrophe, as `table_cell` writes, would be part of the name for whoever reads the manifest.
+    # `table_cell` would add an apostrophe, which readers of the manifest would take for a part of the name.
     filepaths = [path if table_cell(path) == path else f"/{path}" for path in paths]
     rows = zip(people, eyes, filepaths, strict=True)
     texts = {"manifest.tsv": _filled_table(("person_id", "laterality", "filepath"), rows)}

@@ -33,7 +33,7 @@ _SHEARED = 0.75
 _SIGN_FRAMES, _SIGN_COLUMNS = 4, 64  # in which the sign is looked for
 _MANY_JUMPS = 0.005  # share of the pixels; rows of one B-scan hardly ever differ by half of the range
 _TIMES_AS_MANY_JUMPS = 4.0  # as with the other sign: the stated sign is then wrong
-_COLOUR_SPREAD = 16  # of 8 bits between a pixel's channels, as for pictures: compression alone makes less
+_COLOUR_SPREAD = 16  # of 8 bits between a pixel's channels, as for pictures; compression makes smaller differences
 _COLOURED = 0.2  # share of coloured pixels above which the scan is not greyscale with marks drawn on it
 
 

@@ -54,7 +54,7 @@ _DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "Expir
 
 
 class AbsentObject(UsageError):
-    """There is no object at an address. Of other failures of a store the cause is not a single object."""
+    """There is no object at an address. Other failures concern the whole bucket or the access to it."""
 
 
 class ChangedObject(AbsentObject):

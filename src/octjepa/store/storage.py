@@ -11,13 +11,13 @@ import json
 import math
 import re
 import shutil
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
 
@@ -119,7 +119,7 @@ def reading_chunk(name: str) -> Iterator[None]:
     """Translates errors while the chunk `name` is read. Raises ResourceError with the cause, or DamagedVolume."""
     try:
         yield
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         if isinstance(error, OSError) and error.errno not in _DAMAGE:
             advice = _ADVICE.get(error.errno or 0, _OTHER_ADVICE)
             message = f"{name} cannot be read: {error.strerror}. The volume is not at fault: {advice}"
@@ -144,25 +144,26 @@ def read_arrays(file: ChunkFile, *names: str) -> list[np.ndarray]:
     """Arrays of a geometry.npz, which together take no more memory than the file has bytes.
 
     A store may come from another person, and compressed arrays of 0.4 MB would unpack to gigabytes. Raises KeyError: no
-    such array. ValueError, BadZipFile: not an archive that octjepa writes.
+    such array. ValueError, zipfile.BadZipFile: not an archive that octjepa writes.
     """
     content = file.read_bytes()
-    with ZipFile(BytesIO(content)) as archive:
+    arrays: list[np.ndarray] = []
+    with zipfile.ZipFile(BytesIO(content)) as archive:
         members = {member.filename: member for member in archive.infolist()}
         for name in names:
             member = members.get(f"{name}.npy")
             if member is None:
                 raise KeyError(f"{name} is not in the archive")
-            if member.compress_type != ZIP_STORED or member.file_size > len(content):
+            if member.compress_type != zipfile.ZIP_STORED or member.file_size > len(content):
                 raise ValueError(f"{name} is compressed, and octjepa writes arrays as they are")
             with archive.open(member) as array:
                 if np.lib.format.read_magic(array) != (1, 0):
                     raise ValueError(f"{name} was not written by octjepa")
-                shape, _, dtype = np.lib.format.read_array_header_1_0(array)
-                if dtype.itemsize * math.prod(shape) > member.file_size:
-                    raise ValueError(f"{name} is shorter than its header says")
-    with np.load(BytesIO(content), allow_pickle=False) as arrays:
-        return [np.asarray(arrays[name]) for name in names]
+                shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(array)
+                # ValueError if there are fewer values than the header says, or Python objects.
+                values = np.frombuffer(bytearray(array.read()), dtype, math.prod(shape))
+            arrays.append(values.reshape(shape, order="F" if is_fortran else "C"))
+    return arrays
 
 
 @lru_cache(maxsize=4096)
