@@ -160,8 +160,10 @@ def read_arrays(file: ChunkFile, *names: str) -> list[np.ndarray]:
                 if np.lib.format.read_magic(array) != (1, 0):
                     raise ValueError(f"{name} was not written by octjepa")
                 shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(array)
-                # ValueError if there are fewer values than the header says, or Python objects.
-                values = np.frombuffer(bytearray(array.read()), dtype, math.prod(shape))
+                data = bytearray(array.read())
+                if dtype.itemsize * math.prod(shape) > len(data):
+                    raise ValueError(f"{name} is shorter than its header says")
+                values = np.frombuffer(data, dtype, math.prod(shape))  # ValueError: Python objects
             arrays.append(values.reshape(shape, order="F" if is_fortran else "C"))
     return arrays
 
