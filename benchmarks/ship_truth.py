@@ -1,60 +1,77 @@
-"""Puts an encoder of `octjepa.tasks.truth.train` into the package as `phantom-truth`: weights in 16 bit, and its card.
+"""Puts `truth_longest` of `benchmarks.objectives` into the package as `phantom-truth`: its weights in 16 bit and a card.
 
-`python -m benchmarks.ship_truth RUN --about FILE [--target FOLDER]`. FILE holds the paragraphs of the card on how the
-encoder was made and what was measured.
+`python -m benchmarks.ship_truth --about FILE [--seed 0] [--target FOLDER]` reads the stored weights of the run. FILE
+holds the paragraphs of the card on how the encoder was made and what was measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.packaged_weights import PACKAGED, write_package
+from benchmarks.objectives import LONGER, stored_folder
+from benchmarks.packaged_weights import PACKAGED, RECORD, write_package
 
 from octjepa.encoders import PretrainedEncoder, load_encoder
 from octjepa.encoders.export import WEIGHTS, export_encoder
 from octjepa.errors import UsageError
-from octjepa.files import read_json_lines, read_json_object
-from octjepa.tasks.truth.training import TruthSettings
+from octjepa.files import read_json_object
 
 NAME = "phantom-truth"
 TARGET = PACKAGED / NAME
+CHOICE = LONGER["truth_longest"]
+OF_THE_RECIPE = """
+The objective and the tokens are those of the recipe that the encoder was pretrained by. The weights do not record what
+it learned from afterwards: the labels of a fine-tuning, the truth of phantoms, the tokens of a teacher.
+"""  # of the usual card; this one names the objective and the tokens
+BATCH, USES = 16, 8  # volumes of an update, and how often each is used: those of `benchmarks.objectives`
 
 
-def ship(run: Path, about: str, target: Path = TARGET) -> None:
-    """Writes `target` anew. Raises UsageError for a run that has not ended."""
-    if not (run / "encoder" / WEIGHTS).is_file():
-        raise UsageError(f"{run} has not ended: the command that began it continues it")
-    trained = load_encoder(run / "encoder")
-    named = PretrainedEncoder(
-        trained.network,
-        trained.recipe.model_copy(update={"name": NAME}),
-        NAME,
-        trained.recorded_training,
-        trained.which,
-    )
-    lines = [line for line in read_json_lines(run / "metrics.jsonl") if "loss" in line]
-    settings = TruthSettings(**read_json_object(run / "settings.json", "run the training again"))
+def ship(seed: int, about: str, target: Path = TARGET) -> None:
+    """Writes `target` anew. Raises UsageError: no stored weights of this seed."""
+    stored = stored_folder(CHOICE, seed)
+    if not (stored / WEIGHTS).is_file():
+        raise UsageError(
+            f"{stored} has no {WEIGHTS}: `python -m benchmarks.objectives --work WORK --longer truth_longest --seeds "
+            f"{seed} --store` trains the encoder and stores them"
+        )
+    # The recipe is that of `octjepa.tasks.truth.train --random`. The benchmark's has the same encoder and input.
+    recipe = load_encoder("phantom-tiny").recipe
+    train = recipe.train.model_copy(update={"seed": seed})
+    recipe = recipe.model_copy(update={"name": NAME, "train": train})
+    encoder = PretrainedEncoder(load_encoder(stored).network, recipe, NAME, which="student")
+    run = read_json_object(stored / RECORD, "store the run again")
+    phantoms = CHOICE.updates * BATCH // USES
     record = {
-        "run": f"truth-seed{settings.seed}",
-        "updates": settings.updates,
-        "views": settings.updates * settings.batch,
-        "start": "phantom-tiny",
-        "loss": lines[-1]["loss"],
-        "validation": read_json_lines(run / "validation.jsonl")[-1],
-        "settings": asdict(settings),
+        "run": f"truth_longest-seed{seed}",
+        "updates": CHOICE.updates,
+        "views": CHOICE.updates * BATCH,
+        "phantoms": phantoms,
+        "start": "random weights",
+        "cpu_seconds": run["cpu_seconds"],
+        "setting": CHOICE.setting,
         "alarms": {},
     }
 
     def edit(card: str) -> str:
-        card = card.replace("| Objective | noise2noise |", "| Objective | noise2noise, then the truth of phantoms |")
+        for line, ours in {
+            "- noise2noise\n": "- phantom-truth\n",
+            "| Objective | noise2noise |": "| Objective | the truth of phantoms (`octjepa.tasks.truth`) |",
+            "| Trained on | 0 volumes; their content hashes are in the weights' metadata |": (
+                f"| Trained on | {phantoms:,} phantoms that were drawn during the run; no scan |"
+            ),
+            "trained on 512 of 1024 in a volume": "trained on 224 or 384 of 1024 in a volume",
+            OF_THE_RECIPE: "",
+        }.items():
+            if card.count(line) != 1:
+                raise ValueError(f"the card has no line {line!r}")
+            card = card.replace(line, ours)
         return f"{card.rstrip()}\n\n{about.strip()}\n"
 
     write_package(
         NAME,
-        lambda exported: export_encoder(named, "safetensors", exported, licence="apache-2.0"),
+        lambda exported: export_encoder(encoder, "safetensors", exported, licence="apache-2.0"),
         edit,
         record,
         target,
@@ -65,11 +82,11 @@ def ship(run: Path, about: str, target: Path = TARGET) -> None:
 def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path)
     parser.add_argument("--about", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--target", type=Path, default=TARGET)
     options = parser.parse_args()
-    ship(options.run, options.about.read_text(encoding="utf-8"), options.target)
+    ship(options.seed, options.about.read_text(encoding="utf-8"), options.target)
 
 
 if __name__ == "__main__":

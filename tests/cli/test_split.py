@@ -37,7 +37,11 @@ def test_the_encoder_of_the_package_is_known_by_its_name(store: Path) -> None:
     assigned = call("split", store, "--against", "phantom-tiny", "--json")
     assert assigned.code == 0, assigned.err
     assert assigned.json["leaks"] == []  # no eye of this store was drawn for it
-    assert "of the package (phantom-tiny, phantom-truth)" in call("split", store, "--against", "phantom-tine").err
+    for drawn_anew in ("phantom-truth", "phantom-unet"):  # of no stored scan
+        assigned = call("split", store, "--against", drawn_anew, "--json")
+        assert (assigned.code, assigned.json["pretrained_on"], assigned.json["leaks"]) == (0, 0, [])
+    names = "of the package (phantom-tiny, phantom-truth, phantom-unet)"
+    assert names in call("split", store, "--against", "phantom-tine").err
     refused = call("split", store, "--assign-rest", "--against", "phantom-tiny")
     assert (refused.code, "leave out the options of a split" in refused.err) == (2, True)
 

@@ -47,7 +47,7 @@ def test_it_is_loaded_by_name_and_gives_features(name: str) -> None:
     spread = [one.tokens(eye).features.std() for one in (encoder, untrained)]
     assert all(value > 0.1 for value in spread)
     assert not np.allclose(vector, untrained.embed(eye))
-    assert len(encoder.trained_on) > 100
+    assert bool(encoder.trained_on) == (name == NAME)  # the other's phantoms were drawn during the run
 
 
 def test_a_run_starts_from_it() -> None:

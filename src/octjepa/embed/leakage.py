@@ -17,10 +17,11 @@ from octjepa.encoders import load_encoder
 from octjepa.errors import UsageError
 from octjepa.outside import OutsideError, named_by
 from octjepa.parsing import read_object
-from octjepa.shipped import shipped, shipped_names
+from octjepa.shipped import SEGMENTER, is_segmenter, shipped, shipped_names
 from octjepa.store import Store
 
 _log = logging.getLogger(__name__)
+_NO_SCANS = TrainingSet(frozenset(), None)  # of packaged weights whose phantoms were drawn during the training
 
 
 def check_leakage(store: Store, source: str | Path) -> PretrainingOverlap:
@@ -34,11 +35,13 @@ def check_leakage(store: Store, source: str | Path) -> PretrainingOverlap:
 
 def training_volumes(source: str | Path) -> TrainingSet:
     """`source`: a store (its training people), a run, a checkpoint, a weights file or the name of a shipped encoder."""
+    if is_segmenter(source):
+        return _NO_SCANS
     location = shipped(source) or parse_location(source)
     if isinstance(location, Path) and not location.exists():
         raise UsageError(
             f"nothing at {source}: give --against a run, a checkpoint, a weights file, a store, or the name of an "
-            f"encoder of the package ({', '.join(shipped_names())})"
+            f"encoder of the package ({', '.join([*shipped_names(), SEGMENTER])})"
         )
     if has_file(location, "store.json"):
         table = Store.open(source).table
@@ -46,6 +49,8 @@ def training_volumes(source: str | Path) -> TrainingSet:
         return TrainingSet(frozenset(rows["volume_id"]), rows)
     recorded = load_encoder(source).recorded_training
     if not recorded:
+        if shipped(source):
+            return _NO_SCANS
         raise UsageError(f"the weights of {source} do not say what they were trained on: give the store instead")
     return recorded_training_set(recorded, location)
 
