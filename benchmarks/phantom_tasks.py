@@ -1,9 +1,9 @@
 """Look-alikes and surfaces in phantoms, by frozen features: tasks of the exam on fewer people.
 
 `python -m benchmarks.phantom_tasks --work WORK --keep KEEP --out benchmarks/records/phantom_tasks.json` measures what
-is missing in the folder KEEP, one row after the other, and writes all of it to a record. Rows, folders and differences
-are those of `benchmarks.phantom_tokens`, cohorts and truth those of `benchmarks.exam`. The exam has 1,000 test people;
-this is what an hour of one core allows.
+is missing in the folder KEEP, one row after the other, and writes all of it to a record. Rows that only the record has
+stay. Rows, folders and differences are those of `benchmarks.phantom_tokens`, cohorts and truth those of
+`benchmarks.exam`. The exam has 1,000 test people; this is what an hour of one core allows.
 
 - `look_alikes`: a lesion against its look-alike of nearly equal intensity (`benchmarks.exam.decoys`). Of each of four
   kinds 40 people to learn from, 30 of them labelled, and 40 test people; AUROC of whole eyes and its mean.
@@ -41,6 +41,7 @@ from benchmarks.phantom_tokens import (
     RetainedRows,
     Samples,
     auroc,
+    merged,
     packaged_rows,
     pooled_eyes,
     resampled,
@@ -198,8 +199,11 @@ def reader(task: str, work: Path) -> Callable[[str, Any, int], Samples]:
 TASKS = ("surfaces", "look_alikes")
 
 
-def record(retained: RetainedRows, draws: int) -> dict[str, object]:
-    """Everything in `retained`: of each task the values of every row and the differences."""
+def record(retained: RetainedRows, draws: int, earlier: Mapping[str, Any] | None = None) -> dict[str, object]:
+    """Everything in `retained`: of each task the values of every row and the differences.
+
+    Rows and differences of the record `earlier` stay as in `benchmarks.phantom_tokens`.
+    """
     out: dict[str, object] = {
         "command": "python -m benchmarks.phantom_tasks --work WORK --keep KEEP --out RECORD",
         "draws": draws,
@@ -207,9 +211,9 @@ def record(retained: RetainedRows, draws: int) -> dict[str, object]:
         "resamples": RESAMPLES,
     }
     for task in TASKS:
-        rows = retained.rows(task, "whole", draws)
-        if rows:
-            out[task] = values_and_differences(rows)
+        rows, before = retained.rows(task, "whole", draws), (earlier or {}).get(task, {})
+        if rows or before:
+            out[task] = merged(before, values_and_differences(rows))
     return out
 
 
@@ -238,7 +242,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             samples = read(name, make(), options.draws)
             retained.write(retained.file(task, name, "whole", options.draws), samples)
             print(f"{task} {name}: { {key: value_of(values) for key, values in samples.items()} }", flush=True)
-    found = record(retained, options.draws)
+    earlier = json.loads(options.out.read_text(encoding="utf-8")) if options.out and options.out.is_file() else None
+    found = record(retained, options.draws, earlier)
     if options.out is None:
         print(json.dumps(found, indent=1))
     else:

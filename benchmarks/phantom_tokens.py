@@ -425,14 +425,14 @@ def record(retained: RetainedRows, draws: int, earlier: Mapping[str, Any] | None
         found = {cohort: retained.rows(cohort, reading, draws) for cohort in COHORTS}
         of_reading = (earlier or {}).get(reading, {})
         out[reading] = {
-            cohort: _merged(of_reading.get(cohort, {}), values_and_differences(rows))
+            cohort: merged(of_reading.get(cohort, {}), values_and_differences(rows))
             for cohort, rows in found.items()
             if rows or cohort in of_reading
         }
     return out
 
 
-def _merged(earlier: Mapping[str, Recorded], measured: Mapping[str, Recorded]) -> dict[str, Recorded]:
+def merged(earlier: Mapping[str, Recorded], measured: Mapping[str, Recorded]) -> dict[str, Recorded]:
     """The values and differences of both; `measured` wins."""
     values = earlier.get("values", {}) | measured["values"]
     changed = {name for name, row in earlier.get("values", {}).items() if row != values[name]}

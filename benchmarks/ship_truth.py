@@ -1,4 +1,4 @@
-"""Puts `truth_longest` of `benchmarks.objectives` into the package as `phantom-truth`: its weights in 16 bit and a card.
+"""Puts `truth_longest` of `benchmarks.objectives` into the package as `phantom-truth`: weights in 16 bit and a card.
 
 `python -m benchmarks.ship_truth --about FILE [--seed 0] [--target FOLDER]` reads the stored weights of the run. FILE
 holds the paragraphs of the card on how the encoder was made and what was measured.

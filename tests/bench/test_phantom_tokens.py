@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks import phantom_tokens, real_tokens
+from benchmarks import phantom_tasks, phantom_tokens, real_tokens
 from benchmarks.exam.truth import OF_EIGHT
 from benchmarks.performance import RECORDS
 from benchmarks.phantom_tasks import look_alike_samples, own_depths
@@ -149,6 +149,16 @@ def test_a_retained_row_is_not_measured_again(tmp_path: Path) -> None:
     again = phantom_tokens.record(retained, 2, known)["linear"]["shifted"]  # type: ignore[index]
     assert again["values"] == values | {"context": context}
     assert set(again["differences"]) == {"phantom-truth less position"}  # context has another value now
+
+
+def test_rows_of_tasks_that_were_not_measured_again_stay_in_the_record(tmp_path: Path) -> None:
+    retained = RetainedRows(tmp_path)
+    retained.write(retained.file("surfaces", "context", "whole", 2), {"mean": np.array([7.0, 7.0, 7.0])})
+    value = {"mean": {"value": 4.0, "low": 4.0, "high": 4.0}}
+    known = {"surfaces": {"values": {"phantom-unet": value}, "differences": {}}, "look_alikes": {"values": {}}}
+    found = phantom_tasks.record(retained, 2, known)
+    surfaces = found["surfaces"]["values"]  # type: ignore[index]
+    assert (surfaces["phantom-unet"], surfaces["context"]["mean"]["value"]) == (value, 7.0)
 
 
 def test_random_weights_of_another_seed_are_others() -> None:
