@@ -3,7 +3,8 @@
 `python -m benchmarks.bscan_readouts --keep FOLDER --out FILE` measures the tasks of `benchmarks.real_bscans` in each
 of these ways, for the encoders and their baselines alike, and prints how many comparisons exclude zero. FOLDER is
 that of `benchmarks.real_bscans --keep`. These are development eyes: the results say what limits the goals, and nothing
-is chosen with them.
+is chosen with them. The record `real/bscan_readouts.json` has `three_stages`, the encoder that was packaged as
+`phantom-truth` until 2026-11-30.
 
 Lesions:
 - `plain`: the way of the page.

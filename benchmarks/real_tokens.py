@@ -83,6 +83,7 @@ SEEDS = (0, 1, 2)  # of random weights
 SURFACES = "surface_um"
 METRICS = ("fluid_ap", "fluid_ap_from_one_eye", "fluid_ap_mlp", "fluid_ap_from_one_eye_mlp", SURFACES)
 BASELINES = ("context", "intensity", "position", "outline", "random_unet", "random_init")
+CONTROLS = ("mae_longest", "vjepa_longest", "three_stages")  # encoders of decisions 0008 and 0009
 _SLABS = 4  # folds of the labelled eye's slices
 _GRADED_SHARE = 0.5  # of the voxels of a token that counts
 
@@ -298,7 +299,7 @@ def record(rows: Mapping[str, Values], seeds: Mapping[str, Sequence[Values]]) ->
                 if metric in rows[baseline]
             }
             for name, row in rows.items()
-            for baseline in BASELINES
+            for baseline in (*BASELINES, *CONTROLS)
             if baseline in rows and name != baseline
         },
     }

@@ -22,8 +22,8 @@ NAME = "phantom-truth"
 TARGET = PACKAGED / NAME
 CHOICE = LONGER["truth_longest"]
 OF_THE_RECIPE = """
-The objective and the tokens are those of the recipe that the encoder was pretrained by. The weights do not record what
-it learned from afterwards: the labels of a fine-tuning, the truth of phantoms, the tokens of a teacher.
+The objective and the tokens are those of the recipe in the weights. The weights do not record what else the encoder
+learned from: the labels of a fine-tuning, the truth of phantoms, the tokens of a teacher.
 """  # of the usual card; this one names the objective and the tokens
 BATCH, USES = 16, 8  # volumes of an update, and how often each is used: those of `benchmarks.objectives`
 
@@ -58,7 +58,7 @@ def ship(seed: int, about: str, target: Path = TARGET) -> None:
         for line, ours in {
             "- noise2noise\n": "- phantom-truth\n",
             "| Objective | noise2noise |": "| Objective | the truth of phantoms (`octjepa.tasks.truth`) |",
-            "| Trained on | 0 volumes; their content hashes are in the weights' metadata |": (
+            "| Trained on | no scan that the weights' metadata name |": (
                 f"| Trained on | {phantoms:,} phantoms that were drawn during the run; no scan |"
             ),
             "trained on 512 of 1024 in a volume": "trained on 224 or 384 of 1024 in a volume",

@@ -51,12 +51,13 @@ def test_one_file_gives_the_same_embedding(run: Path, tmp_path: Path) -> None:
     assert "Not a medical device" in card
 
 
-def test_a_card_says_that_later_training_is_not_in_it(tmp_path: Path) -> None:
-    """phantom-truth learned from labels after its recipe, and nothing in its weights says so."""
+def test_a_card_says_that_other_training_is_not_in_it(tmp_path: Path) -> None:
+    """phantom-truth learned from labels only, which is not the objective of its recipe."""
     export("phantom-truth", "safetensors", tmp_path / "out")
     text = (tmp_path / "out" / "README.md").read_text()
     assert "| Objective | noise2noise |" in text
-    assert "The weights do not record what\nit learned from afterwards: the labels of a fine-tuning, the truth" in text
+    assert "| Trained on | no scan that the weights' metadata name |" in text
+    assert "do not record what else the encoder\nlearned from: the labels of a fine-tuning, the truth" in text
 
 
 def test_equal_exports_are_equal_files(tmp_path: Path) -> None:

@@ -229,6 +229,7 @@ def card(encoder: PretrainedEncoder, how: str) -> str:
         )
     )
     recorded = "content hashes" + (" and hashes of their SOP instance UIDs" if encoder.trained_on_uids else "")
+    trained_on = f"{len(encoder.trained_on)} volumes; their {recorded} are in the weights' metadata"
     entries = {
         "Objective": recipe.objective.name,
         "Weights": "the EMA target" if encoder.which == "target" else "the student",
@@ -236,7 +237,7 @@ def card(encoder: PretrainedEncoder, how: str) -> str:
         "Input": f"{size} voxels at {spacing} mm (slice, depth, column), "
         f"one channel, left eyes mirrored: {recipe.preprocessing.orientation == 'OD'}",
         "Tokens": f"patches of {patch}, trained on {recipe.token_count} of {recipe.grid_tokens} in a volume",
-        "Trained on": f"{len(encoder.trained_on)} volumes; their {recorded} are in the weights' metadata",
+        "Trained on": trained_on if encoder.recorded_training else "no scan that the weights' metadata name",
         "Contract": science_hash(recipe.preprocessing),
         "Load with": f"`{how}`",
     }
@@ -251,8 +252,8 @@ Features of retinal OCT volumes, for research. Not a medical device: no decision
 quality has to be shown by probes on held-out people of your data, next to an untrained encoder
 (`octjepa probe`). Volumes must be prepared by the contract above; `octjepa` refuses others.
 
-The objective and the tokens are those of the recipe that the encoder was pretrained by. The weights do not record what
-it learned from afterwards: the labels of a fine-tuning, the truth of phantoms, the tokens of a teacher.
+The objective and the tokens are those of the recipe in the weights. The weights do not record what else the encoder
+learned from: the labels of a fine-tuning, the truth of phantoms, the tokens of a teacher.
 """
 
 

@@ -1,4 +1,4 @@
-"""Continues an encoder on the truth of randomised phantoms: `python -m octjepa.tasks.truth.train --out FOLDER`.
+"""Trains an encoder on the truth of randomised phantoms: `python -m octjepa.tasks.truth.train --out FOLDER`.
 
 FOLDER/encoder holds the result for `octjepa.load_encoder`. The same command resumes an interrupted run. With `--with
 mae --store STORE` every update also learns an objective of pretraining from a batch of volumes without labels.

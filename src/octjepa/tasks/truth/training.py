@@ -123,7 +123,7 @@ class _Sample:
 
 
 class TruthTask(SupervisedTask[TruthBatch]):
-    """Learns the truth of training volumes; validates on `SHIFTED`, whose ranges training does not use.
+    """Learns the truth of training volumes; validates on `SHIFTED`, with other seeds and ranges that overlap.
 
     With `settings.keep` the teacher is a frozen copy of the encoder as it is when the task is made: make the task
     before a checkpoint is loaded. With `unlabelled` every update also takes a batch of volumes without labels, whose
@@ -230,7 +230,7 @@ class TruthTask(SupervisedTask[TruthBatch]):
 
 @lru_cache(2)
 def validation_volumes(recipe: Recipe, count: int, ranges: SceneRanges = SHIFTED) -> list[LabelledVolume]:
-    """`count` fixed volumes of ranges and seeds that training does not use."""
+    """`count` fixed volumes of seeds that training does not use. `SHIFTED` overlaps the ranges of training."""
     return [draw_volume(900_001, number, ranges, recipe.preprocessing) for number in range(count)]
 
 
