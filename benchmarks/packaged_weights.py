@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
-from octjepa.encoders.export import CARD, SUMS, WEIGHTS
+from octjepa.encoders.export import CARD, SUMS, WEIGHTS, with_sorted_metadata
 from octjepa.files import write_json
 
 PACKAGED = Path(__file__).resolve().parents[1] / "src" / "octjepa" / "weights"
@@ -34,7 +34,7 @@ def write_package(
         with safe_open(exported / WEIGHTS, "pt") as file:
             metadata = without_paths(file.metadata())
             halves = {key: file.get_tensor(key).to(torch.float16) for key in file.keys()}  # noqa: SIM118
-        save_file(halves, exported / WEIGHTS, metadata)
+        (exported / WEIGHTS).write_bytes(with_sorted_metadata(save(halves, metadata)))
         card = (exported / CARD).read_text(encoding="utf-8")
         card = card.replace("octjepa.load_encoder(folder)", f'octjepa.load_encoder("{name}")')
         (exported / CARD).write_text(edit_card(card), encoding="utf-8")

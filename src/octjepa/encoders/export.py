@@ -83,11 +83,11 @@ def export_encoder(
 
 def _bytes(content: Content, about: dict[str, str]) -> bytes:
     if isinstance(content, dict):
-        return _with_sorted_metadata(save(content, about))
+        return with_sorted_metadata(save(content, about))
     return content.encode() if isinstance(content, str) else content
 
 
-def _with_sorted_metadata(data: bytes) -> bytes:
+def with_sorted_metadata(data: bytes) -> bytes:
     """The file with its metadata in order: safetensors writes them in any, and equal exports should be equal files."""
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
