@@ -78,6 +78,7 @@ from octjepa.volume import OCTVolume
 STORED_VOLUMES, MORE_STORED_VOLUMES, STORED_SEED = 400, 1200, 31_001
 TRUTH = "truth"
 EXAM_PATCH = (4, 8, 8)  # voxels; finer tokens are more tokens, for the same share of a volume
+USES = 8  # how often a volume of `truth` is used
 _UNTIMED, _TIMED = 4, 40  # updates
 VALIDATION, TEST = 0, 1  # seeds of the cohorts, added to those of benchmarks.phantom_tokens
 _RANDOM_MASKS = ("masks.random=1", "masks.tubes=0", "masks.blocks=0", "masks.runs=0")
@@ -353,7 +354,7 @@ def _train_truth(choice: Choice, seed: int, recipe: Recipe, work: Path, folder: 
     finer = math.prod(EXAM_PATCH) / math.prod(recipe.tokens.patch_size)
     settings = TruthSettings(
         choice.updates,
-        uses=8,
+        uses=USES,
         token_counts=tuple(round(finer * count) for count in TruthSettings.token_counts),
         learning_rate=recipe.train.base_lr,
         seed=1000 + seed,

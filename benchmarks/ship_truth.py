@@ -10,22 +10,18 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks.objectives import LONGER, stored_folder
+from benchmarks.objectives import LONGER, USES, stored_folder
 from benchmarks.packaged_weights import PACKAGED, RECORD, write_package
 
 from octjepa.encoders import PretrainedEncoder, load_encoder
-from octjepa.encoders.export import WEIGHTS, export_encoder
+from octjepa.encoders.export import OF_THE_RECIPE, WEIGHTS, export_encoder
 from octjepa.errors import UsageError
 from octjepa.files import read_json_object
+from octjepa.tasks.truth.training import TruthSettings
 
 NAME = "phantom-truth"
 TARGET = PACKAGED / NAME
 CHOICE = LONGER["truth_longest"]
-OF_THE_RECIPE = """
-The objective and the tokens are those of the recipe in the weights. The weights do not record what else the encoder
-learned from: the labels of a fine-tuning, the truth of phantoms, the tokens of a teacher.
-"""  # of the usual card; this one names the objective and the tokens
-BATCH, USES = 16, 8  # volumes of an update, and how often each is used: those of `benchmarks.objectives`
 
 
 def ship(seed: int, about: str, target: Path = TARGET) -> None:
@@ -33,8 +29,8 @@ def ship(seed: int, about: str, target: Path = TARGET) -> None:
     stored = stored_folder(CHOICE, seed)
     if not (stored / WEIGHTS).is_file():
         raise UsageError(
-            f"{stored} has no {WEIGHTS}: `python -m benchmarks.objectives --work WORK --longer truth_longest --seeds "
-            f"{seed} --store` trains the encoder and stores them"
+            f"{stored} has no {WEIGHTS}: `python -m benchmarks.objectives --work WORK --out RECORD --longer "
+            f"truth_longest --seeds {seed} --store` trains the encoder and stores them"
         )
     # The recipe is that of `octjepa.tasks.truth.train --random`. The benchmark's has the same encoder and input.
     recipe = load_encoder("phantom-tiny").recipe
@@ -42,11 +38,11 @@ def ship(seed: int, about: str, target: Path = TARGET) -> None:
     recipe = recipe.model_copy(update={"name": NAME, "train": train})
     encoder = PretrainedEncoder(load_encoder(stored).network, recipe, NAME, which="student")
     run = read_json_object(stored / RECORD, "store the run again")
-    phantoms = CHOICE.updates * BATCH // USES
+    phantoms = CHOICE.updates * TruthSettings.batch // USES
     record = {
         "run": f"truth_longest-seed{seed}",
         "updates": CHOICE.updates,
-        "views": CHOICE.updates * BATCH,
+        "views": CHOICE.updates * TruthSettings.batch,
         "phantoms": phantoms,
         "start": "random weights",
         "cpu_seconds": run["cpu_seconds"],
@@ -62,7 +58,7 @@ def ship(seed: int, about: str, target: Path = TARGET) -> None:
                 f"| Trained on | {phantoms:,} phantoms that were drawn during the run; no scan |"
             ),
             "trained on 512 of 1024 in a volume": "trained on 224 or 384 of 1024 in a volume",
-            OF_THE_RECIPE: "",
+            f"\n{OF_THE_RECIPE}": "",
         }.items():
             if card.count(line) != 1:
                 raise ValueError(f"the card has no line {line!r}")

@@ -38,7 +38,7 @@ def describe(path: str | Path, spacing_mm: SpacingOption = None, verify: bool = 
     from octjepa.ingest.source_file import how_to_expand, is_archive
     from octjepa.read.formats import recognise
     from octjepa.read.reader import describe_file
-    from octjepa.shipped import SEGMENTER, is_segmenter, shipped, shipped_names
+    from octjepa.shipped import is_segmenter, packaged_encoders, shipped
 
     if is_remote(path):
         return _describe_remote(str(path), spacing_mm, verify)
@@ -49,7 +49,7 @@ def describe(path: str | Path, spacing_mm: SpacingOption = None, verify: bool = 
     if not path.exists():
         raise UsageError(
             f"nothing at {path}: give a scan file, a store, a run or a checkpoint, or the name of an encoder of the "
-            f"package ({', '.join([*shipped_names(), SEGMENTER])})"
+            f"package ({', '.join(packaged_encoders())})"
         )
     if path.is_file() and is_archive(path.name):
         raise UsageError(f"{path} is an archive: {how_to_expand(path.name)}")

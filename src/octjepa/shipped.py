@@ -11,8 +11,13 @@ _FOLDER = Path(__file__).with_name("weights")
 
 
 def shipped_names() -> list[str]:
-    """Names of the encoders in the package."""
+    """Names of the encoders in the package that have weights of their own."""
     return sorted(folder.name for folder in _FOLDER.glob("*") if (folder / "model.safetensors").is_file())
+
+
+def packaged_encoders() -> list[str]:
+    """Names that `octjepa.open_encoder` finds in the package: `shipped_names` and the segmentation network."""
+    return [*shipped_names(), SEGMENTER]
 
 
 def shipped(name: str | Path) -> Path | None:

@@ -27,7 +27,7 @@ from octjepa.outside import named_by
 from octjepa.parsing import parse_json_object
 from octjepa.recipe import Recipe
 from octjepa.remote import info, local_copy
-from octjepa.shipped import SEGMENTER, shipped, shipped_names
+from octjepa.shipped import packaged_encoders, shipped
 
 EXPORTED = "model.safetensors"  # in a folder that `octjepa export` made
 TUNED = "tuned"  # where `octjepa finetune` puts the encoder it tuned, within its folder
@@ -73,7 +73,7 @@ def read_weights(path: str | Path, which: Which | None = None) -> EncoderWeights
     else:
         raise WrongCheckpointError(
             f"no checkpoint at {path}: give a run folder, a step-* folder, a .safetensors file, or the name of weights "
-            f"in the package ({', '.join([*shipped_names(), SEGMENTER])})"
+            f"in the package ({', '.join(packaged_encoders())})"
         )
     which = which or _named_encoder(named_encoder, recipe, weights)
     prefix = PREFIXES[which]

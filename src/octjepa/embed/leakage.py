@@ -17,7 +17,7 @@ from octjepa.encoders import load_encoder
 from octjepa.errors import UsageError
 from octjepa.outside import OutsideError, named_by
 from octjepa.parsing import read_object
-from octjepa.shipped import SEGMENTER, is_segmenter, shipped, shipped_names
+from octjepa.shipped import is_segmenter, packaged_encoders, shipped
 from octjepa.store import Store
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def training_volumes(source: str | Path) -> TrainingSet:
     if isinstance(location, Path) and not location.exists():
         raise UsageError(
             f"nothing at {source}: give --against a run, a checkpoint, a weights file, a store, or the name of an "
-            f"encoder of the package ({', '.join([*shipped_names(), SEGMENTER])})"
+            f"encoder of the package ({', '.join(packaged_encoders())})"
         )
     if has_file(location, "store.json"):
         table = Store.open(source).table

@@ -87,6 +87,13 @@ def _bytes(content: Content, about: dict[str, str]) -> bytes:
     return content.encode() if isinstance(content, str) else content
 
 
+# The last paragraph of a card; the card of packaged weights says how they were made in its place.
+OF_THE_RECIPE = """\
+The objective and the tokens are those of the recipe in the weights. The weights do not record what else the encoder
+learned from: the labels of a fine-tuning, the truth of phantoms, the tokens of a teacher.
+"""
+
+
 def with_sorted_metadata(data: bytes) -> bytes:
     """The file with its metadata in order: safetensors writes them in any, and equal exports should be equal files."""
     start = 8 + int.from_bytes(data[:8], "little")
@@ -252,9 +259,7 @@ Features of retinal OCT volumes, for research. Not a medical device: no decision
 quality has to be shown by probes on held-out people of your data, next to an untrained encoder
 (`octjepa probe`). Volumes must be prepared by the contract above; `octjepa` refuses others.
 
-The objective and the tokens are those of the recipe in the weights. The weights do not record what else the encoder
-learned from: the labels of a fine-tuning, the truth of phantoms, the tokens of a teacher.
-"""
+{OF_THE_RECIPE}"""
 
 
 def input_contract(encoder: PretrainedEncoder, inputs: dict[str, Any] | None = None) -> str:

@@ -323,7 +323,7 @@ def read_dicom_series(folder: Path, member: str = "") -> RawScan:
         except VolumeRejected as error:
             raise rejection(error.reason, f"file {number} of {len(series.names)}: {error.detail}") from None
     numbers = [integer(header, "InstanceNumber") for header in headers]
-    beside: set[int] = set()  # InstanceNumbers of the other files of the series, which are not of this scan
+    beside: set[int] = set()  # InstanceNumbers of files that belong to the series but not to this scan
     between: list[Dataset] = []  # B-scans that the scan may lack
     of_others = {name for other in found if other is not series for name in other.names}
     for name in series.beside:

@@ -54,7 +54,7 @@ _DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "Expir
 
 
 class AbsentObject(UsageError):
-    """There is no object at an address. Other failures concern the whole bucket or the access to it."""
+    """The bucket has no object at this address. Other errors concern the whole bucket, or access to it."""
 
 
 class ChangedObject(AbsentObject):
